@@ -1,0 +1,248 @@
+"""Every setting, its type, default, range and meaning. This file is the only owner of defaults.
+
+A model's or simulator's own options live in a subclass of `ModelConfig` or `EnvConfig` beside the component and are named in
+its registry entry. The text below a field is its documentation: `embodyrl run --print-config` writes it as a comment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    words: tuple[str, ...] = (),
+    registry: str | None = None,
+) -> Any:
+    """A dataclass field with its legal values.
+
+    Args:
+        default: the default; without one the setting is required. Lists are copied for every instance.
+        low, high: inclusive bounds (for lists: of every entry). above, below: exclusive bounds.
+        words: for `int | str` fields, the strings that are legal.
+        registry: name of the registry in `embodyrl.registry` whose names are legal (for lists: of every entry).
+    """
+    metadata = {"low": low, "high": high, "above": above, "below": below, "words": words, "registry": registry}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Episodes(StrEnum):
+    """How episodes fill a rollout."""
+
+    continuous = "continuous"
+    whole = "whole"
+
+
+class Bootstrap(StrEnum):
+    """When the value of the last observation stands in for the rewards that were cut off."""
+
+    none = "none"
+    truncation = "truncation"
+
+
+class DiscountPer(StrEnum):
+    """What one factor of gamma covers."""
+
+    action = "action"
+    chunk = "chunk"
+
+
+class Device(StrEnum):
+    """Where the policy computes."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Schedule(StrEnum):
+    """How the learning rate changes over the run."""
+
+    constant = "constant"
+    linear = "linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The run as a whole: its name, folder and length."""
+
+    name: str = setting("run")
+    """Name of the run; its folder is runs/<name>/<time> unless `run.dir` is set."""
+    dir: str | None = setting(None)
+    """Run directory; it must not exist yet. null: runs/<name>/<time>."""
+    iterations: int = setting(100, low=1)
+    """Iterations (rollout + update)."""
+    eval_every: int = setting(20, low=0)
+    """Evaluate after every so many iterations; 0: only at the end."""
+    save_every: int = setting(50, low=0)
+    """Save a checkpoint after every so many iterations; 0: only at the end and when stopped."""
+    stop_at_success: float | None = setting(None, above=0.0, high=1.0)
+    """Stop early once an evaluation's success rate reaches this; null: run all iterations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """The simulator. Backends add their own options."""
+
+    name: str = setting(registry="SIMULATORS")
+    """Simulator backend; `embodyrl list simulators` shows them."""
+    tasks: list[str] = setting()
+    """Task names of the backend. With several, each episode draws one."""
+    num_envs: int = setting(8, low=1)
+    """Simulator slots that run side by side (B)."""
+    workers: int | str = setting("auto", low=1, words=("auto",))
+    """Simulator processes; num_envs must be a multiple. auto: the largest divisor of num_envs up to the usable cores."""
+    max_episode_steps: int = setting(100, low=1)
+    """Control steps after which an episode is cut off (truncated)."""
+    start_states: int = setting(10000, low=1)
+    """Training draws start states 0 .. start_states-1; evaluation must use others (`eval.seed`)."""
+    startup_timeout_s: float = setting(180.0, above=0.0)
+    """Longest time for a simulator process to start [s]."""
+    step_timeout_s: float = setting(60.0, above=0.0)
+    """Longest time for one reset or one chunk [s]; after that the process counts as hung and the run fails."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation: the deterministic policy on start states that training never sees."""
+
+    episodes: int = setting(100, low=1)
+    """Episodes per evaluation."""
+    seed: int = setting(10000, low=0)
+    """First start-state id of evaluation; it uses seed .. seed+episodes-1, outside training's 0 .. env.start_states-1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The policy. Models add their own options."""
+
+    name: str = setting(registry="SupportedModel")
+    """Model; `embodyrl list models` shows them."""
+    checkpoint: str | None = setting(None)
+    """Folder of a saved policy to start from; null: random weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How experience is collected."""
+
+    chunks: int = setting(128, low=1)
+    """Decisions per slot and rollout (K). Whole episodes end earlier where all slots are done."""
+    chunk_size: int = setting(1, low=1)
+    """Actions per decision (C), executed without looking in between."""
+    episodes: Episodes = setting(Episodes.continuous)
+    """continuous: slots reset themselves and episodes span rollouts. whole: every rollout is one whole episode per slot."""
+    group_size: int = setting(1, low=1)
+    """Consecutive slots that play the same start state and seed (G), to be compared with each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """The learning algorithm."""
+
+    name: str = setting(registry="ALGORITHMS")
+    """Iteration graph; `embodyrl list algorithms` shows them."""
+    advantage: str = setting("gae", registry="ADVANTAGES")
+    """Advantage estimator."""
+    loss: str = setting("ppo", registry="LOSSES")
+    """Policy loss."""
+    gamma: float = setting(0.99, low=0.0, high=1.0)
+    """Discount factor."""
+    discount_per: DiscountPer = setting(DiscountPer.chunk)
+    """chunk: one factor of gamma per decision. action: one per executed action, also inside a chunk."""
+    gae_lambda: float = setting(0.95, low=0.0, high=1.0)
+    """GAE's trade between bias (0) and variance (1). Unused by other estimators."""
+    bootstrap: Bootstrap = setting(Bootstrap.truncation)
+    """truncation: an episode that the time limit cuts off continues in its value estimate. none: it counts as ended."""
+    normalize_advantages: bool = setting(True)
+    """Scale the batch's advantages to mean 0 and standard deviation 1 before the update."""
+    epochs: int = setting(4, low=1)
+    """Passes over each rollout."""
+    minibatches: int = setting(4, low=1)
+    """Optimiser steps per pass; num_envs * chunks must be a multiple."""
+    clip_low: float = setting(0.2, above=0.0, below=1.0)
+    """PPO: smallest probability ratio that still has a gradient is 1 - clip_low."""
+    clip_high: float = setting(0.2, above=0.0)
+    """PPO: largest probability ratio that still has a gradient is 1 + clip_high."""
+    value_coef: float = setting(0.5, low=0.0)
+    """Weight of the value loss."""
+    value_clip: float | None = setting(None, above=0.0)
+    """PPO: largest change of a value estimate per update that still has a gradient [return]; null: no clipping."""
+    entropy_coef: float = setting(0.0, low=0.0)
+    """Weight of the entropy bonus."""
+    target_kl: float | None = setting(None, above=0.0)
+    """Stop an update's passes once the approximate KL to the rollout policy exceeds this [nats]; null: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW."""
+
+    lr: float = setting(3.0e-4, above=0.0)
+    """Learning rate at the start."""
+    schedule: Schedule = setting(Schedule.constant)
+    """constant, or linear: down to 0 over run.iterations."""
+    betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
+    """Decay rates of the two moment averages."""
+    eps: float = setting(1.0e-5, above=0.0)
+    """Added to the denominator."""
+    weight_decay: float = setting(0.0, low=0.0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = setting(0.5, above=0.0)
+    """Gradients are scaled down to this norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Where and how the policy computes and learns."""
+
+    device: Device = setting(Device.auto)
+    """auto: CUDA where there is one, else the CPU."""
+    threads: int | str = setting("auto", low=1, words=("auto",))
+    """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, whose steps are too short to share."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimiser."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """What is recorded, and where."""
+
+    sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS")
+    """Where metrics go; `embodyrl list sinks` shows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    seed: int = setting(1, low=0)
+    """Seed of everything random; the same seed gives the same run."""
+    plugins: list[str] = setting([])
+    """Python modules to import first, from the config file's folder or installed. They run with your rights: read them."""
+    run: RunConfig = field(default_factory=RunConfig)
+    """The run as a whole."""
+    env: EnvConfig = setting()
+    """The simulator."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """Evaluation."""
+    model: ModelConfig = setting()
+    """The policy."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """How experience is collected."""
+    algorithm: AlgorithmConfig = setting()
+    """The learning algorithm."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Where and how the policy computes and learns."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """What is recorded, and where."""

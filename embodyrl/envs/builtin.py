@@ -1,0 +1,27 @@
+"""The simulators that come with embodyrl, declared by name; nothing is imported until one is used."""
+
+from __future__ import annotations
+
+from embodyrl.registry import SIMULATORS, Requirement
+
+SIMULATORS.register(
+    "metaworld",
+    target="embodyrl.envs.metaworld:MetaWorld",
+    options="embodyrl.envs.options:MetaWorldConfig",
+    requires=[Requirement(module="metaworld", install="pip install 'embodyrl[metaworld]'")],
+    summary="MetaWorld 3: 50 tabletop tasks of a Sawyer arm (MuJoCo, CPU)",
+)
+SIMULATORS.register(
+    "maniskill",
+    target="embodyrl.envs.maniskill:ManiSkill",
+    options="embodyrl.envs.options:ManiSkillConfig",
+    requires=[Requirement(module="mani_skill", install="pip install 'embodyrl[maniskill]'")],
+    summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU)",
+)
+SIMULATORS.register(
+    "gymnasium",
+    target="embodyrl.envs.gymnasium:Gymnasium",
+    options="embodyrl.envs.options:GymnasiumConfig",
+    requires=[Requirement(module="gymnasium", install="pip install gymnasium")],
+    summary="any registered Gymnasium environment with vector observations and box actions",
+)

@@ -1,0 +1,48 @@
+"""Options of the built-in simulators (part of the config schema; imports no simulator)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from embodyrl.config.schema import EnvConfig, setting
+
+
+class RewardMode(StrEnum):
+    """Which reward ManiSkill computes."""
+
+    dense = "dense"
+    normalized_dense = "normalized_dense"
+    sparse = "sparse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaWorldConfig(EnvConfig):
+    """MetaWorld."""
+
+    end_at_success: bool = setting(False)
+    """End the episode (terminated) as soon as the task is solved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManiSkillConfig(EnvConfig):
+    """ManiSkill with state observations."""
+
+    control_mode: str = setting("pd_joint_delta_pos")
+    """Controller of the robot, as ManiSkill names it; it defines what an action means."""
+    reward_mode: RewardMode = setting(RewardMode.normalized_dense)
+    """Reward that the task computes."""
+    end_at_success: bool = setting(False)
+    """End the episode (terminated) as soon as the task is solved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymnasiumConfig(EnvConfig):
+    """Any Gymnasium environment."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for `gymnasium.make`; any key is legal here."""
+    success_return: float | None = setting(None)
+    """An episode counts as success once its return reaches this; null: success is what the environment's
+    `info["is_success"]` or `info["success"]` says, else never."""

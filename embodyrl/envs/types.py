@@ -1,0 +1,141 @@
+"""What simulators, the EnvManager and policies say to each other: plain data, numpy only.
+
+Shapes: `B` simulator slots, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W` pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSpec:
+    """Which episode a slot plays. The parent chooses it, so the same spec gives the same episode in any process."""
+
+    task: str
+    """Task name, one of `SimulatorSpec.tasks`."""
+    start_state: int
+    """Id of the start state, >= 0. Training and evaluation use disjoint ids; members of a group share one."""
+    seed: int
+    """Seed of everything random inside the simulator during the episode, 0 .. 2**63 - 1. Shared by a group as well."""
+    group: int = 0
+    """Group of episodes that are compared with each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionField:
+    """A named part of the action vector, in the simulator's own units."""
+
+    name: str
+    """For instance `arm`, `gripper`."""
+    meaning: str
+    """delta_position | delta_rotation | gripper | joint_delta | joint_target | joint_torque | force | normalized"""
+    unit: str
+    """Unit of one entry: `m`, `rad`, `N`, `N*m`, or `1` for a number without unit."""
+    low: tuple[float, ...]
+    """Smallest value of each entry; finite."""
+    high: tuple[float, ...]
+    """Largest value of each entry; finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatorSpec:
+    """What a simulator offers. Equal for every slot of a run."""
+
+    tasks: Mapping[str, str]
+    """Task name -> the sentence that tells a policy what to do."""
+    actions: tuple[ActionField, ...]
+    proprio_dim: int
+    """`S`, numbers in the state observation; 0 if there is none."""
+    max_episode_steps: int
+    """Control steps after which an episode is truncated."""
+    control_frequency: float
+    """Control steps per simulated second [Hz]."""
+    cameras: tuple[str, ...] = ()
+    """Names of the `V` cameras in the order of `Observation.images`."""
+    image_size: tuple[int, int] = (0, 0)
+    """`(H, W)` of every camera [pixels]."""
+
+    @property
+    def action_dim(self) -> int:
+        """`D`, entries of one action."""
+        return sum(len(field.low) for field in self.actions)
+
+    @property
+    def action_low(self) -> NDArray[np.float32]:
+        """Smallest action `[D]`."""
+        return np.concatenate([np.asarray(field.low, np.float32) for field in self.actions])
+
+    @property
+    def action_high(self) -> NDArray[np.float32]:
+        """Largest action `[D]`."""
+        return np.concatenate([np.asarray(field.high, np.float32) for field in self.actions])
+
+
+@dataclass(kw_only=True)
+class Observation:
+    """What a policy sees of `B` slots."""
+
+    images: NDArray[np.uint8] | None = None
+    """`[B, V, H, W, 3]`, or None without cameras."""
+    proprio: NDArray[np.float32] | None = None
+    """`[B, S]`, or None if S is 0."""
+    tasks: list[str]
+    """The task sentence of each slot, length `B`."""
+
+
+@dataclass(kw_only=True)
+class ChunkResult:
+    """What became of one chunk of actions in `B` slots. A slot stops at its own end of episode."""
+
+    observation: Observation
+    """At the end of the chunk (or of the episode, where it ended inside the chunk)."""
+    rewards: NDArray[np.float32]
+    """`[B, C]`; zero for actions that were not executed."""
+    success: NDArray[np.bool_]
+    """`[B, C]`: the task's success condition held after this action; False for actions not executed."""
+    terminated: NDArray[np.bool_]
+    """`[B]`: the episode reached a final state inside the chunk."""
+    truncated: NDArray[np.bool_]
+    """`[B]`: the episode was cut off by the time limit at the end of this chunk, and did not terminate."""
+    steps: NDArray[np.int32]
+    """`[B]`: actions that were executed, 1 .. C."""
+
+
+class Simulator(Protocol):
+    """A batch of slots inside one process. Slots are numbered from 0 within the simulator."""
+
+    spec: SimulatorSpec
+
+    def reset(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> Observation:
+        """Start `episodes[i]` in slot `slots[i]`; returns the first observation of these slots, in that order."""
+        ...
+
+    def step_chunk(self, slots: Sequence[int], actions: NDArray[np.float32]) -> ChunkResult:
+        """Execute `actions [B, C, D]` (simulator units), stopping each slot at its own end of episode."""
+        ...
+
+    def get_state(self, slots: Sequence[int]) -> list[bytes]:
+        """One self-contained state per slot: physics, controllers, RNG, counters, episode. Never a pickle."""
+        ...
+
+    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
+        """Continue from states of `get_state`, bit for bit, also in another process or another slot."""
+        ...
+
+    def observe(self, slots: Sequence[int]) -> Observation:
+        """The current observation of these slots (the one the last reset, step_chunk or set_state led to)."""
+        ...
+
+    def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+        """Pictures for people, `[B, H, W, 3]`."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; calling it twice is harmless."""
+        ...

@@ -1,0 +1,23 @@
+"""Errors that a user can mend. The command line prints them as one sentence, without a traceback, and exits with 1 or 2."""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """Raised for a mistake that the user can mend; its text says what is wrong, what was found, and what to do."""
+
+
+class UnknownNameError(UserError):
+    """Raised when a registry does not know a name."""
+
+
+class DuplicateNameError(UserError):
+    """Raised when a name is registered a second time."""
+
+
+class MissingPackageError(UserError):
+    """Raised when a component needs a package that is not installed; the text carries the install command."""
+
+
+class PluginError(UserError):
+    """Raised when a module named under `plugins:` or an entry point cannot be imported."""

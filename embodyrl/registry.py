@@ -1,0 +1,205 @@
+"""Names -> components, imported only when they are used.
+
+Built-in components are declared by name in one module per registry (its `home`), which imports nothing heavy. Third parties
+add theirs through an entry point of the registry's group, or by calling `register` in a module that the YAML lists under
+`plugins:`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
+
+T = TypeVar("T")
+
+
+def near_match(name: str, known: Sequence[str]) -> str | None:
+    """The entry of `known` that `name` was probably meant to be, or None."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def _load(target: str) -> Any:
+    """Import `module:object`."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """A package that a component imports, and the command that installs it."""
+
+    module: str
+    """Name to import, as in `import mani_skill`."""
+    install: str
+    """Command that installs it."""
+
+    def is_met(self) -> bool:
+        """Whether the package can be found (it is not imported)."""
+        return importlib.util.find_spec(self.module) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Generic[T]):
+    """One registered component."""
+
+    name: str
+    target: str | T
+    """The component, or `module:object` where it is imported from on first use."""
+    summary: str
+    """One line for `embodyrl list`."""
+    options: str | type | None = None
+    """Dataclass of the component's own options (the class, or `module:object`); it becomes part of the config schema."""
+    requires: tuple[Requirement, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What config rules must know without importing the target; the keys are documented at each registry below."""
+    source: str = "built-in"
+
+    def missing(self) -> list[Requirement]:
+        """Requirements that are not installed here."""
+        return [requirement for requirement in self.requires if not requirement.is_met()]
+
+    def load(self) -> T:
+        """Import the component.
+
+        Raises:
+            MissingPackageError: a required package is not installed.
+        """
+        missing = self.missing()
+        if missing:
+            raise MissingPackageError(
+                f"{self.name!r} needs {', '.join(m.module for m in missing)}, which is not installed: {missing[0].install}"
+            )
+        return cast(T, _load(self.target)) if isinstance(self.target, str) else self.target
+
+    def load_options(self) -> type | None:
+        """The options dataclass, imported if need be."""
+        return _load(self.options) if isinstance(self.options, str) else self.options
+
+
+class Registry(Generic[T]):
+    """A table of components of one kind.
+
+    Args:
+        kind: what the entries are, for messages: `model`, `simulator`.
+        home: module that declares the built-in entries when it is imported.
+        group: entry-point group through which installed packages add entries; each entry point names a module or a
+            callable that calls `register`.
+    """
+
+    def __init__(self, kind: str, *, home: str, group: str) -> None:
+        self.kind = kind
+        self.home = home
+        self.group = group
+        self._entries: dict[str, Entry[T]] = {}
+        self._filled = False
+
+    def register(
+        self,
+        name: str,
+        target: str | T,
+        *,
+        summary: str,
+        options: str | type | None = None,
+        requires: Sequence[Requirement] = (),
+        facts: Mapping[str, Any] | None = None,
+        source: str | None = None,
+    ) -> None:
+        """Add a component; see `Entry` for the arguments.
+
+        Raises:
+            DuplicateNameError: the name is taken.
+        """
+        if source is None:
+            source = "plug-in" if self._filled else "built-in"
+        if name in self._entries:
+            raise DuplicateNameError(
+                f"{self.kind} {name!r} is already registered ({self._entries[name].source}): choose another name"
+            )
+        self._entries[name] = Entry(
+            name=name,
+            target=target,
+            summary=summary,
+            options=options,
+            requires=tuple(requires),
+            facts=dict(facts or {}),
+            source=source,
+        )
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        self._fill()
+        return sorted(self._entries)
+
+    def entries(self) -> list[Entry[T]]:
+        """All entries, sorted by name."""
+        return [self._entries[name] for name in self.names()]
+
+    def __contains__(self, name: object) -> bool:
+        self._fill()
+        return name in self._entries
+
+    def entry(self, name: str) -> Entry[T]:
+        """The entry called `name`.
+
+        Raises:
+            UnknownNameError: with the near match and the full list.
+        """
+        self._fill()
+        if name not in self._entries:
+            raise UnknownNameError(self.unknown(name))
+        return self._entries[name]
+
+    def unknown(self, name: str) -> str:
+        """The sentence that says `name` is not registered, with the near match and the full list."""
+        near = near_match(name, self.names())
+        hint = f" - did you mean {near!r}?" if near else ""
+        return f"{self.kind} {name!r} is not registered{hint} (registered: {', '.join(self.names()) or 'none'})"
+
+    def load(self, name: str) -> T:
+        """Import the component called `name`; see `entry` and `Entry.load` for what is raised."""
+        return self.entry(name).load()
+
+    def _fill(self) -> None:
+        if self._filled:
+            return
+        importlib.import_module(self.home)
+        self._filled = True
+        for point in importlib.metadata.entry_points(group=self.group):
+            try:
+                loaded = point.load()
+                if callable(loaded):
+                    loaded()
+            except Exception as error:
+                raise PluginError(
+                    f"entry point {point.name!r} of group {self.group} ({point.value}) failed: {error!r}; "
+                    f"uninstall or mend the package that provides it"
+                ) from error
+
+
+SupportedModel: Registry[Any] = Registry("model", home="embodyrl.models.builtin", group="embodyrl.models")
+"""Policies. Target: a `models.Policy` class. Facts: `max_chunk` (most actions that one decision can hold, int or absent
+for no limit), `kind` (gaussian | categorical | ar_token | parallel_token | flow), `critic` (bool: predicts values)."""
+
+SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl.envs")
+"""Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: none so far."""
+
+ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms")
+"""Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: none so far."""
+
+ADVANTAGES: Registry[Any] = Registry("advantage", home="embodyrl.algorithms.builtin", group="embodyrl.advantages")
+"""Advantage estimators. Facts: `critic` (bool: needs values), `group` (bool: compares the episodes of a group, so it needs
+group_size > 1 and whole episodes)."""
+
+LOSSES: Registry[Any] = Registry("loss", home="embodyrl.algorithms.builtin", group="embodyrl.losses")
+"""Policy losses. Facts: none so far."""
+
+SINKS: Registry[Any] = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks")
+"""Where metrics go. Target: callable (context) -> `tracking.Sink`. Facts: none so far."""
