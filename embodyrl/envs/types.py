@@ -34,9 +34,10 @@ class ActionField:
     name: str
     """For instance `arm`, `gripper`."""
     meaning: str
-    """delta_position | delta_rotation | gripper | joint_delta | joint_target | joint_torque | force | normalized"""
+    """delta_position | delta_rotation | gripper | joint_delta | joint_target | joint_torque | force | normalized |
+    discrete (a float that holds one of the integers low .. high)"""
     unit: str
-    """Unit of one entry: `m`, `rad`, `N`, `N*m`, or `1` for a number without unit."""
+    """Unit of one entry: `m`, `cm`, `rad`, `N`, `N*m`, or `1` for a number without unit."""
     low: tuple[float, ...]
     """Smallest value of each entry; finite."""
     high: tuple[float, ...]

@@ -1,0 +1,434 @@
+"""A simulator made of single environments: everything that is the same for every backend is here, once.
+
+A backend writes a `Slot` (one environment that plays one task) and a `SlotSimulator` that says how to build it.
+Stepping a chunk, time limits, checks of what goes in and out, task switching, and saving and restoring states come from
+this module.
+
+Shapes: `B` simulator slots, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W` pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import warnings
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec
+from embodyrl.errors import UnknownNameError, UserError
+from embodyrl.registry import near_match
+
+STATE_MAGIC = b"embodyrl-replay\0"
+STATE_VERSION = 1
+
+
+class SimulatorError(RuntimeError):
+    """Raised when a simulator was used wrongly or failed; the run cannot go on with it."""
+
+
+class NotFiniteError(SimulatorError):
+    """Raised when a simulator returned a reward or an observation that is NaN or infinite."""
+
+
+class EpisodeOverError(SimulatorError):
+    """Raised when a slot is stepped that has no running episode."""
+
+
+class ActionError(SimulatorError, ValueError):
+    """Raised when actions have the wrong shape, type or value."""
+
+
+class StateError(SimulatorError):
+    """Raised when a saved state does not fit this simulator or is damaged."""
+
+
+class RenderError(SimulatorError):
+    """Raised when a simulator cannot draw a picture here; the text says what is missing."""
+
+
+class ReplayMismatchWarning(RuntimeWarning):
+    """Given when a restored episode differs from the saved one, for instance on a machine with another processor."""
+
+
+class Transition(NamedTuple):
+    """What one action led to."""
+
+    reward: float
+    terminated: bool
+    """The episode reached a final state."""
+    success: bool
+    """The task's success condition holds now."""
+    truncated: bool = False
+    """The environment itself cut the episode off. The time limit of the run is counted by `SlotSimulator`."""
+
+
+class Slot(ABC):
+    """One environment that plays one task.
+
+    It must be deterministic: equal episodes and actions give equal trajectories, bit for bit, whatever was played
+    before and in whichever process. States are saved by replay, which rests on that.
+    """
+
+    @abstractmethod
+    def reset(self, episode: EpisodeSpec) -> None:
+        """Start `episode`: `start_state` decides where things are, `seed` everything random later on."""
+
+    @abstractmethod
+    def step(self, action: NDArray[np.float32]) -> Transition:
+        """Execute one action `[D]`, in the simulator's units and within its bounds. The array must not be kept."""
+
+    @abstractmethod
+    def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
+        """Images `[V, H, W, 3]` or None, and proprio `[S]` or None: new arrays that the slot does not change later."""
+
+    def render(self) -> NDArray[np.uint8]:
+        """A picture for people, `[H, W, 3]`."""
+        raise RenderError(f"{type(self).__name__} draws no pictures")
+
+    def close(self) -> None:
+        """Release everything; called once. Most environments have nothing to release."""
+        return
+
+
+class _Seat:
+    """A slot's place: the environment that sits there now and the episode it plays."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.slot: Slot | None = None
+        self.episode: EpisodeSpec | None = None
+        self.sentence = ""
+        self.steps = 0
+        self.over = True
+        self.actions: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        self.images: NDArray[np.uint8] | None = None
+        self.proprio: NDArray[np.float32] | None = None
+
+    def where(self) -> str:
+        """Words that name the seat, the step and the episode."""
+        if self.episode is None:
+            return f"slot {self.number}"
+        episode = self.episode
+        return (
+            f"slot {self.number}, step {self.steps} "
+            f"(task {episode.task!r}, start state {episode.start_state}, seed {episode.seed})"
+        )
+
+
+class SlotSimulator(ABC):
+    """A `Simulator` made of `num_slots` single environments.
+
+    Args:
+        spec: what the simulator offers.
+        num_slots: `B`, slots in this process.
+        spare: environments that were built already (by task), for instance to find out `spec`.
+    """
+
+    spec: SimulatorSpec
+
+    def __init__(self, spec: SimulatorSpec, num_slots: int, spare: Iterable[tuple[str, Slot]] = ()) -> None:
+        self.spec = spec
+        self._low, self._high = spec.action_low, spec.action_high
+        self._seats = [_Seat(number) for number in range(num_slots)]
+        self._idle: dict[str, list[Slot]] = {}
+        self._closed = False
+        for task, slot in spare:
+            self._idle.setdefault(task, []).append(slot)
+        if len(spec.tasks) == 1:
+            # Build now: it belongs to the time to start, not to the first reset. With several tasks nobody knows yet
+            # which environments will be needed.
+            (task,) = spec.tasks
+            idle = self._idle.setdefault(task, [])
+            idle.extend(self.make_slot(task) for _ in range(num_slots - len(idle)))
+
+    @abstractmethod
+    def make_slot(self, task: str) -> Slot:
+        """Build an environment that plays `task`, one of `spec.tasks`."""
+
+    def reset(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> Observation:
+        """Start `episodes[i]` in slot `slots[i]`; returns the first observation of these slots, in that order."""
+        if len(slots) != len(episodes):
+            raise SimulatorError(f"reset got {len(slots)} slots and {len(episodes)} episodes: one episode per slot")
+        seats = self._take(slots)
+        for seat, episode in zip(seats, episodes, strict=True):
+            self._start(seat, episode)
+            self._look(seat)
+        return self._observation(seats)
+
+    def step_chunk(self, slots: Sequence[int], actions: NDArray[np.float32]) -> ChunkResult:
+        """Execute `actions [B, C, D]` (simulator units), stopping each slot at its own end of episode.
+
+        Actions beyond the declared bounds are clipped to them.
+        """
+        seats = self._take(slots)
+        actions = self._checked_actions(actions, len(seats))
+        batch, chunk = actions.shape[:2]
+        result = ChunkResult(
+            observation=Observation(tasks=[]),
+            rewards=np.zeros((batch, chunk), np.float32),
+            success=np.zeros((batch, chunk), np.bool_),
+            terminated=np.zeros(batch, np.bool_),
+            truncated=np.zeros(batch, np.bool_),
+            steps=np.zeros(batch, np.int32),
+        )
+        for row, seat in enumerate(seats):
+            steps, terminated, truncated = self._run(seat, actions[row], result.rewards[row], result.success[row])
+            result.steps[row], result.terminated[row], result.truncated[row] = steps, terminated, truncated
+            self._look(seat)
+        result.observation = self._observation(seats)
+        return result
+
+    def observe(self, slots: Sequence[int]) -> Observation:
+        """The current observation of these slots (the one the last reset, step_chunk or set_state led to)."""
+        return self._observation([self._playing(seat) for seat in self._take(slots)])
+
+    def get_state(self, slots: Sequence[int]) -> list[bytes]:
+        """One self-contained state per slot: the episode and the actions executed so far. Never a pickle."""
+        return [self._save(self._playing(seat)) for seat in self._take(slots)]
+
+    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
+        """Continue from states of `get_state`, bit for bit, by playing the episode again up to there."""
+        if len(slots) != len(states):
+            raise SimulatorError(f"set_state got {len(slots)} slots and {len(states)} states: one state per slot")
+        for seat, state in zip(self._take(slots), states, strict=True):
+            self._restore(seat, state)
+
+    def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+        """Pictures for people, `[B, H, W, 3]`."""
+        pictures = []
+        for seat in self._take(slots):
+            slot = self._playing(seat).slot
+            assert slot is not None
+            pictures.append(slot.render())
+        return np.stack(pictures)
+
+    def close(self) -> None:
+        """Release everything; calling it twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        slots = [slot for idle in self._idle.values() for slot in idle]
+        slots += [seat.slot for seat in self._seats if seat.slot is not None]
+        self._idle, self._seats = {}, []
+        for slot in slots:
+            slot.close()
+
+    def _take(self, slots: Sequence[int]) -> list[_Seat]:
+        """The seats called `slots`."""
+        if self._closed:
+            raise SimulatorError("the simulator is closed")
+        if len(slots) == 0:
+            raise SimulatorError("got no slots: name at least one")
+        if min(slots) < 0 or max(slots) >= len(self._seats):
+            raise SimulatorError(f"got slots {list(slots)}, want numbers from 0 to {len(self._seats) - 1}")
+        if len(set(slots)) != len(slots):
+            raise SimulatorError(f"got slots {list(slots)}, want each slot once")
+        return [self._seats[slot] for slot in slots]
+
+    @staticmethod
+    def _playing(seat: _Seat) -> _Seat:
+        """The seat itself, if an episode was ever started there."""
+        if seat.episode is None:
+            raise EpisodeOverError(f"slot {seat.number} has no episode yet: reset it first")
+        return seat
+
+    def _checked_actions(self, actions: NDArray[np.float32], batch: int) -> NDArray[np.float32]:
+        """`actions`, clipped to the bounds, once their shape, type and values are known to be right."""
+        if not isinstance(actions, np.ndarray) or actions.dtype != np.float32:
+            raise ActionError(f"actions are {getattr(actions, 'dtype', type(actions).__name__)}, want float32 numpy")
+        want = (batch, max(actions.shape[1], 1) if actions.ndim == 3 else "C", len(self._low))
+        if actions.shape != want:
+            raise ActionError(f"actions have shape {actions.shape}, want [slots, chunk, action dims] = {want}")
+        if not np.isfinite(actions).all():
+            row, index, entry = (int(i) for i in np.argwhere(~np.isfinite(actions))[0])
+            raise ActionError(f"actions[{row}, {index}, {entry}] is {actions[row, index, entry]}: want finite numbers")
+        return np.clip(actions, self._low, self._high)
+
+    def _start(self, seat: _Seat, episode: EpisodeSpec) -> None:
+        """Begin `episode` at `seat`, with an environment that plays its task."""
+        seat.over = True  # stays so if anything below fails
+        if seat.slot is None or seat.episode is None or seat.episode.task != episode.task:
+            self._switch(seat, episode.task)
+        seat.episode, seat.steps, seat.sentence = episode, 0, self.spec.tasks[episode.task]
+        assert seat.slot is not None
+        try:
+            seat.slot.reset(episode)
+        except Exception as error:
+            error.add_note(f"while resetting {seat.where()}")
+            raise
+        if len(seat.actions) == 0:
+            seat.actions = np.empty((self.spec.max_episode_steps, self.spec.action_dim), np.float32)
+        seat.over = False
+
+    def _switch(self, seat: _Seat, task: str) -> None:
+        """Seat an environment of `task`; the one that leaves waits for whoever needs its task next."""
+        check_tasks([task], self.spec.tasks, "this simulator")
+        if seat.slot is not None and seat.episode is not None:
+            self._idle.setdefault(seat.episode.task, []).append(seat.slot)
+            seat.slot, seat.episode = None, None
+        idle = self._idle.get(task)
+        seat.slot = idle.pop() if idle else self.make_slot(task)
+
+    def _run(
+        self, seat: _Seat, chunk: NDArray[np.float32], rewards: NDArray[np.float32], success: NDArray[np.bool_]
+    ) -> tuple[int, bool, bool]:
+        """Execute `chunk [C, D]` at `seat` and fill `rewards, success [C]`; returns (steps, terminated, truncated)."""
+        if seat.over:
+            state = "its episode is over" if seat.episode is not None else "it has no episode yet"
+            raise EpisodeOverError(f"slot {seat.number} was stepped but {state}: reset it first")
+        assert seat.slot is not None
+        seat.over = True  # stays so if the environment fails
+        step, isfinite = seat.slot.step, math.isfinite
+        first, limit = seat.steps, self.spec.max_episode_steps
+        terminated = truncated = False
+        try:
+            for index in range(min(len(chunk), limit - first)):
+                reward, terminated, succeeded, truncated = step(chunk[index])
+                seat.steps += 1
+                if not isfinite(reward):
+                    raise NotFiniteError(f"{seat.where()}: reward is {reward}, want a finite number")
+                rewards[index] = reward
+                success[index] = succeeded
+                if terminated or truncated:
+                    break
+        except SimulatorError:
+            raise
+        except Exception as error:
+            error.add_note(f"after {seat.where()}")
+            raise
+        steps = seat.steps - first
+        seat.actions[first : seat.steps] = chunk[:steps]
+        truncated = not terminated and (truncated or seat.steps >= limit)
+        seat.over = bool(terminated or truncated)
+        return steps, bool(terminated), truncated
+
+    def _look(self, seat: _Seat) -> None:
+        """Take the current observation of `seat`'s environment and check it."""
+        assert seat.slot is not None
+        images, proprio = seat.slot.observe()
+        if (proprio is not None) != (self.spec.proprio_dim > 0) or (images is not None) != bool(self.spec.cameras):
+            raise SimulatorError(f"{seat.where()}: the observation has not what the spec declares (images or proprio)")
+        if proprio is not None:
+            _check_array(seat, "proprio", proprio, (self.spec.proprio_dim,), np.float32)
+            if not np.isfinite(proprio).all():
+                entry = int(np.argmin(np.isfinite(proprio)))
+                seat.over = True
+                raise NotFiniteError(f"{seat.where()}: proprio[{entry}] is {proprio[entry]}, want a finite number")
+        if images is not None:
+            _check_array(seat, "images", images, (len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
+        seat.images, seat.proprio = images, proprio
+
+    def _observation(self, seats: Sequence[_Seat]) -> Observation:
+        """The last observations of `seats`, as one batch."""
+        images = proprio = None
+        if self.spec.cameras:
+            images = np.stack([seat.images for seat in seats if seat.images is not None])
+        if self.spec.proprio_dim:
+            proprio = np.stack([seat.proprio for seat in seats if seat.proprio is not None])
+        return Observation(images=images, proprio=proprio, tasks=[seat.sentence for seat in seats])
+
+    def _save(self, seat: _Seat) -> bytes:
+        """The state of `seat`: a JSON header and the raw actions."""
+        episode = seat.episode
+        assert episode is not None
+        header: dict[str, Any] = {
+            "version": STATE_VERSION,
+            "simulator": type(self).__name__,
+            "task": episode.task,
+            "start_state": episode.start_state,
+            "seed": episode.seed,
+            "group": episode.group,
+            "steps": seat.steps,
+            "action_dim": self.spec.action_dim,
+            "over": seat.over,
+            "check": _fingerprint(seat),
+        }
+        text = json.dumps(header).encode()
+        return STATE_MAGIC + struct.pack("<I", len(text)) + text + seat.actions[: seat.steps].astype("<f4").tobytes()
+
+    def _restore(self, seat: _Seat, state: bytes) -> None:
+        """Play the episode of `state` again at `seat`, up to where it was saved."""
+        header, actions = self._parsed(state)
+        names = ("task", "start_state", "seed", "group")
+        self._start(seat, EpisodeSpec(**{name: header[name] for name in names}))
+        if len(actions):
+            self._run(seat, actions, np.empty(len(actions), np.float32), np.empty(len(actions), np.bool_))
+        self._look(seat)
+        if (seat.steps, seat.over, _fingerprint(seat)) != (header["steps"], header["over"], header["check"]):
+            warnings.warn(
+                f"{seat.where()}: the restored episode is not bit for bit the saved one; it goes on from what the same "
+                f"actions led to here (saved on another machine, or with other versions of the simulator?)",
+                ReplayMismatchWarning,
+                stacklevel=3,
+            )
+
+    def _parsed(self, state: bytes) -> tuple[dict[str, Any], NDArray[np.float32]]:
+        """The header and the actions `[steps, D]` of a saved state, once they are known to fit this simulator."""
+        start = len(STATE_MAGIC) + 4
+        if state[: len(STATE_MAGIC)] != STATE_MAGIC or len(state) < start:
+            raise StateError("the state was not saved by this kind of simulator")
+        (length,) = struct.unpack_from("<I", state, len(STATE_MAGIC))
+        try:
+            header = json.loads(state[start : start + length])
+        except ValueError as error:
+            raise StateError("the state is damaged: its header cannot be read") from error
+        if header["version"] != STATE_VERSION:
+            raise StateError(f"the state has version {header['version']}, want {STATE_VERSION}")
+        if header["simulator"] != type(self).__name__:
+            raise StateError(f"the state is one of {header['simulator']}, this simulator is {type(self).__name__}")
+        want = (header["steps"], self.spec.action_dim)
+        if header["action_dim"] != want[1] or header["steps"] > self.spec.max_episode_steps:
+            raise StateError(
+                f"the state has {header['action_dim']} action dims and {header['steps']} steps, this simulator "
+                f"{self.spec.action_dim} action dims and at most {self.spec.max_episode_steps} steps"
+            )
+        if len(state) != start + length + 4 * want[0] * want[1]:
+            raise StateError(f"the state is damaged: {len(state)} bytes, want {start + length + 4 * want[0] * want[1]}")
+        actions = np.frombuffer(state, "<f4", offset=start + length).reshape(want)
+        return header, actions.astype(np.float32, copy=False)
+
+
+def check_tasks(tasks: Iterable[str], known: Iterable[str], backend: str) -> None:
+    """Raise `UnknownNameError` for the first of `tasks` that `backend` does not know, with near match and full list."""
+    names = list(known)
+    for task in tasks:
+        if task not in names:
+            near = near_match(task, names)
+            hint = f" - did you mean {near!r}?" if near else ""
+            raise UnknownNameError(f"{backend} has no task {task!r}{hint} (tasks: {', '.join(names) or 'none'})")
+
+
+def check_task_list(tasks: Sequence[str], backend: str) -> None:
+    """Raise `UserError` if `env.tasks` is empty or names a task twice."""
+    if not tasks:
+        raise UserError(f"env.tasks is empty: name at least one task of {backend}")
+    if len(set(tasks)) != len(tasks):
+        twice = next(task for task in tasks if list(tasks).count(task) > 1)
+        raise UserError(f"env.tasks names {twice!r} twice: name each task once")
+
+
+def derive_seed(*parts: int) -> int:
+    """A seed, 0 .. 2**32 - 1, that depends on all of `parts` (integers >= 0) and on nothing else."""
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def _check_array(seat: _Seat, name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: type) -> None:
+    if array.shape != shape or array.dtype != dtype:
+        want = f"{np.dtype(dtype).name} {shape}"
+        raise SimulatorError(f"{seat.where()}: {name} is {array.dtype} {array.shape}, want {want}")
+
+
+def _fingerprint(seat: _Seat) -> int:
+    """A checksum of the last observation."""
+    check = 0
+    for array in (seat.images, seat.proprio):
+        if array is not None:
+            check = zlib.crc32(np.ascontiguousarray(array).data, check)
+    return check
