@@ -1,0 +1,50 @@
+# `make run` and `make test` need nothing but git, make and python3 (3.11 or newer): they set up .venv themselves.
+PYTHON ?= python3
+# Which torch: auto (CUDA where an NVIDIA GPU is, else the CPU build), cpu or cuda.
+TORCH ?= auto
+# A config file for `make run`, and arguments for the command behind `run`, `test` and `bench`.
+CONFIG ?=
+ARGS ?=
+
+SETUP := $(PYTHON) scripts/setup.py --torch $(TORCH)
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench setup all-extras libero clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 \2/p' Makefile | awk '{ $$2 = sprintf("%-11s", $$2); print "  " $$0 }'
+	@echo
+	@echo "  Examples: make run ARGS='seed=3 run.iterations=20'    make run CONFIG=my.yaml    make test ARGS='-k config'"
+
+run:  ## Train the main job: MetaWorld reach-v3 from state observations, about a minute
+	@$(SETUP) metaworld
+	@$(BIN)/embodyrl run $(if $(CONFIG),"$(CONFIG)") $(ARGS)
+
+test:  ## Run the tests
+	@$(SETUP) metaworld maniskill dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+check:  ## Lint, check formatting, types and the layers of the architecture
+	@$(SETUP) metaworld maniskill dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench:  ## Measure the speed that the README states, beside Stable-Baselines3
+	@$(SETUP) metaworld maniskill dev
+	@$(BIN)/python benchmarks/vs_sb3.py $(ARGS)
+
+setup:  ## Set up .venv for run, test, check and bench, and stop there
+	@$(SETUP) metaworld maniskill dev
+
+all-extras:  ## Set up .venv with every simulator, model and tool
+	@$(SETUP) metaworld maniskill libero vla ray wandb data dev
+
+libero:  ## Set up .venv with LIBERO
+	@$(SETUP) libero
+
+clean:  ## Remove caches and build leftovers (keeps .venv and runs)
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
