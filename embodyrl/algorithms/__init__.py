@@ -1,0 +1,1 @@
+"""Pure functions of reinforcement learning: tensors in, tensors out, no config objects, no input or output."""

@@ -1,0 +1,1 @@
+"""The engine that holds one set of weights for rollout and training."""

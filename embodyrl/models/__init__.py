@@ -1,0 +1,35 @@
+"""Models: the Policy protocol and one folder or file per model. Torch is imported when a policy is first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from embodyrl.registry import SupportedModel
+
+if TYPE_CHECKING:
+    from embodyrl.models.build import build_policy
+    from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyError, PolicySpec
+
+__all__ = [
+    "ActOutput",
+    "EvalOutput",
+    "Inputs",
+    "Policy",
+    "PolicyError",
+    "PolicySpec",
+    "SupportedModel",
+    "build_policy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that the registry can be read without torch."""
+    if name == "build_policy":
+        from embodyrl.models.build import build_policy
+
+        return build_policy
+    if name in __all__:
+        import embodyrl.models.policy as policy
+
+        return getattr(policy, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

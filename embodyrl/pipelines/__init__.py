@@ -1,0 +1,1 @@
+"""An iteration as a graph of named nodes."""

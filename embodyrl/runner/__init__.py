@@ -1,0 +1,1 @@
+"""A run: the iteration loop, evaluation, checkpoints, signals, the run directory."""

@@ -1,0 +1,5 @@
+"""Where metrics go."""
+
+from embodyrl.tracking.sink import Sink, SinkContext
+
+__all__ = ["Sink", "SinkContext"]

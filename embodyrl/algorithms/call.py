@@ -1,0 +1,39 @@
+"""Call a registered function with just the arguments that it names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from embodyrl.errors import UserError
+from embodyrl.registry import near_match
+
+R = TypeVar("R")
+
+
+class SignatureError(UserError):
+    """Raised when a registered function asks for an argument that nobody provides."""
+
+
+def call_with(function: Callable[..., R], available: Mapping[str, Any]) -> R:
+    """Call `function` with those entries of `available` that its keyword arguments name.
+
+    An advantage estimator or a loss lists the columns and settings it needs as keyword-only arguments, and nothing else, so
+    that its signature is its documentation.
+
+    Raises:
+        SignatureError: an argument without default is not available; says which are.
+    """
+    arguments = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in available:
+            arguments[name] = available[name]
+        elif parameter.default is inspect.Parameter.empty:
+            near = near_match(name, list(available))
+            hint = f" - did you mean {near!r}?" if near else ""
+            raise SignatureError(
+                f"{function.__module__}.{function.__qualname__} asks for {name!r}, which is not available{hint} "
+                f"(available: {', '.join(sorted(available))})"
+            )
+    return function(**arguments)

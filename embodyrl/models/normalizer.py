@@ -1,0 +1,51 @@
+"""Running mean and standard deviation of observations, as buffers of the policy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningNormalizer(nn.Module):
+    """Scales observations to mean 0 and standard deviation 1, cut off at +-`limit`.
+
+    The statistics change only in `update`, never in `forward`, and are part of the state dict; they are kept in float64,
+    because float32 counts stop growing and sums lose digits. Merging follows Chan et al. (1979), "Updating formulae".
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, size: int, limit: float = 10.0) -> None:
+        super().__init__()
+        self.limit = limit
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Normalise `[..., S]`."""
+        return ((observations - self.shift) * self.scale).clamp(-self.limit, self.limit)
+
+    @torch.no_grad()
+    def update(self, observations: Tensor) -> None:
+        """Take note of observations `[M, S]`."""
+        batch = observations.to(torch.float64)
+        number = float(batch.shape[0])
+        delta = batch.mean(0) - self.mean
+        total = self.count + number
+        sum_of_squares = (
+            self.variance * self.count
+            + batch.var(0, unbiased=False) * number
+            + delta.square() * (self.count * number / total)
+        )
+        self.mean += delta * (number / total)
+        self.variance.copy_(sum_of_squares / total)
+        self.count.copy_(total)
+        self.shift.copy_(self.mean)
+        self.scale.copy_((self.variance + 1e-8).rsqrt())

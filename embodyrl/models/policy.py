@@ -1,0 +1,135 @@
+"""The Policy protocol: what a model must do to be trained.
+
+Shapes: `B` slots (or samples), `C` actions in a chunk, `D` action dims, `N` log-prob entries (`C*D` for most), `S` proprio dims.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embodyrl.config.schema import ModelConfig
+from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.errors import UserError
+
+Inputs = dict[str, Tensor]
+"""What `preprocess` makes of an observation; every tensor is `[B, ...]`."""
+
+WEIGHTS_FILE = "model.safetensors"
+DESCRIPTION_FILE = "policy.json"
+
+
+class PolicyError(UserError):
+    """Raised when a policy does not fit a simulator or a checkpoint does not fit a policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """What a policy produces."""
+
+    kind: str
+    """gaussian | categorical | ar_token | parallel_token | flow"""
+    chunk_size: int
+    """`C`, actions in one decision."""
+    action_dim: int
+    """`D`, entries of one action."""
+    proprio_dim: int
+    """`S`, numbers in the state observation that it expects."""
+
+
+@dataclass(kw_only=True)
+class ActOutput:
+    """One decision for each of `B` slots."""
+
+    actions: Tensor
+    """`[B, C, D]` float32 in the simulator's units."""
+    logprobs: Tensor
+    """`[B, N]` log-probabilities of what was sampled [nats]."""
+    values: Tensor | None
+    """`[B]` value estimates, or None without a critic."""
+    trace: Inputs = field(default_factory=dict)
+    """What `evaluate` needs to score this decision again; every tensor is `[B, ...]`."""
+
+
+@dataclass(kw_only=True)
+class EvalOutput:
+    """The same decisions under the current weights, differentiable."""
+
+    logprobs: Tensor
+    """`[B, N]`"""
+    entropy: Tensor
+    """`[B, N]` [nats]"""
+    values: Tensor | None
+    """`[B]`"""
+
+
+class Policy(nn.Module, ABC):
+    """Base class of all policies. A subclass sets `spec` and writes `act` and `evaluate`; the rest has working defaults.
+
+    Args:
+        config: the model's options (its dataclass from the registry).
+        simulator: what the simulator offers.
+        chunk_size: `C`.
+    """
+
+    name: ClassVar[str] = ""
+    spec: PolicySpec
+
+    @abstractmethod
+    def __init__(self, config: Any, simulator: SimulatorSpec, chunk_size: int) -> None:
+        super().__init__()
+
+    def preprocess(self, observation: Observation) -> Inputs:
+        """Turn an observation (numpy arrays or tensors, `[B, ...]`) into tensors on the policy's device.
+
+        The default passes the state observation on as `proprio`.
+        """
+        device = next(self.parameters()).device
+        return {"proprio": torch.as_tensor(observation.proprio, dtype=torch.float32, device=device)}
+
+    @abstractmethod
+    def act(self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None) -> ActOutput:
+        """Decide. `train` samples with `generator`; `eval` takes the most likely action and draws nothing."""
+
+    @abstractmethod
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        """Score stored decisions; at equal weights the log-probs equal those of `act`."""
+
+    def update_statistics(self, inputs: Inputs) -> None:
+        """Take note of an iteration's observations `[M, ...]` (running normalisation). Called once after each update, so
+        that rollout and training of one iteration see the same normalisation. The default keeps no statistics."""
+
+    def save(self, folder: Path, config: ModelConfig) -> None:
+        """Write weights and description into an existing folder."""
+        save_file({key: value.contiguous() for key, value in self.state_dict().items()}, folder / WEIGHTS_FILE)
+        description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
+        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+    def load(self, folder: Path) -> None:
+        """Read weights written by `save`.
+
+        Raises:
+            PolicyError: files are missing, or names or shapes of weights differ (each is named).
+        """
+        path = folder / WEIGHTS_FILE
+        if not path.is_file():
+            raise PolicyError(f"{folder} holds no {WEIGHTS_FILE}: give the `policy` folder of a checkpoint")
+        weights, own = load_file(path), self.state_dict()
+        faults = [f"missing {key}" for key in own.keys() - weights.keys()]
+        faults += [f"unexpected {key}" for key in weights.keys() - own.keys()]
+        faults += [
+            f"{key} has shape {tuple(weights[key].shape)}, expected {tuple(own[key].shape)}"
+            for key in own.keys() & weights.keys()
+            if weights[key].shape != own[key].shape
+        ]
+        if faults:
+            raise PolicyError(f"weights in {path} do not fit model {self.name!r}: {'; '.join(sorted(faults))}")
+        self.load_state_dict(weights)

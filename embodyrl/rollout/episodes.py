@@ -1,0 +1,115 @@
+"""Which episode comes next, and what became of the ones that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.envs import EpisodeSpec
+from embodyrl.envs.manager import StepResult
+from embodyrl.seeding import derive_seed
+
+
+class EpisodeSource:
+    """Training episodes: number `e` of group `g` depends on (seed, g, e) alone, so it does not matter who plays it when.
+
+    Args:
+        tasks: task names to draw from.
+        start_states: start-state ids are drawn from 0 .. start_states-1.
+        group_size: consecutive slots that play the same episodes.
+        seed: the run's seed.
+    """
+
+    def __init__(self, *, tasks: Sequence[str], start_states: int, group_size: int, seed: int) -> None:
+        self._tasks = list(tasks)
+        self._start_states = start_states
+        self._group_size = group_size
+        self._seed = seed
+
+    def episode(self, slot: int, number: int) -> EpisodeSpec:
+        """Episode `number` (0, 1, ...) of a slot."""
+        group = slot // self._group_size
+        draw = np.random.default_rng(derive_seed(self._seed, "train", group, number))
+        return EpisodeSpec(
+            task=self._tasks[int(draw.integers(len(self._tasks)))],
+            start_state=int(draw.integers(self._start_states)),
+            seed=int(draw.integers(2**63 - 1)),
+            group=group,
+        )
+
+
+def evaluation_episodes(*, tasks: Sequence[str], first_start_state: int, count: int, seed: int) -> list[EpisodeSpec]:
+    """Evaluation episodes: start states `first_start_state ..`, tasks in turn. The same for every evaluation of a run."""
+    return [
+        EpisodeSpec(
+            task=tasks[number % len(tasks)],
+            start_state=first_start_state + number,
+            seed=derive_seed(seed, "eval", number),
+            group=number,
+        )
+        for number in range(count)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedEpisode:
+    """An episode that ended."""
+
+    slot: int
+    total_reward: float
+    length: int
+    """Control steps."""
+    success: bool
+    """The success condition held at least once."""
+
+
+class EpisodeTracker:
+    """Adds up rewards, steps and success of the episodes in progress in `num_envs` slots."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._returns = np.zeros(num_envs, np.float64)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._success = np.zeros(num_envs, np.bool_)
+
+    def begin(self, slots: Sequence[int] | NDArray[np.int64]) -> None:
+        """New episodes start in these slots."""
+        self._returns[slots] = 0.0
+        self._lengths[slots] = 0
+        self._success[slots] = False
+
+    def update(self, slots: NDArray[np.int64], result: StepResult) -> list[FinishedEpisode]:
+        """Take note of a step; returns the episodes that ended in it, in slot order."""
+        self._returns[slots] += result.rewards.sum(1, dtype=np.float64)
+        self._lengths[slots] += result.steps
+        self._success[slots] |= result.success.any(1)
+        ended = slots[result.ended]
+        finished = [
+            FinishedEpisode(
+                slot=int(slot),
+                total_reward=float(self._returns[slot]),
+                length=int(self._lengths[slot]),
+                success=bool(self._success[slot]),
+            )
+            for slot in ended
+        ]
+        if finished:
+            self.begin(ended)
+        return finished
+
+    def state_dict(self) -> dict[str, Any]:
+        """Totals of the episodes in progress."""
+        return {
+            "returns": self._returns.tolist(),
+            "lengths": self._lengths.tolist(),
+            "success": self._success.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self._returns[:] = state["returns"]
+        self._lengths[:] = state["lengths"]
+        self._success[:] = state["success"]

@@ -1,0 +1,107 @@
+"""Evaluation: the deterministic policy on start states that training never sees, in the training simulators."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import EpisodeSpec
+from embodyrl.envs.manager import EnvManager
+from embodyrl.rollout.collector import take
+from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode
+from embodyrl.runner.statistics import wilson_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    episodes: int
+    successes: int
+    """Episodes in which the task's condition held at least once."""
+    mean_return: float
+    mean_length: float
+    """Control steps."""
+    seconds: float
+
+    @property
+    def success_once(self) -> float:
+        """Success rate, 0 .. 1."""
+        return self.successes / self.episodes
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the success rate."""
+        return wilson_interval(self.successes, self.episodes)
+
+    def metrics(self) -> dict[str, float]:
+        """Under `eval/`; the time under `time/eval`."""
+        low, high = self.interval
+        return {
+            "eval/success_once": self.success_once,
+            "eval/success_low": low,
+            "eval/success_high": high,
+            "eval/return": self.mean_return,
+            "eval/episode_length": self.mean_length,
+            "eval/episodes": float(self.episodes),
+            "time/eval": self.seconds,
+        }
+
+    def line(self) -> str:
+        """One line for people."""
+        low, high = self.interval
+        return (
+            f"evaluation  {self.episodes} episodes  success {self.success_once:.2f} [{low:.2f}, {high:.2f}]  "
+            f"return {self.mean_return:.2f}  length {self.mean_length:.0f}  ({self.seconds:.1f} s)"
+        )
+
+
+def evaluate(manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec]) -> Evaluation:
+    """Play `episodes` with the most likely actions and report. Slots are refilled as they finish; those without an episode
+    left are neither stepped nor inferred. Which slot plays which episode changes nothing."""
+    start = time.perf_counter()
+    finished = _play(manager, engine, episodes)
+    return Evaluation(
+        episodes=len(finished),
+        successes=sum(each.success for each in finished),
+        mean_return=float(np.mean([each.total_reward for each in finished])),
+        mean_length=float(np.mean([each.length for each in finished])),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _play(manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec]) -> list[FinishedEpisode]:
+    waiting = deque(episodes)
+    slots = np.arange(min(manager.num_envs, len(waiting)))
+    tracker = EpisodeTracker(manager.num_envs)
+    finished: list[FinishedEpisode] = []
+    observation = manager.reset(slots, [waiting.popleft() for _ in slots])
+    while len(slots):
+        actions = engine.act(observation, "eval").actions.cpu().numpy()
+        following: list[EpisodeSpec | None] = list(waiting)[: len(slots)]
+        following += [None] * (len(slots) - len(following))
+        result = manager.step(slots, actions, following)
+        finished += tracker.update(slots, result)
+        # A slot that ended took the episode at its own place in `following`; give back those that nobody took.
+        taken = [episode for episode, ended in zip(following, result.ended, strict=True) if ended and episode]
+        for episode in taken:
+            waiting.remove(episode)
+        running = ~result.ended | np.array([episode is not None for episode in following])
+        slots, observation = slots[running], take(result.observation, running)
+    return finished
+
+
+@contextmanager
+def borrowed(manager: EnvManager, in_progress: bool) -> Iterator[None]:
+    """Use the training simulators for something else and give them back as they were."""
+    slots = list(range(manager.num_envs))
+    states = manager.get_state(slots) if in_progress else None
+    yield
+    if states is not None:
+        manager.set_state(slots, states)

@@ -1,0 +1,113 @@
+"""The screen: a live table on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from embodyrl.tracking.sink import SinkContext
+
+PLAIN_INTERVAL_S = 2.0
+"""Shortest time between two plain lines, so that a fast run does not flood a log file [s]."""
+PLAIN_HEADER_EVERY = 20
+LIVE_ROWS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the table."""
+
+    title: str
+    key: str
+    width: int
+    format: str
+
+
+COLUMNS = (
+    Column(title="env steps", key="env/total_steps", width=10, format=",.0f"),
+    Column(title="return", key="env/return", width=9, format=".2f"),
+    Column(title="success", key="env/success_once", width=7, format=".2f"),
+    Column(title="kl", key="train/approx_kl", width=7, format=".4f"),
+    Column(title="clip", key="train/clip_fraction", width=5, format=".2f"),
+    Column(title="expl.var", key="train/explained_variance", width=8, format=".2f"),
+    Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f"),
+)
+
+
+class ConsoleSink:
+    """Shows iterations as they finish, and messages between them."""
+
+    def __init__(self, context: SinkContext) -> None:
+        self._console = Console()
+        self._context = context
+        self._start = time.monotonic()
+        self._last_line = float("-inf")
+        self._lines = 0
+        self._rows: deque[list[str]] = deque(maxlen=LIVE_ROWS)
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(self._table(), console=self._console, refresh_per_second=4, transient=False)
+            self._live.start()
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Show one iteration."""
+        if iteration == 0:
+            return
+        cells = self._cells(iteration, metrics)
+        if self._live is not None:
+            self._rows.append(cells)
+            self._live.update(self._table())
+        elif iteration == self._context.iterations or time.monotonic() - self._last_line >= PLAIN_INTERVAL_S:
+            self._plain_line(cells)
+
+    def message(self, text: str) -> None:
+        """Show a line above the table."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the table as it is."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _cells(self, iteration: int, metrics: Mapping[str, float]) -> list[str]:
+        cells = [str(iteration)]
+        cells += [format(metrics[column.key], column.format) if column.key in metrics else "-" for column in COLUMNS]
+        return [*cells, split_of_time(metrics), self._remaining(iteration)]
+
+    def _remaining(self, iteration: int) -> str:
+        done = iteration - self._context.start_iteration
+        per_iteration = (time.monotonic() - self._start) / done
+        seconds = round(per_iteration * (self._context.iterations - iteration))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}" if seconds >= 3600 else (
+            f"{seconds // 60}:{seconds % 60:02d}"
+        )
+
+    def _plain_line(self, cells: list[str]) -> None:
+        widths = [5, *(column.width for column in COLUMNS), 21, 7]
+        if self._lines % PLAIN_HEADER_EVERY == 0:
+            titles = ["iter", *(column.title for column in COLUMNS), "simulate/infer/train", "eta"]
+            self.message("  ".join(title.rjust(width) for title, width in zip(titles, widths, strict=True)))
+        self.message("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+        self._last_line = time.monotonic()
+        self._lines += 1
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ["iter", *(column.title for column in COLUMNS), "simulate/infer/train", "eta"]:
+            table.add_column(title, justify="right", no_wrap=True)
+        for row in self._rows:
+            table.add_row(*row)
+        return table
+
+
+def split_of_time(metrics: Mapping[str, float]) -> str:
+    """Shares of an iteration's time: simulators, policy, learning [%]."""
+    total = metrics["time/iteration"]
+    parts = [metrics[f"time/{name}"] if f"time/{name}" in metrics else 0.0 for name in ("simulate", "infer", "update")]
+    return " / ".join(f"{100.0 * part / total:3.0f}" for part in parts) + " %"
