@@ -21,3 +21,7 @@ class MissingPackageError(UserError):
 
 class PluginError(UserError):
     """Raised when a module named under `plugins:` or an entry point cannot be imported."""
+
+
+class RunError(RuntimeError):
+    """Raised when a run cannot go on for a reason that is not the user's config: a simulator died, a loss is not a number."""

@@ -13,14 +13,14 @@ from embodyrl.algorithms.call import call_with
 from embodyrl.algorithms.losses import LossOutput, masked_mean, value_loss
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, OptimizerConfig, Schedule
 from embodyrl.envs import Observation
-from embodyrl.errors import UserError
+from embodyrl.errors import RunError, UserError
 from embodyrl.models.policy import ActOutput, Policy
 from embodyrl.seeding import derive_seed
 
 SETTINGS_FOR_LOSSES = ("clip_low", "clip_high")
 
 
-class NumericsError(RuntimeError):
+class NumericsError(RunError):
     """Raised when a loss or a gradient is not a finite number."""
 
 

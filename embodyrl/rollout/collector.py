@@ -80,6 +80,11 @@ class Collector:
         self._tracker = EpisodeTracker(manager.num_envs)
         self._observation: Observation | None = None
 
+    @property
+    def in_progress(self) -> bool:
+        """Whether episodes go on in the simulators between rollouts."""
+        return self._observation is not None
+
     def collect(self) -> Rollout:
         """Run the policy in training mode and return what happened."""
         whole = self.config.episodes is Episodes.whole
@@ -185,7 +190,7 @@ class Collector:
         """Episode numbers and totals of the episodes in progress (the simulators' own states are the manager's)."""
         return {
             "numbers": self._numbers.tolist(),
-            "in_progress": self._observation is not None,
+            "in_progress": self.in_progress,
             "tracker": self._tracker.state_dict(),
         }
 

@@ -70,29 +70,26 @@ def evaluate(manager: EnvManager, engine: HybridEngine, episodes: Sequence[Episo
     return Evaluation(
         episodes=len(finished),
         successes=sum(each.success for each in finished),
-        mean_return=float(np.mean([each.total_reward for each in finished])),
+        mean_return=float(np.mean(sorted(each.total_reward for each in finished))),
         mean_length=float(np.mean([each.length for each in finished])),
         seconds=time.perf_counter() - start,
     )
 
 
 def _play(manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec]) -> list[FinishedEpisode]:
-    waiting = deque(episodes)
-    slots = np.arange(min(manager.num_envs, len(waiting)))
+    slots = np.arange(min(manager.num_envs, len(episodes)))
+    waiting = [deque(episodes[slot :: len(slots)]) for slot in slots]
     tracker = EpisodeTracker(manager.num_envs)
     finished: list[FinishedEpisode] = []
-    observation = manager.reset(slots, [waiting.popleft() for _ in slots])
+    observation = manager.reset(slots, [waiting[slot].popleft() for slot in slots])
     while len(slots):
         actions = engine.act(observation, "eval").actions.cpu().numpy()
-        following: list[EpisodeSpec | None] = list(waiting)[: len(slots)]
-        following += [None] * (len(slots) - len(following))
+        following = [waiting[slot][0] if waiting[slot] else None for slot in slots]
         result = manager.step(slots, actions, following)
         finished += tracker.update(slots, result)
-        # A slot that ended took the episode at its own place in `following`; give back those that nobody took.
-        taken = [episode for episode, ended in zip(following, result.ended, strict=True) if ended and episode]
-        for episode in taken:
-            waiting.remove(episode)
-        running = ~result.ended | np.array([episode is not None for episode in following])
+        running = np.array([bool(waiting[slot]) for slot in slots]) | ~result.ended
+        for slot in slots[result.ended & running]:
+            waiting[slot].popleft()
         slots, observation = slots[running], take(result.observation, running)
     return finished
 

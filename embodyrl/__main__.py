@@ -1,0 +1,5 @@
+"""`python -m embodyrl` is the same program as `embodyrl`."""
+
+from embodyrl.cli.main import main
+
+main()

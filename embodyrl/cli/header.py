@@ -1,0 +1,69 @@
+"""What the first screen says, within two seconds and before torch is imported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from embodyrl.config import Config, LoadedConfig
+from embodyrl.config.schema import Device
+from embodyrl.version import __version__
+
+
+def header(loaded: LoadedConfig, run_dir: Path) -> str:
+    """The lines before the first iteration."""
+    config = loaded.config
+    rows = [
+        ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (embodyrl run --print-config shows all)"),
+        ("machine", machine(config.engine.device)),
+        ("model", model(config)),
+        ("simulator", simulator(config)),
+        ("algorithm", algorithm(config)),
+        ("output", f"{run_dir}/  (config.yaml, metrics.jsonl, checkpoints/, summary.json)"),
+    ]
+    title = f"embodyrl {__version__}   run {config.run.name}   ({loaded.source})"
+    return "\n".join([title, *(f"  {name:<11}{text}" for name, text in rows)])
+
+
+def machine(device: Device) -> str:
+    """Cores that this process may use, memory, and where the policy will compute."""
+    cores = len(os.sched_getaffinity(0))
+    memory = psutil.virtual_memory().total / 2**30
+    gpu = has_nvidia_gpu()
+    if device is Device.auto:
+        place = "policy on CUDA (auto)" if gpu else "policy on the CPU, float32 (auto: no NVIDIA GPU)"
+    else:
+        place = f"policy on {device.value}"
+    return f"{cores} usable cores, {memory:.0f} GiB, {'NVIDIA GPU' if gpu else 'no GPU'} -> {place}"
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the NVIDIA driver shows a GPU (torch is not asked: importing it takes seconds)."""
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return gpus.is_dir() and any(gpus.iterdir())
+
+
+def model(config: Config) -> str:
+    """Name and origin of the policy."""
+    origin = "random weights" if config.model.checkpoint is None else f"weights from {config.model.checkpoint}"
+    return f"{config.model.name}, {origin}"
+
+
+def simulator(config: Config) -> str:
+    """Tasks, slots and processes."""
+    env = config.env
+    workers = "one process per core at most" if env.workers == "auto" else f"{env.workers} processes"
+    return f"{env.name} {', '.join(env.tasks)}   {env.num_envs} slots, {workers}, episodes of {env.max_episode_steps} steps"
+
+
+def algorithm(config: Config) -> str:
+    """What an iteration consists of."""
+    settings, rollout = config.algorithm, config.rollout
+    decisions = rollout.chunks * config.env.num_envs
+    return (
+        f"{settings.name} ({settings.advantage}, {settings.loss})   {config.run.iterations} iterations of "
+        f"{rollout.chunks} x {config.env.num_envs} decisions of {rollout.chunk_size} action(s), "
+        f"{settings.epochs} passes in minibatches of {decisions // settings.minibatches}"
+    )

@@ -1,0 +1,61 @@
+"""`embodyrl list`: what there is, and whether it can be used here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from embodyrl.config.sources import builtin_folder, list_experiments
+from embodyrl.errors import UserError
+from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SIMULATORS, SINKS, Registry, SupportedModel, near_match
+
+SECTIONS: dict[str, tuple[Registry[Any], ...]] = {
+    "models": (SupportedModel,),
+    "simulators": (SIMULATORS,),
+    "algorithms": (ALGORITHMS, ADVANTAGES, LOSSES),
+    "sinks": (SINKS,),
+}
+CONFIGS = "configs"
+
+
+def show(what: str | None) -> None:
+    """Print one section, or all of them.
+
+    Raises:
+        UserError: there is no such section.
+    """
+    known = [*SECTIONS, CONFIGS]
+    if what is not None and what not in known:
+        near = near_match(what, known)
+        raise UserError(f"cannot list {what!r}{f' - did you mean {near!r}?' if near else ''}: one of {', '.join(known)}")
+    console = Console()
+    for section in [what] if what else known:
+        if section == CONFIGS:
+            _show_configs(console)
+        else:
+            for registry in SECTIONS[section]:
+                _show_registry(console, registry)
+
+
+def _show_registry(console: Console, registry: Registry[Any]) -> None:
+    table = Table(title=f"{registry.kind}s", title_justify="left", box=None, pad_edge=False)
+    for title in ("name", "available here?", "from", "what it is"):
+        table.add_column(title, overflow="fold")
+    for entry in registry.entries():
+        missing = entry.missing()
+        available = "yes" if not missing else f"no: {missing[0].install}"
+        table.add_row(entry.name, available, entry.source, entry.summary)
+    console.print(table)
+    console.print()
+
+
+def _show_configs(console: Console) -> None:
+    table = Table(title="configs (embodyrl run NAME)", title_justify="left", box=None, pad_edge=False)
+    for title in ("name", "what it is"):
+        table.add_column(title, overflow="fold")
+    for name in list_experiments():
+        first_line = (builtin_folder() / f"{name}.yaml").read_text().partition("\n")[0]
+        table.add_row(name, first_line.removeprefix("# "))
+    console.print(table)

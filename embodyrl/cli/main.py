@@ -1,0 +1,161 @@
+"""`embodyrl`: run, resume, eval, validate, list."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embodyrl.errors import RunError, UserError
+from embodyrl.version import __version__
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+
+app = typer.Typer(
+    name="embodyrl",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Post-train a policy with reinforcement learning in robot simulators, from one YAML.",
+    epilog="Exit codes: 0 done, 1 the run failed, 2 the config is wrong and nothing started, 130/143 stopped after saving.",
+)
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [KEY=VALUE]...",
+        help="A YAML file or a shipped experiment (`embodyrl list configs`), then settings to change, "
+        "e.g. seed=2 run.iterations=50 env=gym/pendulum. Without CONFIG: the built-in default.",
+        show_default=False,
+    ),
+]
+
+
+def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """Tell the config from the overrides: the first word is the config unless it is KEY=VALUE.
+
+    Raises:
+        UserError: a later word is not KEY=VALUE.
+    """
+    rest = list(words or [])
+    source = rest.pop(0) if rest and not _is_override(rest[0]) else None
+    for word in rest:
+        if not _is_override(word):
+            raise UserError(f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, e.g. seed=2")
+    return source, rest
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith(("+", "~"))
+
+
+@app.command()
+def run(
+    words: Words = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Write the whole config, with comments, and start nothing.")
+    ] = False,
+) -> None:
+    """Train: simulators, rollouts, updates, evaluations, checkpoints."""
+    from embodyrl.cli import train
+    from embodyrl.config import load_config, to_commented_yaml
+
+    source, overrides = split_words(words)
+    loaded = load_config(source, overrides)
+    if print_config:
+        sys.stdout.write(to_commented_yaml(loaded.config))
+        return
+    raise typer.Exit(train.run(loaded))
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, e.g. runs/reach/2026-01-31_12-00-00.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[run.KEY=VALUE]...", help="Settings of the section run to change.")
+    ] = None,
+) -> None:
+    """Go on with a run from its last checkpoint, as if it had never stopped."""
+    from embodyrl.cli import train
+
+    raise typer.Exit(train.resume(run_dir, overrides or []))
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. eval.episodes=500 eval.seed=20000."),
+    ] = None,
+) -> None:
+    """Evaluate a checkpoint on held-out start states."""
+    from embodyrl.cli import train
+
+    raise typer.Exit(train.evaluate(checkpoint, overrides or []))
+
+
+@app.command()
+def validate(words: Words = None) -> None:
+    """Check a config completely and start nothing."""
+    from embodyrl.config import load_config
+
+    source, overrides = split_words(words)
+    loaded = load_config(source, overrides)
+    typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
+    if loaded.config.plugins:
+        typer.echo(f"note: this config runs Python code of its own: {', '.join(loaded.config.plugins)}")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(metavar="[models|simulators|algorithms|configs|sinks]", show_default=False)
+    ] = None,
+) -> None:
+    """Show what there is, and whether it can be used here."""
+    from embodyrl.cli import listing
+
+    listing.show(what)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"embodyrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """Entry point: runs a command, and turns errors that a user can mend into one sentence and an exit code."""
+    try:
+        app()
+    except (UserError, RunError) as error:
+        if os.environ.get("EMBODYRL_DEBUG") == "1":
+            raise
+        sys.exit(report(error))
+
+
+def report(error: Exception) -> int:
+    """Print an error to stderr; returns the exit code that it stands for."""
+    from embodyrl.config import ConfigError
+
+    if isinstance(error, ConfigError):
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG
+    sys.stderr.write(f"error: {error}\n")
+    return EXIT_FAILED

@@ -1,0 +1,99 @@
+"""The commands that start simulators: run, resume, eval."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from embodyrl.cli.header import header
+from embodyrl.config import LoadedConfig, load_config, to_commented_yaml
+from embodyrl.errors import UserError
+from embodyrl.runner.rundir import CONFIG_FILE, RunDir
+
+RESUMABLE = "run."
+"""Settings with this prefix may change when a run goes on; changing others would make it a different run."""
+
+
+def run(loaded: LoadedConfig) -> int:
+    """Train from the start."""
+    started = time.monotonic()
+    directory = RunDir.create(loaded.config)
+    (directory.path / CONFIG_FILE).write_text(to_commented_yaml(loaded.config))
+    print(header(loaded, directory.path), flush=True)
+    return _train(loaded, directory, started=started, checkpoint=None)
+
+
+def resume(run_dir: Path, overrides: Sequence[str]) -> int:
+    """Go on from the last checkpoint of a run directory."""
+    started = time.monotonic()
+    for override in overrides:
+        if not override.startswith(RESUMABLE) or override.startswith(("run.dir", "run.name")):
+            raise UserError(
+                f"{override!r} cannot change when a run goes on: only run.iterations, run.eval_every, run.save_every and "
+                "run.stop_at_success can; start a new run for anything else"
+            )
+    directory = RunDir.open(run_dir)
+
+    from embodyrl.runner.checkpoint import find
+
+    checkpoint = find(run_dir)
+    loaded = load_config(run_dir / CONFIG_FILE, overrides)
+    print(header(loaded, run_dir), flush=True)
+    print(f"  {'resume':<11}from {checkpoint}", flush=True)
+    return _train(loaded, directory, started=started, checkpoint=checkpoint)
+
+
+def _train(loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoint: Path | None) -> int:
+    from embodyrl.runner.build import open_runner
+
+    with open_runner(loaded, directory.path, started=started, checkpoint=checkpoint) as runner:
+        code = runner.run()
+        summary = runner.summary()
+    directory.close()
+    print(closing_lines(summary, directory.path), flush=True)
+    return code
+
+
+def closing_lines(summary: dict[str, object], run_dir: Path) -> str:
+    """The last lines on the screen: what came of it, and what to do next."""
+    evaluations = summary["evaluations"]
+    assert isinstance(evaluations, dict)
+    rates = [f"{evaluations[key]['eval/success_once']:.2f}" for key in sorted(evaluations, key=int)]
+    success = f"   success {' -> '.join(rates)}" if rates else ""
+    ending = "done" if summary["stopped_by"] is None else f"stopped by {summary['stopped_by']}, saved"
+    return (
+        f"{ending} in {summary['wall_s']:.1f} s   {summary['env_steps']} env steps, "
+        f"{summary['env_steps_per_s']:.0f} per second{success}\n"
+        f"next: embodyrl eval {run_dir}   |   embodyrl resume {run_dir} run.iterations={_more(summary)}   |   "
+        f"tensorboard --logdir {run_dir}"
+    )
+
+
+def _more(summary: dict[str, object]) -> int:
+    iterations = summary["iterations"]
+    assert isinstance(iterations, int)
+    return iterations * 2
+
+
+def evaluate(path: Path, overrides: Sequence[str]) -> int:
+    """Evaluate a checkpoint."""
+    from embodyrl.runner.checkpoint import find
+
+    checkpoint = find(path)
+    loaded = load_config(checkpoint / CONFIG_FILE, overrides)
+
+    from embodyrl.rollout.episodes import evaluation_episodes
+    from embodyrl.runner.build import build_engine, open_simulators
+    from embodyrl.runner.evaluation import evaluate as play
+
+    config = loaded.config
+    print(f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}", flush=True)
+    with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
+        engine = build_engine(config, manager, weights=checkpoint / "policy")
+        episodes = evaluation_episodes(
+            tasks=config.env.tasks, first_start_state=config.eval.seed, count=config.eval.episodes, seed=config.seed
+        )
+        print(play(manager, engine, episodes).line(), flush=True)
+    return 0

@@ -1,0 +1,122 @@
+"""From a loaded config to a runner that is ready to go, and back to nothing when it is done."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embodyrl.config import Config, LoadedConfig
+from embodyrl.envs.manager import EnvManager
+from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SINKS
+from embodyrl.tracking import Sink, SinkContext
+
+if TYPE_CHECKING:
+    from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.runner.runner import Runner
+
+WORKER_LOGS = "workers"
+
+
+@contextmanager
+def open_runner(
+    loaded: LoadedConfig, run_dir: Path, *, started: float, checkpoint: Path | None = None
+) -> Iterator[Runner]:
+    """Start simulators and sinks, build policy, engine and graph, and close everything at the end.
+
+    Args:
+        loaded: the config.
+        run_dir: locked run directory.
+        started: `time.monotonic()` when the program began.
+        checkpoint: verified checkpoint folder to go on from, or None.
+    """
+    with ExitStack() as stack:
+        manager = stack.enter_context(open_simulators(loaded, run_dir / WORKER_LOGS))
+
+        from embodyrl.rollout.collector import Collector
+        from embodyrl.runner.checkpoint import TrainerState
+        from embodyrl.runner.runner import Progress, Runner
+
+        config = loaded.config
+        state = None if checkpoint is None else TrainerState.load(checkpoint / "trainer")
+        progress = Progress() if state is None else Progress(**state.counters["progress"])
+        engine = build_engine(config, manager, weights=None if checkpoint is None else checkpoint / "policy")
+        runner = Runner(
+            config,
+            run_dir,
+            manager=manager,
+            engine=engine,
+            collector=Collector(
+                manager,
+                engine,
+                env=config.env,
+                rollout=config.rollout,
+                critic=ADVANTAGES.entry(config.algorithm.advantage).facts["critic"],
+                seed=config.seed,
+            ),
+            graph=ALGORITHMS.load(config.algorithm.name)(config),
+            sinks=stack.enter_context(open_sinks(config, run_dir, progress.iteration)),
+            progress=progress,
+            started=started,
+        )
+        if state is not None:
+            runner.restore(state)
+        yield runner
+
+
+@contextmanager
+def open_simulators(loaded: LoadedConfig, log_dir: Path) -> Iterator[EnvManager]:
+    """Start the simulators that the config asks for. Torch is imported meanwhile, since both take seconds; in a second
+    thread, because processes die with the thread that started them."""
+    warm_up = threading.Thread(target=importlib.import_module, args=("embodyrl.runner.runner",), daemon=True)
+    warm_up.start()
+    config = loaded.config
+    log_dir.mkdir(parents=True, exist_ok=True)
+    with EnvManager(
+        config.env,
+        chunk_size=config.rollout.chunk_size,
+        plugins=config.plugins,
+        plugin_path=str(loaded.plugin_dir),
+        log_dir=log_dir,
+    ) as manager:
+        warm_up.join()
+        yield manager
+
+
+def build_engine(config: Config, manager: EnvManager, *, weights: Path | None) -> HybridEngine:
+    """The policy in its engine, with `weights` (a saved policy's folder) or those that the config says."""
+    from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.models import build_policy
+
+    policy = build_policy(config.model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed)
+    if weights is not None:
+        policy.load(weights)
+    return HybridEngine(
+        policy,
+        config=config.engine,
+        algorithm=config.algorithm,
+        loss=LOSSES.load(config.algorithm.loss),
+        iterations=config.run.iterations,
+        seed=config.seed,
+    )
+
+
+@contextmanager
+def open_sinks(config: Config, run_dir: Path, start_iteration: int) -> Iterator[Sequence[Sink]]:
+    """Open the sinks that the config names, and close them."""
+    context = SinkContext(
+        run_dir=run_dir,
+        run_name=config.run.name,
+        iterations=config.run.iterations,
+        start_iteration=start_iteration,
+    )
+    with ExitStack() as stack:
+        opened: list[Sink] = []
+        for name in config.tracking.sinks:
+            sink: Sink = SINKS.load(name)(context)
+            stack.callback(sink.close)
+            opened.append(sink)
+        yield opened

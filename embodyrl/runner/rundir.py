@@ -1,0 +1,85 @@
+"""The run directory: made once, never overwritten, used by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from embodyrl.config import Config
+from embodyrl.errors import UserError
+
+CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
+
+
+class RunDirError(UserError):
+    """Raised when a run directory exists already, is not one, or is in use."""
+
+
+class RunDir:
+    """A locked run directory.
+
+    Args:
+        path: the folder; must exist.
+
+    Raises:
+        RunDirError: another process is using it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise RunDirError(f"{path} is in use by another process: wait for it to end, or stop it") from error
+
+    @classmethod
+    def create(cls, config: Config) -> RunDir:
+        """Make the folder that the config asks for.
+
+        Raises:
+            RunDirError: `run.dir` exists and is not empty.
+        """
+        if config.run.dir is None:
+            path = _make_numbered(Path("runs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S"))
+        else:
+            path = Path(config.run.dir)
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise RunDirError(
+                    f"{path} exists already and is never overwritten: choose another run.dir, "
+                    f"or go on with it: embodyrl resume {path}"
+                )
+            path.mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run directory.
+
+        Raises:
+            RunDirError: it is not one.
+        """
+        if not (path / CONFIG_FILE).is_file():
+            raise RunDirError(f"{path} is not a run directory (no {CONFIG_FILE}): give the folder that `embodyrl run` made")
+        return cls(path)
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+
+def _make_numbered(path: Path) -> Path:
+    """Make `path`, or `path-2`, `path-3`, ... where runs start within the same second."""
+    number = 1
+    while True:
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            candidate.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return candidate

@@ -1,0 +1,207 @@
+"""The iteration loop."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodyrl.config import Config, config_hash, to_commented_yaml
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs.manager import EnvManager
+from embodyrl.pipelines.graph import Graph, Iteration
+from embodyrl.rollout.collector import Collector
+from embodyrl.rollout.episodes import evaluation_episodes
+from embodyrl.runner.checkpoint import TrainerState, writing
+from embodyrl.runner.evaluation import Evaluation, borrowed, evaluate
+from embodyrl.runner.rundir import CONFIG_FILE
+from embodyrl.runner.stopping import Stopper
+from embodyrl.tracking import Sink
+from embodyrl.version import __version__
+
+SUMMARY_FILE = "summary.json"
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Counters of a run; part of every checkpoint."""
+
+    iteration: int = 0
+    env_steps: int = 0
+    """Control steps of training."""
+    train_s: float = 0.0
+    """Seconds in iterations, without evaluation and saving."""
+    wall_s: float = 0.0
+    """Seconds altogether, over all processes that worked on the run."""
+    evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metrics of every evaluation, by iteration."""
+
+
+class Runner:
+    """Runs iterations, evaluates, saves.
+
+    Args:
+        config: the whole config.
+        run_dir: where everything goes; exists.
+        manager, engine, collector, graph, sinks: what the config asks for, built by `build_runner`.
+        started: `time.monotonic()` when the program began, for wall-clock figures.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        *,
+        manager: EnvManager,
+        engine: HybridEngine,
+        collector: Collector,
+        graph: Graph,
+        sinks: Sequence[Sink],
+        progress: Progress,
+        started: float,
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.manager = manager
+        self.engine = engine
+        self.collector = collector
+        self.graph = graph
+        self.sinks = sinks
+        self.progress = progress
+        self.stopper = Stopper()
+        self._earlier_s = progress.wall_s
+        self._started = started
+        self._saved_at = progress.iteration
+
+    def run(self) -> int:
+        """Train to the end, or until stopped; returns the exit code."""
+        config = self.config.run
+        with self.stopper:
+            if self.progress.iteration == 0 and config.eval_every:
+                self._log(self._evaluate())
+            while self.progress.iteration < config.iterations and not self._is_good_enough():
+                metrics = self._iterate()
+                last = self.progress.iteration == config.iterations
+                if self.stopper.signal is None and (last or is_due(self.progress.iteration, config.eval_every)):
+                    metrics |= self._evaluate()
+                self._log(metrics)
+                if last or self.stopper.signal is not None or is_due(self.progress.iteration, config.save_every):
+                    self._save()
+                if self.stopper.signal is not None:
+                    break
+            if self._saved_at < self.progress.iteration:
+                self._save()
+        self._write_summary()
+        return self.stopper.exit_code
+
+    def _iterate(self) -> dict[str, float]:
+        """One iteration of the graph."""
+        start = time.perf_counter()
+        iteration = Iteration(config=self.config, collector=self.collector, engine=self.engine)
+        self.graph.run(iteration)
+        seconds = time.perf_counter() - start
+        metrics = iteration.metrics | {f"time/{name}": value for name, value in self.collector.clock.take().items()}
+        self.progress.iteration += 1
+        self.progress.env_steps += int(metrics["env/steps"])
+        self.progress.train_s += seconds
+        return metrics | {
+            "env/total_steps": float(self.progress.env_steps),
+            "time/iteration": seconds,
+            "time/env_steps_per_s": metrics["env/steps"] / seconds,
+        }
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
+        config = self.config
+        episodes = evaluation_episodes(
+            tasks=config.env.tasks,
+            first_start_state=config.eval.seed,
+            count=config.eval.episodes,
+            seed=config.seed,
+        )
+        with borrowed(self.manager, self.collector.in_progress):
+            result: Evaluation = evaluate(self.manager, self.engine, episodes)
+        self._message(result.line())
+        metrics = result.metrics()
+        self.progress.evaluations[str(self.progress.iteration)] = {
+            name: value for name, value in metrics.items() if name.startswith("eval/")
+        }
+        return metrics
+
+    def _is_good_enough(self) -> bool:
+        target = self.config.run.stop_at_success
+        latest = self.progress.evaluations.get(str(self.progress.iteration))
+        return target is not None and latest is not None and latest["eval/success_once"] >= target
+
+    def _save(self) -> None:
+        """Write a checkpoint of this moment."""
+        start = time.perf_counter()
+        self.progress.wall_s = self.wall_s
+        slots = list(range(self.manager.num_envs))
+        state = TrainerState(
+            counters={"progress": vars(self.progress), "collector": self.collector.state_dict()},
+            engine=self.engine.state_dict(),
+            simulators=self.manager.get_state(slots) if self.collector.in_progress else [],
+        )
+        with writing(self.run_dir, self.progress.iteration) as folder:
+            for name in ("policy", "trainer"):
+                (folder / name).mkdir()
+            self.engine.policy.save(folder / "policy", self.config.model)
+            state.save(folder / "trainer")
+            (folder / CONFIG_FILE).write_text(to_commented_yaml(self.config))
+        self._saved_at = self.progress.iteration
+        self._message(
+            f"saved {self.run_dir / 'checkpoints' / f'{self.progress.iteration:06d}'}  "
+            f"({time.perf_counter() - start:.1f} s)"
+        )
+
+    def restore(self, state: TrainerState) -> None:
+        """Continue from a checkpoint's trainer state (the policy's weights and `progress` are there already)."""
+        self.engine.load_state_dict(state.engine)
+        if state.simulators:
+            self.manager.set_state(list(range(self.manager.num_envs)), state.simulators)
+        self.collector.load_state_dict(state.counters["collector"])
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the run began, over all processes that worked on it."""
+        return self._earlier_s + time.monotonic() - self._started
+
+    def _write_summary(self) -> None:
+        (self.run_dir / SUMMARY_FILE).write_text(json.dumps(self.summary(), indent=2) + "\n")
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        evaluations = self.progress.evaluations
+        final = evaluations[max(evaluations, key=int)] if evaluations else {}
+        return {
+            **final,
+            "iterations": self.progress.iteration,
+            "env_steps": self.progress.env_steps,
+            "wall_s": round(self.wall_s, 3),
+            "env_steps_per_s": round(self.progress.env_steps / max(self.progress.train_s, 1e-9), 1),
+            "seed": self.config.seed,
+            "stopped_by": None if self.stopper.signal is None else self.stopper.signal.name,
+            "evaluations": evaluations,
+            "config_hash": config_hash(self.config),
+            "versions": {"embodyrl": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        for sink in self.sinks:
+            sink.log(self.progress.iteration, metrics)
+
+    def _message(self, text: str) -> None:
+        for sink in self.sinks:
+            sink.message(text)
+
+
+def is_due(iteration: int, every: int) -> bool:
+    """Whether something that happens every `every` iterations (0: never) happens after `iteration`."""
+    return every > 0 and iteration % every == 0
