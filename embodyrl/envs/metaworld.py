@@ -95,7 +95,9 @@ class MetaWorld(SlotSimulator):
             SimulatorSpec(
                 tasks={task: TASKS[task] for task in config.tasks},
                 actions=(
-                    ActionField(name="arm", meaning="delta_position", unit="cm", low=(-1.0,) * 3, high=(1.0,) * 3),
+                    ActionField(
+                        name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.01
+                    ),
                     ActionField(name="gripper", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,)),
                 ),
                 proprio_dim=39,

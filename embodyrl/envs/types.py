@@ -35,13 +35,15 @@ class ActionField:
     """For instance `arm`, `gripper`."""
     meaning: str
     """delta_position | delta_rotation | gripper | joint_delta | joint_target | joint_torque | force | normalized |
-    discrete (a float that holds one of the integers low .. high)"""
+    native (the environment's own) | discrete (a float that holds one of the integers low .. high)"""
     unit: str
-    """Unit of one entry: `m`, `cm`, `rad`, `N`, `N*m`, or `1` for a number without unit."""
+    """Unit of one entry: `m`, `rad`, `N`, `N*m`, or `1` for a number without unit."""
     low: tuple[float, ...]
     """Smallest value of each entry; finite."""
     high: tuple[float, ...]
     """Largest value of each entry; finite."""
+    scale: float = 1.0
+    """How much a value of 1 is in `unit`: 0.01 where an action of 1 moves the hand by 1 cm and the unit is `m`."""
 
 
 @dataclass(frozen=True, kw_only=True)
