@@ -1,0 +1,47 @@
+"""Every setting: its type, default, limits and meaning; reading, checking and writing configs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embodyrl.config.build import config_hash, to_plain
+    from embodyrl.config.document import to_commented_yaml
+    from embodyrl.config.faults import ConfigError, Fault
+    from embodyrl.config.load import LoadedConfig, load_config
+    from embodyrl.config.sources import list_experiments, list_groups, list_options
+
+_HOMES = {
+    "config_hash": "build",
+    "to_plain": "build",
+    "to_commented_yaml": "document",
+    "ConfigError": "faults",
+    "Fault": "faults",
+    "LoadedConfig": "load",
+    "load_config": "load",
+    "list_experiments": "sources",
+    "list_groups": "sources",
+    "list_options": "sources",
+}
+
+__all__ = [
+    "ConfigError",
+    "Fault",
+    "LoadedConfig",
+    "config_hash",
+    "list_experiments",
+    "list_groups",
+    "list_options",
+    "load_config",
+    "to_commented_yaml",
+    "to_plain",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: a simulator process needs the schema alone, not Hydra."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,177 @@
+"""Compares composed settings with the schema and collects everything that is wrong with them, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Collection
+from typing import Any
+
+from embodyrl.config.compose import Settings
+from embodyrl.config.faults import Fault, KeyPath, Location, dotted
+from embodyrl.config.fields import Setting, all_paths, choices_of, docs_of, options_class, registry_of, settings_of
+from embodyrl.config.marks import UNREADABLE
+from embodyrl.config.sources import list_options
+from embodyrl.config.values import check_value, show
+from embodyrl.errors import UserError
+from embodyrl.registry import Registry
+
+
+def check_settings(settings: Settings, schema: type, file: str, incomplete: Collection[str] = ()) -> list[Fault]:
+    """Check everything that can be said about single settings.
+
+    Args:
+        settings: the composed settings.
+        schema: the dataclass of the whole config.
+        file: the user's file, where no better place is known.
+        incomplete: top-level sections in which nothing is reported as missing.
+    """
+    checker = _Checker(settings, schema, file, incomplete)
+    checker.section(schema, settings.data, ())
+    return checker.faults
+
+
+class _Checker:
+    """One walk over the settings."""
+
+    def __init__(self, settings: Settings, schema: type, file: str, incomplete: Collection[str]) -> None:
+        self.settings = settings
+        self.file = file
+        self.incomplete = incomplete
+        self.faults: list[Fault] = []
+        self.known = list(all_paths(schema, settings.data))
+
+    def fault(self, path: KeyPath, message: str, remedy: str, *, at_key: bool = False) -> None:
+        """Record a fault where the setting, or the nearest section around it, was written."""
+        for depth in range(len(path), 0, -1):
+            origin = self.settings.origins.get(path[:depth])
+            if origin is not None:
+                location = origin.key if at_key or depth < len(path) else origin.value
+                break
+        else:
+            location = Location(self.file)
+        self.faults.append(Fault(path, message, remedy, location))
+
+    def section(self, section: type, data: dict[str, Any], path: KeyPath) -> None:
+        """Check a section: its keys, then each of its settings."""
+        try:
+            chosen = options_class(section, data)
+        except UserError as error:
+            self.fault((*path, "name"), str(error), "mend the component's registration")
+            chosen = None
+        settings = dict(settings_of(chosen or section))
+        candidates = [chosen] if chosen else choices_of(section)
+        legal = {name for candidate in candidates for name in settings_of(candidate)}
+        for key in data:
+            if key not in legal:
+                self.unknown_key(sorted(legal), (*path, key))
+        for name, setting in settings.items():
+            if name in data:
+                self.setting(setting, data[name], (*path, name))
+            elif setting.required:
+                self.missing(chosen or section, setting, (*path, name))
+            elif setting.section is not None and not setting.nullable:
+                self.section(setting.section, {}, (*path, name))
+
+    def missing(self, section: type, setting: Setting, path: KeyPath) -> None:
+        """Report a setting that has no default and no value."""
+        if path[0] in self.incomplete:
+            return
+        if setting.section is not None:
+            options = list_options(setting.name)
+            remedy = f"add `- {setting.name}: {options[0]}` to the defaults list" if options else f"add `{setting.name}:`"
+            more = f" (options: {', '.join(options)})" if options else ""
+            self.fault(path, f"the section {dotted(path)!r} is missing", remedy + more)
+            return
+        words = docs_of(section).get(setting.name, "")
+        remedy = f"add `{setting.name}: ...` to the section {dotted(path[:-1])!r}"
+        self.fault(path, f"{dotted(path)} is missing", f"{remedy} ({words.rstrip('.')})" if words else remedy)
+
+    def unknown_key(self, legal: list[str], path: KeyPath) -> None:
+        """Report a key that the schema does not have."""
+        self.fault(path, f"unknown key {dotted(path)!r}", self.where_it_belongs(legal, path), at_key=True)
+
+    def where_it_belongs(self, legal: list[str], path: KeyPath) -> str:
+        """The remedy for an unknown key: a near match here, the same key elsewhere, or what there is."""
+        key, here = str(path[-1]), path[:-1]
+        elsewhere = [known for known in self.known if known[-1] == key]
+        near = difflib.get_close_matches(key, legal, n=1, cutoff=0.6)
+        is_close = bool(near) and difflib.SequenceMatcher(None, key, near[0]).ratio() >= 0.8
+        if elsewhere and not is_close:
+            return f"did you mean {' or '.join(repr(dotted(known)) for known in elsewhere[:3])}?"
+        if near:
+            return f"did you mean {dotted((*here, near[0]))!r}?"
+        leaves = {str(known[-1]): known for known in self.known}
+        far = difflib.get_close_matches(key, list(leaves), n=1, cutoff=0.8)
+        if far:
+            return f"did you mean {dotted(leaves[far[0]])!r}?"
+        return f"remove it (keys {'of ' + dotted(here) if here else 'here'}: {', '.join(legal)})"
+
+    def setting(self, setting: Setting, value: Any, path: KeyPath) -> None:
+        """Check one setting, whatever its type."""
+        kind = setting.kinds[0]
+        if value is UNREADABLE:
+            return
+        if value is None:
+            if not setting.nullable:
+                self.fault(path, f"{dotted(path)} must not be null", _remedy_for_null(setting))
+        elif setting.section is not None:
+            if isinstance(value, dict):
+                self.section(setting.section, value, path)
+            else:
+                message = f"{dotted(path)} must be a section with settings of its own, got {show(value)}"
+                self.fault(path, message, _remedy_for_section(setting, path))
+        elif setting.is_free_form:
+            if not isinstance(value, dict):
+                self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", f"write `{setting.name}: {{key: value}}`")
+        elif typing.get_origin(kind) is list:
+            self.entries(setting, typing.get_args(kind)[0], value, path)
+        else:
+            example = None if setting.required else setting.default
+            self.single(setting, setting.kinds, value, path, example)
+
+    def entries(self, setting: Setting, kind: Any, value: Any, path: KeyPath) -> None:
+        """Check a list, entry by entry."""
+        if not isinstance(value, list):
+            self.fault(path, f"{dotted(path)} must be a list, got {show(value)}", f"write [{_bare(value)}]")
+            return
+        for index, entry in enumerate(value):
+            self.single(setting, (kind,), entry, (*path, index), None)
+
+    def single(self, setting: Setting, kinds: tuple[Any, ...], value: Any, path: KeyPath, example: Any) -> None:
+        """Check a single value: type and limits, then the registry."""
+        if value is UNREADABLE:
+            return
+        problem = check_value(value, kinds, setting.field.metadata, example)
+        if problem is not None:
+            self.fault(path, f"{dotted(path)} {problem.message}", problem.remedy)
+        elif setting.registry is not None:
+            self.component(setting.registry, value, path)
+
+    def component(self, registry: Registry[Any], name: str, path: KeyPath) -> None:
+        """Check that a component is registered, and that what it needs is installed."""
+        if name not in registry:
+            self.fault(path, registry.unknown(name), "")
+            return
+        for requirement in registry.entry(name).missing():
+            message = f"{registry.kind} {name!r} is not installed (it needs the package {requirement.module!r})"
+            self.fault(path, message, requirement.install)
+
+
+def _bare(value: Any) -> str:
+    return value if isinstance(value, str) else show(value)
+
+
+def _remedy_for_null(setting: Setting) -> str:
+    if setting.required or setting.section is not None or dataclasses.is_dataclass(setting.default):
+        return "give it a value" if setting.section is None else "give it settings, or remove the line"
+    return f"give it a value, or remove the line for the default {show(setting.default)}"
+
+
+def _remedy_for_section(setting: Setting, path: KeyPath) -> str:
+    """What to write instead of a plain value where a section belongs."""
+    options = list_options(setting.name) if len(path) == 1 else []
+    if options and setting.section is not None and registry_of(setting.section) is not None:
+        return f"choose a group in the defaults list, as in `- {setting.name}: {options[0]}`"
+    return f"write `{setting.name}:` and its settings indented below"

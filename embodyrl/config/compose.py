@@ -1,0 +1,162 @@
+"""Puts a config file and the group files that its defaults list names together, each value with its origin.
+
+Hydra decides which files take part, in which order and at which place; the values are merged here, so that every one of them
+keeps the line and column it came from.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from embodyrl.config.defaults import Choices, read_choices
+from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
+from embodyrl.config.marks import Document, Origin, read_document
+from embodyrl.config.sources import Source, find_config, readable_path
+
+
+@dataclass
+class Settings:
+    """Composed plain data; each value knows where it was written."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+
+    def get(self, path: KeyPath) -> Any:
+        """The value at `path`, or None."""
+        value: Any = self.data
+        for key in path:
+            if isinstance(value, dict):
+                value = value.get(key)
+            elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+                value = value[key]
+            else:
+                return None
+        return value
+
+    def merge(self, document: Document, package: KeyPath = ()) -> None:
+        """Lay a file's settings over what is there: mappings key by key, everything else as a whole.
+
+        Args:
+            document: the file.
+            package: the section that its top level is.
+        """
+        whole = Location(document.label)
+        for depth in range(1, len(package) + 1):
+            self.origins.setdefault(package[:depth], Origin(whole, whole))
+        for key, value in document.data.items():
+            if key != "defaults":
+                self._put((*package, key), value, (key,), document.origins)
+
+    def override(self, path: KeyPath, value: Any) -> None:
+        """Lay a value from the command line over what is there."""
+        place = Location(COMMAND_LINE)
+        marks: dict[KeyPath, Origin] = {}
+        _mark_all(value, (), Origin(place, place), marks)
+        for depth in range(1, len(path)):
+            self.origins.setdefault(path[:depth], Origin(place, place))
+        self._put(path, value, (), marks)
+
+    def _put(self, path: KeyPath, value: Any, source: KeyPath, origins: Mapping[KeyPath, Origin]) -> None:
+        """Put `value`, which stands at `source` in the file that `origins` describes, at `path`."""
+        if isinstance(value, dict) and isinstance(self.get(path), dict):
+            self.origins[path] = origins[source]
+            for key, child in value.items():
+                self._put((*path, key), child, (*source, key), origins)
+            return
+        for stale in [known for known in self.origins if known[: len(path)] == path]:
+            del self.origins[stale]
+        for known, origin in origins.items():
+            if known[: len(source)] == source:
+                self.origins[(*path, *known[len(source) :])] = origin
+        parent = self.data
+        for key in path[:-1]:
+            if not isinstance(parent.get(key), dict):
+                parent[key] = {}
+            parent = parent[key]
+        parent[path[-1]] = copy.deepcopy(value)
+
+
+def _mark_all(value: Any, path: KeyPath, origin: Origin, origins: dict[KeyPath, Origin]) -> None:
+    origins[path] = origin
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        _mark_all(child, (*path, key), origin, origins)
+
+
+@dataclass
+class Composed:
+    """What the files say, before the command line's values and any check."""
+
+    settings: Settings
+    faults: list[Fault]
+    files: list[str]
+    """The files that took part, the user's first."""
+    incomplete: set[str]
+    """Top-level sections whose group file could not be used."""
+    readable: bool
+    """Whether the user's file could be read at all."""
+
+
+def compose(source: Source, main: Document, group_overrides: Mapping[str, str]) -> Composed:
+    """Compose the user's file `main` with the groups of its defaults list.
+
+    Args:
+        source: where the file is.
+        main: the file.
+        group_overrides: choices from the command line, which replace those of the list.
+    """
+    documents = {source.path: main}
+    choices = read_choices(source, group_overrides, documents)
+    faults = [*choices.faults, *(fault for document in documents.values() for fault in document.faults)]
+    settings = Settings()
+    if not faults and "defaults" in main.data:
+        faults += _merge_in_hydras_order(settings, source, group_overrides, documents)
+    if faults or "defaults" not in main.data:
+        _merge_what_is_there(settings, source, choices, documents)
+    files = [document.label for document in documents.values()]
+    return Composed(settings, faults, files, choices.incomplete(), main.readable)
+
+
+def _merge_in_hydras_order(
+    settings: Settings, source: Source, group_overrides: Mapping[str, str], documents: dict[Path, Document]
+) -> list[Fault]:
+    """Merge the files as the defaults lists say; returns what Hydra objects to."""
+    search = str(source.folders[1]).replace("\\", "\\\\").replace("'", "\\'")
+    overrides = [f"hydra.searchpath=['file://{search}']", *(f"{group}={name}" for group, name in group_overrides.items())]
+    try:
+        with warnings.catch_warnings(), initialize_config_dir(str(source.path.parent), version_base="1.3"):
+            warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects
+            loader = GlobalHydra.instance().config_loader()
+            order = loader.compute_defaults_list(source.path.stem, overrides, RunMode.RUN).defaults
+    except Exception as error:  # Hydra raises many kinds; all of them are about the defaults list
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        origin = documents[source.path].origins["defaults",]
+        return [Fault(("defaults",), f"defaults: {why[0]}", "mend the list", origin.key)]
+    for item in order:
+        package = str(item.package or "")
+        if package.split(".")[0] != "hydra":
+            path = source.path if item.primary else find_config(source.folders, str(item.config_path))
+            assert path is not None, f"Hydra found {item.config_path}, we did not"
+            if path not in documents:
+                documents[path] = read_document(path, readable_path(path))
+            settings.merge(documents[path], tuple(package.split(".")) if package else ())
+    return []
+
+
+def _merge_what_is_there(
+    settings: Settings, source: Source, choices: Choices, documents: Mapping[Path, Document]
+) -> None:
+    """Merge what can be read, to look for further faults in it."""
+    for choice in choices.entries:
+        if choice.path is not None:
+            settings.merge(documents[choice.path], choice.package)
+    settings.merge(documents[source.path])

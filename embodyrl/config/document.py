@@ -1,0 +1,82 @@
+"""Writes a config as YAML in which every setting carries its documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import yaml
+from omegaconf._utils import get_yaml_loader
+
+from embodyrl.config.fields import docs_of
+from embodyrl.config.schema import Config
+
+_WIDTH = 110
+
+
+def to_commented_yaml(config: Config) -> str:
+    """The whole config, one key per line, with each setting's documentation above it; it loads as an equal config."""
+    return "\n".join(_section(config, "")) + "\n"
+
+
+def _section(section: Any, indent: str) -> Iterator[str]:
+    docs = docs_of(type(section))
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if not indent and dataclasses.is_dataclass(value):
+            yield ""
+        width = _WIDTH - len(indent) - 2
+        yield from (f"{indent}# {line}" for line in textwrap.wrap(docs.get(field.name, ""), width))
+        if dataclasses.is_dataclass(value):
+            yield f"{indent}{field.name}:"
+            yield from _section(value, indent + "  ")
+        else:
+            yield from _entry(field.name, value, indent)
+
+
+def _entry(key: str, value: Any, indent: str) -> Iterator[str]:
+    """One key and its value; mappings go below it."""
+    if isinstance(value, dict) and value:
+        yield f"{indent}{_text(key)}:"
+        for name, child in value.items():
+            yield from _entry(name, child, indent + "  ")
+    else:
+        yield f"{indent}{_text(key)}: {_inline(value)}"
+
+
+def _inline(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_text(key)}: {_inline(child)}" for key, child in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Enum):
+        return _text(value.name)
+    if isinstance(value, float):
+        return _float(value)
+    return _text(value) if isinstance(value, str) else str(value)
+
+
+def _float(value: float) -> str:
+    text = repr(value)
+    if text in ("inf", "-inf", "nan"):
+        return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}[text]
+    mantissa, e, exponent = text.partition("e")
+    return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text
+
+
+def _text(text: str) -> str:
+    """A text, in quotes where YAML would take it for something else; `${` is kept from being resolved."""
+    text = text.replace("${", "\\${")
+    try:
+        is_plain = yaml.load(f"[{text}]", get_yaml_loader()) == [text]
+    except yaml.YAMLError:
+        is_plain = False
+    if is_plain and text.isprintable() and not text.startswith("#"):
+        return text
+    return yaml.dump(text, default_style='"', allow_unicode=True, width=10**9).rstrip("\n")

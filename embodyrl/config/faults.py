@@ -1,0 +1,75 @@
+"""What is wrong with a config, where it stands, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from embodyrl.errors import UserError
+
+KeyPath = tuple[str | int, ...]
+"""Where a setting lives: `("env", "tasks", 0)`."""
+
+COMMAND_LINE = "command line"
+
+
+def dotted(path: KeyPath) -> str:
+    """The path as people write it: `env.tasks[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in a file, or the file as a whole."""
+
+    file: str
+    """Path of the file as people should read it, or `command line`."""
+    line: int = 0
+    """Line, from 1; 0: the file as a whole."""
+    column: int = 0
+    """Column, from 1."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong."""
+
+    path: KeyPath
+    """The setting it is about; empty if it is about the file."""
+    message: str
+    """What is wrong."""
+    remedy: str
+    """What to do; empty if the message says it."""
+    location: Location
+    """Where it stands."""
+
+    def __str__(self) -> str:
+        hint = f" - {self.remedy}" if self.remedy else ""
+        return f"{self.location}: {self.message}{hint}"
+
+
+class ConfigError(UserError):
+    """Raised with every fault of a config at once, before anything starts."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        count = len(self.faults)
+        lines = [*map(str, self.faults), f"{count} fault{'' if count == 1 else 's'}; nothing was started."]
+        super().__init__("\n".join(lines))
+
+
+def in_reading_order(faults: Iterable[Fault], files: Sequence[str]) -> list[Fault]:
+    """The faults without repetitions, sorted by file (in the order of `files`, the command line last), line and column."""
+    rank = {name: index for index, name in enumerate(files)}
+
+    def key(fault: Fault) -> tuple[bool, int, int, int]:
+        where = fault.location
+        return (where.file == COMMAND_LINE, rank.get(where.file, len(rank)), where.line, where.column)
+
+    return sorted(dict.fromkeys(faults), key=key)

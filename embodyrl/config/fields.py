@@ -1,0 +1,194 @@
+"""What the schema's dataclasses say about a setting: type, limits, default, and which component's options apply."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any
+
+import embodyrl.registry
+from embodyrl.config.faults import KeyPath
+from embodyrl.errors import UserError
+from embodyrl.registry import Registry
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of a config dataclass."""
+
+    name: str
+    kinds: tuple[Any, ...]
+    """The types that its value may have, without None."""
+    nullable: bool
+    """Whether null is legal."""
+    field: dataclasses.Field[Any]
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.field.default is MISSING and self.field.default_factory is MISSING
+
+    @property
+    def default(self) -> Any:
+        """The default; only for settings that are not required."""
+        factory = self.field.default_factory
+        return self.field.default if factory is MISSING else factory()
+
+    @property
+    def section(self) -> type | None:
+        """The dataclass of a nested section, or None for a value."""
+        return self.kinds[0] if dataclasses.is_dataclass(self.kinds[0]) else None
+
+    @property
+    def is_free_form(self) -> bool:
+        """Whether any key is legal below."""
+        return typing.get_origin(self.kinds[0]) is dict
+
+    @property
+    def registry(self) -> Registry[Any] | None:
+        """The registry whose names are legal here, if any."""
+        name = self.field.metadata.get("registry")
+        return getattr(embodyrl.registry, name) if name else None
+
+
+def split_type(annotation: Any) -> tuple[tuple[Any, ...], bool]:
+    """A type hint as its alternatives without None, and whether None is one."""
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        alternatives = typing.get_args(annotation)
+        return tuple(kind for kind in alternatives if kind is not types.NoneType), types.NoneType in alternatives
+    return (annotation,), False
+
+
+@functools.cache
+def settings_of(section: type) -> Mapping[str, Setting]:
+    """The settings of a config dataclass, base classes first."""
+    hints = typing.get_type_hints(section)
+    settings = {}
+    for field in dataclasses.fields(section):
+        kinds, nullable = split_type(hints[field.name])
+        settings[field.name] = Setting(field.name, kinds, nullable, field)
+    return settings
+
+
+@functools.cache
+def docs_of(section: type) -> Mapping[str, str]:
+    """The text below each field in the class's source, base classes included."""
+    docs: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if dataclasses.is_dataclass(base):
+            docs.update(_docs_in_source(base))
+    return docs
+
+
+def _docs_in_source(section: type) -> Iterator[tuple[str, str]]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
+    except (OSError, TypeError):  # a class without source, as one typed into an interpreter
+        return
+    body = typing.cast(ast.ClassDef, tree.body[0]).body
+    for statement, below in zip(body, body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                yield statement.target.id, " ".join(str(below.value.value).split())
+
+
+def registry_of(section: type) -> Registry[Any] | None:
+    """The registry that a section's `name` chooses from, if it has one."""
+    name = settings_of(section).get("name")
+    return name.registry if name else None
+
+
+def options_class(section: type, data: Any) -> type | None:
+    """The dataclass for a section's settings: that of the component its `name` chooses, else `section` itself.
+
+    None means that the choice is open: the section chooses a component, but names none that is registered.
+
+    Raises:
+        UserError: the component's options cannot be imported, or are no subclass of `section`.
+    """
+    registry = registry_of(section)
+    if registry is None:
+        return section
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str) or name not in registry:
+        return None
+    try:
+        options = registry.entry(name).load_options() or section
+        settings_of(options)
+    except Exception as error:
+        raise UserError(f"the options of {registry.kind} {name!r} cannot be loaded: {error!r}") from error
+    if not issubclass(options, section):
+        wanted = f"{section.__module__}.{section.__qualname__}"
+        raise UserError(f"the options of {registry.kind} {name!r} ({options.__qualname__}) are no subclass of {wanted}")
+    return options
+
+
+def choices_of(section: type) -> list[type]:
+    """Every dataclass that could describe the section: `section` itself and the options of all registered components."""
+    registry = registry_of(section)
+    found = [section]
+    for entry in registry.entries() if registry else ():
+        try:
+            options = options_class(section, {"name": entry.name})
+        except UserError:
+            continue
+        if options is not None and options not in found:
+            found.append(options)
+    return found
+
+
+def class_at(section: type, data: Any) -> type:
+    """`options_class`, falling back to `section` where the choice is open or broken."""
+    try:
+        return options_class(section, data) or section
+    except UserError:
+        return section
+
+
+def find_setting(root: type, data: Any, path: KeyPath) -> tuple[Setting | None, bool]:
+    """The setting at `path`, and whether the path leads into one of its free-form maps."""
+    section: type | None = root
+    setting: Setting | None = None
+    for index, key in enumerate(path):
+        if section is None:
+            return None, False
+        setting = settings_of(class_at(section, data)).get(str(key))
+        if setting is None:
+            return None, False
+        if setting.is_free_form and index + 1 < len(path):
+            return setting, True
+        section = setting.section
+        data = data.get(key) if isinstance(data, dict) else None
+    return setting, False
+
+
+def all_paths(root: type, data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every section and setting of the schema, given the components that `data` chooses."""
+    for name, setting in settings_of(class_at(root, data)).items():
+        here = (*path, name)
+        yield here
+        if setting.section is not None:
+            yield from all_paths(setting.section, data.get(name) if isinstance(data, dict) else None, here)
+
+
+def defaults_below(root: type, data: Any) -> dict[str, Any]:
+    """The schema's defaults as plain data, overlaid by `data`; required settings that `data` lacks are left out."""
+    filled: dict[str, Any] = {}
+    given = data if isinstance(data, dict) else {}
+    for name, setting in settings_of(class_at(root, given)).items():
+        if setting.section is not None and (isinstance(given.get(name, {}), dict)):
+            if name in given or not setting.nullable:
+                filled[name] = defaults_below(setting.section, given.get(name))
+                continue
+        if name in given:
+            filled[name] = given[name]
+        elif not setting.required:
+            filled[name] = setting.default
+    return {**filled, **{key: value for key, value in given.items() if key not in filled}}

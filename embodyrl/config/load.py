@@ -1,0 +1,84 @@
+"""From a config file and command-line overrides to the frozen config, or to all of its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embodyrl.config.build import build_config, count_settings
+from embodyrl.config.check import check_settings
+from embodyrl.config.compose import Composed, Settings, compose
+from embodyrl.config.faults import ConfigError, Fault, in_reading_order
+from embodyrl.config.interpolation import resolve_interpolations
+from embodyrl.config.marks import read_document
+from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
+from embodyrl.config.plugins import import_plugins
+from embodyrl.config.rules import check_rules
+from embodyrl.config.schema import Config
+from embodyrl.config.sources import Source, find_source
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A config without faults."""
+
+    config: Config
+    source: str
+    """What it was loaded from, for people: a path, or `experiment/metaworld_reach`."""
+    values: int
+    """Number of single settings."""
+    path: Path | None
+    """The file; None for a built-in experiment."""
+    plugin_dir: Path
+    """Folder in which plug-ins were looked up besides the installed packages."""
+
+
+def load_config(
+    source: str | Path | None, overrides: Sequence[str] = (), *, plugin_dir: Path | None = None
+) -> LoadedConfig:
+    """Load and check a config; nothing but the plug-ins it names is run.
+
+    Args:
+        source: a YAML file, the name of a built-in experiment, or None for the default experiment.
+        overrides: `key=value` from the command line.
+        plugin_dir: where to look for plug-ins; by default the file's folder (the working directory for built-in ones).
+
+    Raises:
+        ConfigError: with every fault.
+    """
+    found = find_source(source, plugin_dir)
+    if isinstance(found, Fault):
+        raise ConfigError([found])
+    main = read_document(found.path, found.file)
+    asked = parse_overrides(overrides, found.has_group)
+    composed = compose(found, main, asked.groups)
+    faults = [*asked.faults, *composed.faults]
+    if composed.readable:
+        faults += _check(composed, asked, found)
+    if faults:
+        raise ConfigError(in_reading_order(faults, composed.files))
+    config = build_config(composed.settings.data)
+    path = None if found.is_builtin else found.path
+    return LoadedConfig(config, found.label, count_settings(config), path, found.plugin_dir)
+
+
+def _check(composed: Composed, asked: Overrides, source: Source) -> list[Fault]:
+    """Bring the settings into their final form and check them; returns the faults besides those of the files."""
+    settings = composed.settings
+    plugin_lists = [override for override in asked.values if override.path == ("plugins",)]
+    others = [override for override in asked.values if override.path != ("plugins",)]
+    faults = _apply(settings, plugin_lists)
+    faults += import_plugins(settings, source.plugin_dir)
+    faults += _apply(settings, others)
+    faults += resolve_interpolations(settings, Config)
+    faults += check_settings(settings, Config, source.file, composed.incomplete)
+    doubtful = {fault.path for fault in [*composed.faults, *asked.faults, *faults]}
+    doubtful |= {(name,) for name in composed.incomplete}
+    return faults + check_rules(settings, doubtful, source.file)
+
+
+def _apply(settings: Settings, overrides: Sequence[Override]) -> list[Fault]:
+    """Lay command-line values over the settings; returns those that cannot be."""
+    faults = (apply_override(settings, override, Config) for override in overrides)
+    return [fault for fault in faults if fault is not None]

@@ -1,0 +1,211 @@
+"""Reads one YAML file into plain data, remembering the line and column of every key and value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf._utils import get_yaml_loader
+
+from embodyrl.config.faults import Fault, KeyPath, Location, dotted
+
+_PREFIX = "tag:yaml.org,2002:"
+_PLAIN_TAGS = {_PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+_ODD_NUMBER = re.compile(r"^[-+]?0[0-9_]+$|:")
+_MAX_VALUES = 100_000
+
+_SYNTAX = (
+    # what the YAML parser says, what it means, what to do, whether the construct's start is the better place to point at
+    ("'\\t'", "a tab where YAML wants spaces", "indent with spaces", False),
+    ("mapping values are not allowed", "a colon where none can be", "check the indentation, or quote the value", False),
+    ("could not find expected ':'", "a key without a colon", "write `key: value`", True),
+    ("expected ',' or ']'", "a list that is not closed", "close it with ]", True),
+    ("expected ',' or '}'", "a mapping that is not closed", "close it with }", True),
+    ("found unexpected end of stream", "a quoted text that is not closed", "close it with the same quote", True),
+    ("expected <block end>", "this line does not fit the indentation above", "align it with its neighbours", False),
+    ("found undefined alias", "an alias (*name) without its anchor (&name)", "define the anchor first", False),
+    ("expected a single document", "a second YAML document", "keep one document per file (remove the ---)", False),
+)
+
+
+class Unreadable(Enum):
+    """Stands in for a value that could not be read and has been reported."""
+
+    value_ = None
+
+
+UNREADABLE = Unreadable.value_
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a setting was written."""
+
+    key: Location
+    value: Location
+
+
+@dataclass
+class Document:
+    """One file's plain data."""
+
+    label: str
+    """Name of the file in messages."""
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    """What is wrong with the file as YAML."""
+    readable: bool = True
+    """False if the faults leave no data to look at."""
+
+
+def read_document(path: Path, label: str) -> Document:
+    """Read a YAML file by OmegaConf's rules (`1e-5` is a number, dates are text). Never raises for what is in the file."""
+    document = Document(label)
+    try:
+        loader = get_yaml_loader()(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        _Walker(document, loader).walk_root(root)
+    except OSError as error:
+        _unreadable(document, Location(label), f"cannot be read: {error.strerror}", "check its permissions")
+    except UnicodeDecodeError as error:
+        _unreadable(document, Location(label), f"is not UTF-8 text (byte {error.start})", "save it as UTF-8")
+    except yaml.reader.ReaderError as error:
+        message = f"contains the character U+{error.character:04X}, which YAML forbids"
+        _unreadable(document, Location(label), message, "remove it")
+    except yaml.MarkedYAMLError as error:
+        _unreadable(document, *_syntax_error(error, label))
+    except RecursionError:
+        _unreadable(document, Location(label), "is nested too deeply", "flatten it")
+    return document
+
+
+def _unreadable(document: Document, location: Location, message: str, remedy: str) -> None:
+    document.data, document.origins, document.readable = {}, {}, False
+    document.faults.append(Fault((), message, remedy, location))
+
+
+def _at(mark: yaml.Mark, label: str) -> Location:
+    return Location(label, mark.line + 1, mark.column + 1)
+
+
+def _syntax_error(error: yaml.MarkedYAMLError, label: str) -> tuple[Location, str, str]:
+    """A YAML syntax error in plain words."""
+    problem = error.problem or error.context or "cannot be read as YAML"
+    mark = error.problem_mark or error.context_mark
+    for said, message, remedy, at_start in _SYNTAX:
+        if said in problem:
+            if at_start and error.context_mark is not None:
+                mark = error.context_mark
+            return (_at(mark, label) if mark else Location(label), f"YAML syntax: {message}", remedy)
+    return (_at(mark, label) if mark else Location(label), f"YAML syntax: {problem}", "mend the line")
+
+
+class _Walker:
+    """Turns a tree of YAML nodes into plain data."""
+
+    def __init__(self, document: Document, loader: Any) -> None:
+        self.document = document
+        self.loader = loader
+        self.open_nodes: list[int] = []
+        self.count = 0
+
+    def walk_root(self, root: yaml.Node | None) -> None:
+        """Fill the document from the file's top node."""
+        label = self.document.label
+        if root is None:
+            _unreadable(self.document, Location(label), "is empty", "`embodyrl run --print-config` shows a whole config")
+        elif not isinstance(root, yaml.MappingNode):
+            what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+            where = _at(root.start_mark, label)
+            _unreadable(self.document, where, f"the file holds {what}, not settings", "write `key: value` lines")
+        else:
+            self.document.data = self.mapping(root, ())
+
+    def fault(self, node: yaml.Node, path: KeyPath, message: str, remedy: str) -> None:
+        """Record a fault at the node's place."""
+        self.document.faults.append(Fault(path, message, remedy, _at(node.start_mark, self.document.label)))
+
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        """The plain data of any node."""
+        self.count += 1
+        if id(node) in self.open_nodes or self.count > _MAX_VALUES:
+            why = "contains itself" if id(node) in self.open_nodes else f"holds more than {_MAX_VALUES} values"
+            if self.count <= _MAX_VALUES + 1:
+                self.fault(node, path, f"{dotted(path)} {why}", "write the values out, without aliases")
+            return UNREADABLE
+        if node.tag not in _PLAIN_TAGS:
+            tag = node.tag.replace(_PREFIX, "!!")
+            self.fault(node, path, f"{dotted(path)} has the tag {tag}", "remove it: a config holds only plain values")
+            return UNREADABLE
+        self.open_nodes.append(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self.mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return self.sequence(node, path)
+            return self.scalar(node, path)
+        finally:
+            self.open_nodes.pop()
+
+    def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        """A number, text, true, false or null."""
+        try:
+            value = self.loader.construct_object(node)
+        except (ValueError, yaml.YAMLError):
+            kind = node.tag.removeprefix(_PREFIX)
+            self.fault(node, path, f"{dotted(path)}: {node.value!r} is not of type {kind}", f"remove the tag !!{kind}")
+            return UNREADABLE
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and node.style is None and _ODD_NUMBER.search(node.value):
+            message = f"{dotted(path)}: YAML reads {node.value} as {value}"
+            self.fault(node, path, message, f"write {value}, or put it in quotes")
+        return value
+
+    def sequence(self, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:
+        """A list."""
+        items = []
+        for index, child in enumerate(node.value):
+            place = _at(child.start_mark, self.document.label)
+            self.document.origins[*path, index] = Origin(place, place)
+            items.append(self.value(child, (*path, index)))
+        return items
+
+    def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        """A mapping; of a repeated key the last value counts, as in YAML."""
+        self.find_duplicates(node, path)
+        self.loader.flatten_mapping(node)  # `<<: *anchor`
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.key(key_node, path)
+            if key is not None:
+                label = self.document.label
+                here = (*path, key)
+                self.document.origins[here] = Origin(_at(key_node.start_mark, label), _at(value_node.start_mark, label))
+                data[key] = self.value(value_node, here)
+        return data
+
+    def key(self, node: yaml.Node, path: KeyPath) -> str | None:
+        """The text of a key, or None after recording a fault."""
+        if isinstance(node, yaml.ScalarNode) and node.tag == _PREFIX + "str":
+            return str(node.value)
+        what = f"the key {node.value!r}" if isinstance(node, yaml.ScalarNode) else "a key"
+        inside = f" in {dotted(path)}" if path else ""
+        self.fault(node, path, f"{what}{inside} is not text", "put it in quotes if it is meant so")
+        return None
+
+    def find_duplicates(self, node: yaml.MappingNode, path: KeyPath) -> None:
+        """Record keys that occur twice."""
+        seen: dict[str, int] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            if key_node.value in seen:
+                here = (*path, key_node.value)
+                message = f"duplicate key {dotted(here)!r} (first on line {seen[key_node.value]})"
+                self.fault(key_node, here, message, "remove one of them")
+            seen.setdefault(key_node.value, key_node.start_mark.line + 1)

@@ -1,0 +1,118 @@
+"""`key=value` from the command line: choices of config groups, and single values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from embodyrl.config.compose import Settings
+from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
+from embodyrl.config.fields import find_setting
+
+_KEY = re.compile(r"^(\+\+|\+|~)?([\w-]+(?:[./][\w-]+)*)$")
+
+
+@dataclass(frozen=True)
+class Override:
+    """One value from the command line."""
+
+    path: KeyPath
+    text: str
+    """The value as it was typed."""
+    value: Any
+    problem: str
+    """Why the value cannot be read; empty if it can."""
+    adds: bool
+    """Whether it was written with + or ++."""
+
+
+@dataclass
+class Overrides:
+    """What the command line asks for."""
+
+    groups: dict[str, str] = field(default_factory=dict)
+    """Choices of config groups: `env` -> `maniskill/push_cube`."""
+    values: list[Override] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def on_command_line(path: KeyPath, message: str, remedy: str) -> Fault:
+    """A fault of the command line."""
+    return Fault(path, message, remedy, Location(COMMAND_LINE))
+
+
+def parse_overrides(texts: Sequence[str], is_group: Callable[[str], bool]) -> Overrides:
+    """Read the command line's overrides by Hydra's grammar; `is_group` tells names of config groups."""
+    parsed = Overrides()
+    for text in texts:
+        key, equals, value = text.partition("=")
+        match = _KEY.match(key)
+        if match is None or (not equals and match[1] != "~"):
+            parsed.faults.append(on_command_line((), f"{text!r} is not an override", _remedy_for_key(key, value)))
+        elif match[1] == "~":
+            remedy = "set it to a value, or leave it out of the file"
+            parsed.faults.append(on_command_line((), f"{text!r}: settings cannot be deleted", remedy))
+        else:
+            _add(parsed, match[2], match[1] is not None, value, is_group)
+    return parsed
+
+
+def _remedy_for_key(key: str, value: str) -> str:
+    if "[" in key:
+        name = key.partition("[")[0]
+        return f"set the whole list, as in '{name}=[a,b]'"
+    if "@" in key:
+        return f"write {key.partition('@')[0]}={value}"
+    return "write key=value, as in run.iterations=50"
+
+
+def _add(parsed: Overrides, key: str, adds: bool, text: str, is_group: Callable[[str], bool]) -> None:
+    """Sort one well-formed override into groups or values."""
+    value, problem = _read(text)
+    if is_group(key) and isinstance(value, str) and not problem:
+        if adds:
+            message = f"'+{key}={text}' would add to the defaults list"
+            parsed.faults.append(on_command_line((), message, f"write {key}={text} to choose another {key}"))
+        else:
+            parsed.groups[key] = value
+    elif "/" in key:
+        parsed.faults.append(on_command_line((), f"no config group {key!r}", "`embodyrl list configs` shows them"))
+    else:
+        parsed.values.append(Override(tuple(key.split(".")), text, value, problem, adds))
+
+
+def _read(text: str) -> tuple[Any, str]:
+    """A value by Hydra's grammar, and what is wrong with it."""
+    try:
+        parsed = OverridesParser.create().parse_override(f"key={text}")
+    except HydraException as error:
+        return None, (str(error).splitlines() or ["cannot be read"])[0]
+    if parsed.is_sweep_override():
+        return None, "several values; a list needs brackets, and one run takes one value"
+    return parsed.value(), ""
+
+
+def apply_override(settings: Settings, override: Override, schema: type) -> Fault | None:
+    """Lay one value over the settings, or say why not."""
+    setting, is_inside_map = find_setting(schema, settings.data, override.path)
+    if override.adds and not is_inside_map:
+        name = ".".join(map(str, override.path))
+        if setting is not None:
+            return on_command_line(override.path, f"'+{name}' would add a setting that exists", f"write {name}=...")
+        remedy = "only free-form maps such as env.kwargs take new keys; `embodyrl run --print-config` shows the settings"
+        return on_command_line(override.path, f"'+{name}' would add a setting that nothing reads", remedy)
+    value = override.value
+    if setting is not None and setting.kinds == (str,) and not is_inside_map:
+        if override.problem or not (isinstance(value, str) or (value is None and setting.nullable)):
+            value = override.text
+    elif override.problem:
+        name = ".".join(map(str, override.path))
+        message = f"the value of {name}={override.text} cannot be read ({override.problem})"
+        return on_command_line(override.path, message, "put it in quotes, or in [brackets] for a list")
+    settings.override(override.path, value)
+    return None

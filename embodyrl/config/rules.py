@@ -1,0 +1,294 @@
+"""Rules between settings: each is a function that yields what is wrong with a whole config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embodyrl.config.build import build_draft
+from embodyrl.config.compose import Settings
+from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
+from embodyrl.config.schema import Bootstrap, Config, Episodes
+from embodyrl.registry import ADVANTAGES, Registry, SupportedModel
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule objects to."""
+
+    paths: tuple[str, ...]
+    """The settings that do not fit together, the one to change first in front."""
+    message: str
+    remedy: str
+
+
+Rule = Callable[[Config], Iterator[Finding]]
+
+RULES: list[Rule] = []
+"""Every rule, in the order in which they are tried."""
+
+
+def rule(function: Rule) -> Rule:
+    """Add a function to `RULES`."""
+    RULES.append(function)
+    return function
+
+
+def check_rules(settings: Settings, doubtful: set[KeyPath], file: str) -> list[Fault]:
+    """Apply every rule to the settings that have no fault of their own.
+
+    Args:
+        settings: composed settings.
+        doubtful: settings that have been reported; rules about them would only repeat it.
+        file: the user's file.
+    """
+    config, doubtful = build_draft(settings.data, doubtful)
+    faults = []
+    for check in RULES:
+        for finding in check(config):
+            paths = [_key_path(text) for text in finding.paths]
+            if not any(_overlap(path, bad) for path in paths for bad in doubtful):
+                path, location = _place(settings, paths, file)
+                faults.append(Fault(path, finding.message, finding.remedy, location))
+    return faults
+
+
+def _key_path(text: str) -> KeyPath:
+    return tuple(int(part) if part.isdigit() else part for part in text.split("."))
+
+
+def _overlap(path: KeyPath, bad: KeyPath) -> bool:
+    return bool(bad) and (path[: len(bad)] == bad or bad[: len(path)] == path)
+
+
+def _place(settings: Settings, paths: list[KeyPath], file: str) -> tuple[KeyPath, Location]:
+    """Where to point: at what the user wrote rather than at a group file; else at the first setting that was written."""
+    written = [(path, settings.origins[path].value) for path in paths if path in settings.origins]
+    for wanted in (COMMAND_LINE, file):
+        for path, location in written:
+            if location.file == wanted:
+                return path, location
+    return written[0] if written else (paths[0], Location(file))
+
+
+def fact(registry: Registry[Any], name: str, key: str) -> Any:
+    """What a component's registry entry says about `key`; None if it says nothing or is unknown."""
+    return registry.entry(name).facts.get(key) if name in registry else None
+
+
+def _multiples(number: int, of: int) -> str:
+    """The multiples of `of` next to `number`, in words."""
+    below = number // of * of
+    return f"{below} or {below + of}" if below else str(of)
+
+
+def _divisors(number: int, of: int) -> str:
+    """The divisors of `of` next to `number`, in words."""
+    below = max((n for n in range(1, min(number, of) + 1) if of % n == 0), default=1)
+    above = next((n for n in range(number, of + 1) if of % n == 0), None)
+    return f"{below} or {above}" if above is not None and above != below else str(below)
+
+
+@rule
+def envs_form_whole_groups(config: Config) -> Iterator[Finding]:
+    """Every group of slots is complete."""
+    envs, size = config.env.num_envs, config.rollout.group_size
+    if envs % size:
+        yield Finding(
+            ("env.num_envs", "rollout.group_size"),
+            f"env.num_envs = {envs} cannot be split into groups of rollout.group_size = {size}",
+            f"set env.num_envs to {_multiples(envs, size)}",
+        )
+
+
+@rule
+def envs_fill_workers_evenly(config: Config) -> Iterator[Finding]:
+    """Every simulator process has as many slots as the others."""
+    envs, workers = config.env.num_envs, config.env.workers
+    if isinstance(workers, int) and envs % workers:
+        yield Finding(
+            ("env.workers", "env.num_envs"),
+            f"env.num_envs = {envs} cannot be spread over env.workers = {workers}",
+            f"set env.workers to {_divisors(workers, envs)}, or env.num_envs to {_multiples(envs, workers)}",
+        )
+
+
+@rule
+def batch_splits_into_minibatches(config: Config) -> Iterator[Finding]:
+    """Every optimiser step sees as many decisions as the others."""
+    envs, chunks, parts = config.env.num_envs, config.rollout.chunks, config.algorithm.minibatches
+    batch = envs * chunks
+    if batch % parts:
+        yield Finding(
+            ("algorithm.minibatches", "rollout.chunks", "env.num_envs"),
+            f"a batch of env.num_envs = {envs} x rollout.chunks = {chunks} cannot be split into "
+            f"algorithm.minibatches = {parts}",
+            f"set algorithm.minibatches to {_divisors(parts, batch)}",
+        )
+
+
+@rule
+def chunk_fits_model(config: Config) -> Iterator[Finding]:
+    """The model can give as many actions at once as are asked of it."""
+    size, name = config.rollout.chunk_size, config.model.name
+    most = fact(SupportedModel, name, "max_chunk")
+    if most is not None and size > most:
+        yield Finding(
+            ("rollout.chunk_size", "model.name"),
+            f"rollout.chunk_size = {size} is more than model {name!r} can give at once",
+            f"set rollout.chunk_size to {most} or less",
+        )
+
+
+@rule
+def chunk_fits_episode(config: Config) -> Iterator[Finding]:
+    """A chunk does not outlast an episode."""
+    size, steps = config.rollout.chunk_size, config.env.max_episode_steps
+    if size > steps:
+        yield Finding(
+            ("rollout.chunk_size", "env.max_episode_steps"),
+            f"rollout.chunk_size = {size} is longer than an episode of env.max_episode_steps = {steps}",
+            f"set rollout.chunk_size to {steps} or less",
+        )
+
+
+@rule
+def whole_episodes_fit_rollout(config: Config) -> Iterator[Finding]:
+    """With whole episodes, a rollout is long enough for one."""
+    chunks, size, steps = config.rollout.chunks, config.rollout.chunk_size, config.env.max_episode_steps
+    if config.rollout.episodes is Episodes.whole and chunks * size < steps:
+        yield Finding(
+            ("rollout.chunks", "rollout.episodes", "rollout.chunk_size", "env.max_episode_steps"),
+            f"rollout.chunks = {chunks} x rollout.chunk_size = {size} steps are too few for a whole episode of "
+            f"env.max_episode_steps = {steps}",
+            f"set rollout.chunks to {math.ceil(steps / size)}",
+        )
+
+
+@rule
+def groups_are_compared(config: Config) -> Iterator[Finding]:
+    """An estimator that compares a group's episodes gets groups, and no other one does."""
+    name, size = config.algorithm.advantage, config.rollout.group_size
+    compares = fact(ADVANTAGES, name, "group")
+    paths = ("rollout.group_size", "algorithm.advantage")
+    if compares and size == 1:
+        message = f"advantage {name!r} compares the episodes of a group, but rollout.group_size is 1"
+        yield Finding(paths, message, f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}")
+    if compares is False and size > 1:
+        message = f"rollout.group_size = {size} has no use: advantage {name!r} does not compare the episodes of a group"
+        yield Finding(paths, message, "set rollout.group_size to 1, or choose an advantage that does, as 'grpo'")
+
+
+def _group_sizes(config: Config) -> str:
+    envs = config.env.num_envs
+    return ", ".join(str(size) for size in range(2, envs + 1) if envs % size == 0) or f"none fits {envs}; raise it"
+
+
+@rule
+def groups_play_whole_episodes(config: Config) -> Iterator[Finding]:
+    """An estimator that compares a group's episodes sees them whole."""
+    name = config.algorithm.advantage
+    if fact(ADVANTAGES, name, "group") and config.rollout.episodes is not Episodes.whole:
+        yield Finding(
+            ("rollout.episodes", "algorithm.advantage"),
+            f"advantage {name!r} compares whole episodes, but rollout.episodes is {config.rollout.episodes.value!r}",
+            "set rollout.episodes to whole",
+        )
+
+
+@rule
+def bootstrap_has_critic(config: Config) -> Iterator[Finding]:
+    """Only an advantage with a critic can estimate what was cut off."""
+    name, bootstrap = config.algorithm.advantage, config.algorithm.bootstrap
+    if fact(ADVANTAGES, name, "critic") is False and bootstrap is not Bootstrap.none:
+        yield Finding(
+            ("algorithm.bootstrap", "algorithm.advantage"),
+            f"algorithm.bootstrap = {bootstrap.value!r} needs a critic, and advantage {name!r} has none",
+            "set algorithm.bootstrap to none",
+        )
+
+
+@rule
+def value_loss_has_critic(config: Config) -> Iterator[Finding]:
+    """Without a critic there is no value loss to weigh."""
+    name, weight = config.algorithm.advantage, config.algorithm.value_coef
+    if fact(ADVANTAGES, name, "critic") is False and weight > 0:
+        yield Finding(
+            ("algorithm.value_coef", "algorithm.advantage"),
+            f"algorithm.value_coef = {weight:g} weighs the loss of a critic, and advantage {name!r} has none",
+            "set algorithm.value_coef to 0",
+        )
+
+
+@rule
+def model_has_critic(config: Config) -> Iterator[Finding]:
+    """An advantage that needs values gets a model that predicts them."""
+    name, model = config.algorithm.advantage, config.model.name
+    if fact(ADVANTAGES, name, "critic") and fact(SupportedModel, model, "critic") is False:
+        without = [entry.name for entry in ADVANTAGES.entries() if entry.facts.get("critic") is False]
+        yield Finding(
+            ("algorithm.advantage", "model.name"),
+            f"advantage {name!r} needs values, and model {model!r} predicts none",
+            f"choose another model, or an advantage without a critic ({', '.join(without)})",
+        )
+
+
+@rule
+def evaluation_is_held_out(config: Config) -> Iterator[Finding]:
+    """No start state of training occurs in evaluation."""
+    first, states = config.eval.seed, config.env.start_states
+    if first < states:
+        yield Finding(
+            ("eval.seed", "env.start_states"),
+            f"evaluation starts at start state eval.seed = {first}, but training uses 0 .. {states - 1} "
+            f"(env.start_states = {states})",
+            f"set eval.seed to {states} or more" + (f", or env.start_states to {first} or less" if first else ""),
+        )
+
+
+@rule
+def checkpoint_exists(config: Config) -> Iterator[Finding]:
+    """The policy to start from is there."""
+    checkpoint = config.model.checkpoint
+    if checkpoint is not None and not Path(checkpoint).is_dir():
+        what = "is a file" if Path(checkpoint).exists() else "does not exist"
+        yield Finding(
+            ("model.checkpoint",),
+            f"model.checkpoint = {checkpoint!r} {what}",
+            "name the folder of a saved policy, as in runs/<name>/<time>/checkpoints/last/policy",
+        )
+
+
+@rule
+def tasks_are_named_once(config: Config) -> Iterator[Finding]:
+    """There is a task, and none twice."""
+    if not config.env.tasks:
+        yield Finding(("env.tasks",), "env.tasks is empty", "name at least one task of the simulator")
+    yield from _repeated("env.tasks", config.env.tasks)
+
+
+@rule
+def sinks_are_named_once(config: Config) -> Iterator[Finding]:
+    """No metric is written twice."""
+    yield from _repeated("tracking.sinks", config.tracking.sinks)
+
+
+def _repeated(path: str, names: list[str]) -> Iterator[Finding]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Finding((f"{path}.{index}",), f"{path} names {name!r} twice", "remove one of them")
+
+
+@rule
+def betas_are_two(config: Config) -> Iterator[Finding]:
+    """AdamW has two moment averages."""
+    betas = config.engine.optimizer.betas
+    if len(betas) != 2:
+        yield Finding(
+            ("engine.optimizer.betas",),
+            f"engine.optimizer.betas must have 2 entries, got {len(betas)}",
+            "write one rate for each moment, as in [0.9, 0.999]",
+        )

@@ -1,0 +1,126 @@
+"""Whether one value is of the right type and within its limits, and what to do if not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from embodyrl.registry import near_match
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a value: `<setting> <message> - <remedy>`."""
+
+    message: str
+    remedy: str
+
+
+def show(value: Any) -> str:
+    """A value as YAML would have it, shortened."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], example: Any) -> Problem | None:
+    """Check a single value (no section, list or map).
+
+    Args:
+        value: the value.
+        kinds: the types it may have, without None.
+        limits: metadata of the field, see `config.schema.setting`.
+        example: a value that would be right, or None.
+    """
+    words = limits.get("words") or ()
+    if words and isinstance(value, str):
+        return _check_word(value, words, kinds, limits)
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return _check_enum(value, kind)
+    if kinds == (bool,):
+        return None if isinstance(value, bool) else Problem(f"must be true or false, got {show(value)}", "write true or false")
+    if kinds == (str,):
+        return None if isinstance(value, str) else _not_text(value)
+    return _check_number(value, kinds, limits, example)
+
+
+def _not_text(value: Any) -> Problem:
+    quoted = "" if isinstance(value, list | dict) else "put it in quotes"
+    return Problem(f"must be text, got {show(value)}", quoted or "write a single name")
+
+
+def _check_enum(value: Any, kind: type[Enum]) -> Problem | None:
+    allowed = [member.name for member in kind]
+    if isinstance(value, str) and value in allowed:
+        return None
+    near = near_match(value, allowed) if isinstance(value, str) else None
+    hint = f"did you mean {near!r}? " if near else ""
+    return Problem(f"must be one of {', '.join(allowed)}; got {show(value)}", hint.strip() or f"write {allowed[0]}")
+
+
+def _check_word(value: str, words: tuple[str, ...], kinds: tuple[Any, ...], limits: Mapping[str, Any]) -> Problem | None:
+    if value in words:
+        return None
+    if _as_number(value) is not None:
+        return Problem(f"must be a whole number or {_either(words)}, got the text {show(value)}", "remove the quotes")
+    near = near_match(value, words)
+    remedy = f"did you mean {near!r}?" if near else f"write a number{_range(limits)}, or {_either(words)}"
+    return Problem(f"must be a whole number or {_either(words)}, got {show(value)}", remedy)
+
+
+def _either(words: tuple[str, ...]) -> str:
+    return " or ".join(repr(word) for word in words)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _check_number(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], example: Any) -> Problem | None:
+    is_whole = float not in kinds
+    wanted = "a whole number" if is_whole else "a number"
+    words = limits.get("words") or ()
+    wanted += f" or {_either(words)}" if words else ""
+    suggestion = f"write {wanted}, as in {show(example)}" if example is not None else f"write {wanted}{_range(limits)}"
+    if isinstance(value, str):
+        remedy = "remove the quotes" if _as_number(value) is not None else suggestion
+        return Problem(f"must be {wanted}, got the text {show(value)}", remedy)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Problem(f"must be {wanted}, got {show(value)}", suggestion)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return Problem(f"= {show(value)} does not fit into 64 bits", f"use a value{_range(limits) or ' below 2**63'}")
+    if not math.isfinite(value):
+        return Problem(f"must be a finite number, got {show(value)}", suggestion)
+    if is_whole and isinstance(value, float):
+        remedy = f"write {int(value)}" if value == int(value) else f"write {math.floor(value)} or {math.ceil(value)}"
+        return Problem(f"must be {wanted}, got {show(value)}", remedy)
+    return _check_range(value, limits)
+
+
+def _check_range(value: float, limits: Mapping[str, Any]) -> Problem | None:
+    low, high, above, below = (limits.get(name) for name in ("low", "high", "above", "below"))
+    too_small = (low is not None and value < low) or (above is not None and value <= above)
+    too_large = (high is not None and value > high) or (below is not None and value >= below)
+    if too_small or too_large:
+        return Problem(f"= {show(value)} is too {'small' if too_small else 'large'}", f"use a value{_range(limits)}")
+    return None
+
+
+def _range(limits: Mapping[str, Any]) -> str:
+    """The legal range in words, with a leading space."""
+    parts = [f"{limits['low']:g} or more"] if limits.get("low") is not None else []
+    parts += [f"{limits['high']:g} or less"] if limits.get("high") is not None else []
+    parts += [f"above {limits['above']:g}"] if limits.get("above") is not None else []
+    parts += [f"below {limits['below']:g}"] if limits.get("below") is not None else []
+    if limits.get("low") is not None and limits.get("high") is not None:
+        return f" from {limits['low']:g} to {limits['high']:g}"
+    return " " + ", and ".join(parts) if parts else ""
