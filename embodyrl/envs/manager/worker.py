@@ -1,0 +1,178 @@
+"""The inside of a simulator process: the simulator's slots, served from shared memory.
+
+Slots are numbered from 0 within the process; a note on every error says what they are called in the whole run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.config.schema import EnvConfig
+from embodyrl.envs.manager.memory import NEXT_FIELDS, Layout, Segment
+from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec
+from embodyrl.placement.plan import WorkerSpec
+from embodyrl.registry import SIMULATORS
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_RESULTS = ("rewards", "success", "terminated", "truncated", "steps")
+
+
+def _with_slot_numbers(method: Callable[Concatenate[EnvWorker, P], T]) -> Callable[Concatenate[EnvWorker, P], T]:
+    """Add to what `method` raises how the simulator's slot numbers read in the whole run."""
+
+    @functools.wraps(method)
+    def wrapped(self: EnvWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if self.first_slot:
+                error.add_note(f"slot 0 of this worker is slot {self.first_slot} of the run")
+            raise
+
+    return wrapped
+
+
+class EnvWorker:
+    """Serves one simulator. Built in the worker process.
+
+    Args:
+        spec: this worker's place in the plan.
+        config: the simulator's options; `config.name` is looked up in the registry.
+
+    Raises:
+        UserError: the simulator is unknown here, or lacks a package or its assets.
+    """
+
+    def __init__(self, spec: WorkerSpec, config: EnvConfig) -> None:
+        self._slots = spec.slots
+        self.first_slot = spec.slots.start
+        self._all = range(len(spec.slots))
+        self._simulator: Simulator = SIMULATORS.load(config.name)(config, len(spec.slots))
+        self._tasks = list(self._simulator.spec.tasks)
+        self._task_of_sentence = {
+            sentence: index for index, sentence in reversed(list(enumerate(self._simulator.spec.tasks.values())))
+        }
+        self._segment: Segment | None = None
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def simulator_spec(self) -> SimulatorSpec:
+        """What the simulator offers."""
+        return self._simulator.spec
+
+    def attach(self, layout: Layout, fd: int) -> None:
+        """Use this segment from now on."""
+        self._segment = Segment(fd, layout)
+        self._arrays = self._segment.part(self._slots)
+
+    @_with_slot_numbers
+    def reset(self, *slots: int) -> None:
+        """Start the episodes in `next_*` in these slots (none given: all)."""
+        self._reset(slots or self._all)
+
+    @_with_slot_numbers
+    def step(self, *slots: int) -> None:
+        """Execute the chunks in `actions` in these slots (none given: all).
+
+        Where an episode ends and `has_next` is set, its last observation goes to `final_*` and the next one starts.
+        """
+        chosen = slots or self._all
+        result = self._simulator.step_chunk(chosen, self._arrays["actions"][list(chosen)])
+        self._write_result(chosen, result)
+        ended = (result.terminated | result.truncated) & self._arrays["has_next"][list(chosen)]
+        if not ended.any():
+            self._write_observation("", chosen, result.observation)
+            return
+        for prefix, rows in (("final_", np.flatnonzero(ended)), ("", np.flatnonzero(~ended))):
+            if len(rows):
+                self._write_observation(prefix, [chosen[row] for row in rows], _rows(result.observation, rows))
+        self._reset([chosen[row] for row in np.flatnonzero(ended)])
+
+    @_with_slot_numbers
+    def observe(self, *slots: int) -> None:
+        """Write the current observation of these slots (none given: all)."""
+        self._write_observation("", slots or self._all, self._simulator.observe(slots or self._all))
+
+    @_with_slot_numbers
+    def get_state(self, *slots: int) -> list[bytes]:
+        """One state per slot (none given: all)."""
+        return list(self._simulator.get_state(slots or self._all))
+
+    @_with_slot_numbers
+    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
+        """Continue these slots from these states."""
+        self._simulator.set_state(slots, states)
+
+    @_with_slot_numbers
+    def render(self, *slots: int) -> NDArray[np.uint8]:
+        """Pictures of these slots (none given: all) for people, uint8 `[B, H, W, 3]`."""
+        return self._simulator.render(slots or self._all)
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self._arrays = {}
+        if self._segment is not None:
+            self._segment.close()
+        self._simulator.close()
+
+    def _reset(self, slots: Sequence[int]) -> None:
+        episodes = [self._next_episode(slot) for slot in slots]
+        self._write_observation("", slots, self._simulator.reset(slots, episodes))
+
+    def _next_episode(self, slot: int) -> EpisodeSpec:
+        numbers = {name: int(self._arrays[f"next_{name}"][slot]) for name in NEXT_FIELDS}
+        return EpisodeSpec(task=self._tasks[self._arrays["next_task"][slot]], **numbers)
+
+    def _write_result(self, slots: Sequence[int], result: ChunkResult) -> None:
+        for name in _RESULTS:
+            self._write(name, slots, getattr(result, name))
+
+    def _write_observation(self, prefix: str, slots: Sequence[int], observation: Observation) -> None:
+        for name in ("proprio", "images"):
+            value = getattr(observation, name)
+            if (value is not None) != (name in self._arrays):
+                have, declared = ("None", "declares") if value is None else ("an array", "does not declare")
+                raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {declared} {name}")
+            if value is not None:
+                self._write(prefix + name, slots, value)
+        self._write(f"{prefix}task", slots, self._task_indices(slots, observation.tasks))
+
+    def _task_indices(self, slots: Sequence[int], sentences: Sequence[str]) -> NDArray[np.int64]:
+        unknown = [sentence for sentence in sentences if sentence not in self._task_of_sentence]
+        if unknown:
+            raise ValueError(
+                f"{self._name(slots)}: observation.tasks contains {unknown[0]!r}, which is not a sentence of spec.tasks"
+            )
+        return np.array([self._task_of_sentence[sentence] for sentence in sentences], np.int64)
+
+    def _write(self, name: str, slots: Sequence[int], value: NDArray[Any]) -> None:
+        """Write one row per slot, after checking that the simulator returned what its spec promises."""
+        rows = self._arrays[name]
+        want = (len(slots), *rows.shape[1:])
+        got = np.asarray(value)
+        if got.shape != want or not np.can_cast(got.dtype, rows.dtype, "same_kind"):
+            raise ValueError(
+                f"{self._name(slots)}: {name}: got {got.dtype} {got.shape}, want {rows.dtype} {want} from the simulator"
+            )
+        if isinstance(slots, range):
+            np.copyto(rows, got, casting="same_kind")
+        else:
+            rows[list(slots)] = got
+
+    def _name(self, slots: Sequence[int]) -> str:
+        return f"slots {list(slots)}"
+
+
+def _rows(observation: Observation, rows: NDArray[np.int64]) -> Observation:
+    """Some rows of an observation."""
+    return Observation(
+        images=None if observation.images is None else observation.images[rows],
+        proprio=None if observation.proprio is None else observation.proprio[rows],
+        tasks=[observation.tasks[row] for row in rows],
+    )

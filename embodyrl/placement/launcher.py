@@ -1,0 +1,93 @@
+"""What every way of running workers offers. `local.LocalLauncher` runs them as processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from embodyrl.placement.plan import WorkerSpec
+
+
+class Worker(Protocol):
+    """A running worker: an object in another process whose methods are called by name."""
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """Its place in the plan."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    def request(self, method: str, *args: object, fds: Sequence[int] = (), timeout: float = 60.0) -> Request:
+        """Ask the worker to call `method(*args, *fds)` and return at once; it serves its requests in order.
+
+        Args:
+            method: a public method of the worker's object.
+            args: small picklable arguments. Arrays go through shared memory.
+            fds: file descriptors to hand over; the worker gets its own copies.
+            timeout: longest time that handing over the message may take [s].
+
+        Raises:
+            WorkerError: the worker is dead, or does not read its messages.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A call that is under way."""
+
+    worker: Worker
+    id: int
+    method: str
+
+
+class Launcher(Protocol):
+    """Starts workers, waits for them, ends them."""
+
+    def start(
+        self,
+        specs: Sequence[WorkerSpec],
+        factory: Callable[..., object],
+        args: Sequence[tuple[Any, ...]],
+        *,
+        timeout: float,
+    ) -> list[Worker]:
+        """Start one worker per spec, all at once, and wait until all are ready.
+
+        Args:
+            specs: which workers.
+            factory: importable callable that builds worker `i`'s object in its process from `args[i]`.
+            args: picklable arguments, one tuple per worker.
+            timeout: longest time for all of them together [s].
+
+        Raises:
+            WorkerError: one of them failed; none is left running.
+        """
+        ...
+
+    def gather(self, requests: Sequence[Request], *, timeout: float) -> list[Any]:
+        """The results of these requests, in their order.
+
+        Args:
+            requests: each can be gathered once.
+            timeout: longest time for all of them together [s].
+
+        Raises:
+            RemoteError: a method raised. The other requests are given up: their replies will be dropped.
+            WorkerDied: a worker's process ended.
+            WorkerTimeout: time is up; the workers that did not answer have been killed.
+        """
+        ...
+
+    def stop(self, workers: Sequence[Worker], *, timeout: float = 5.0) -> None:
+        """End these workers: ask them to, wait `timeout` [s] for all together, then kill. Harmless when repeated."""
+        ...
+
+    def close(self, *, timeout: float = 5.0) -> None:
+        """End every worker that was started; see `stop`."""
+        ...

@@ -1,0 +1,438 @@
+"""Workers as processes of this machine.
+
+A worker is a fresh interpreter (no fork: simulators keep threads and GL contexts; no second import of the user's main
+script), in a session of its own, so that Ctrl-C reaches the parent alone. Its output goes to a log whose end is quoted
+when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from embodyrl.placement.channel import Channel
+from embodyrl.placement.child import STACKS_SIGNAL
+from embodyrl.placement.errors import RemoteError, WorkerDied, WorkerError, WorkerTimeout
+from embodyrl.placement.launcher import Request, Worker
+from embodyrl.placement.messages import Call, Failure, decode_reply, encode_call
+from embodyrl.placement.plan import WorkerSpec
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from embodyrl.placement.child import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+_TAIL_BYTES = 4096
+_STACKS_S = 0.3
+"""How long a hung worker may take to write its stacks before it is killed [s]."""
+_EXIT_S = 2.0
+"""How long a worker that has closed its line may take to exit before it is killed [s]."""
+
+
+class LocalWorker:
+    """One worker process, seen from its parent. See `launcher.Worker`."""
+
+    def __init__(self, spec: WorkerSpec, process: subprocess.Popen[bytes], channel: Channel, log: IO[bytes]) -> None:
+        self._spec = spec
+        self._process = process
+        self._channel = channel
+        self._log = log
+        self._exit_fd = _open_pidfd(process.pid)
+        self._numbers = itertools.count()
+        self._replies: dict[int, Any] = {}
+        self._awaited: set[int] = set()
+        self._last_method = "start"
+        self._end: WorkerError | None = None
+        self._reaped = False
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """Its place in the plan."""
+        return self._spec
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def __str__(self) -> str:
+        slots = self._spec.slots
+        served = f", slots {slots[0]}..{slots[-1]}" if len(slots) > 1 else f", slot {slots[0]}" if slots else ""
+        return f"{self._spec.label} (pid {self.pid}{served})"
+
+    def request(self, method: str, *args: object, fds: Sequence[int] = (), timeout: float = 60.0) -> Request:
+        """Ask for a call; see `launcher.Worker.request`."""
+        self.raise_if_ended()
+        number = next(self._numbers)
+        message = encode_call(Call(number, len(fds), method, args))
+        if not self._awaited:
+            self._last_method = method
+        try:
+            self._channel.send(message, fds=fds, deadline=time.monotonic() + timeout)
+        except TimeoutError:
+            raise _late({self: [Request(self, number, method)]}, timeout) from None
+        except OSError:
+            raise self.died() from None
+        self._last_method = method
+        self._awaited.add(number)
+        return Request(self, number, method)
+
+    def has_reply(self, number: int) -> bool:
+        """Whether the reply to this request has arrived."""
+        return number in self._replies
+
+    def has_failed(self, number: int) -> bool:
+        """Whether the reply to this request has arrived and says that the method raised."""
+        return isinstance(self._replies.get(number), Failure)
+
+    def take_reply(self, request: Request) -> Any:
+        """The result of a request whose reply has arrived.
+
+        Raises:
+            RemoteError: the method raised.
+        """
+        value = self._replies.pop(request.id)
+        if isinstance(value, Failure):
+            raise self._remote_error(request.method, value)
+        return value
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for this request any more: its reply is dropped, now or when it comes."""
+        self._awaited.discard(number)
+        self._replies.pop(number, None)
+
+    def poll_fds(self) -> list[int]:
+        """File descriptors that become readable when the worker says something or ends."""
+        if self._end is not None:
+            return []
+        return [self._channel.fileno()] if self._exit_fd is None else [self._channel.fileno(), self._exit_fd]
+
+    def pump(self) -> None:
+        """File the replies that have arrived; those that nobody waits for are dropped."""
+        while self._channel.fill():
+            pass
+        while (frame := self._channel.next_frame()) is not None:
+            number, value = decode_reply(frame)
+            if number in self._awaited:
+                self._awaited.discard(number)
+                self._replies[number] = value
+
+    def raise_if_ended(self) -> None:
+        """Raise the error that this worker ended with, if it is known to have ended."""
+        if self._end is not None:
+            raise self._end
+
+    def raise_if_dead(self) -> None:
+        """Look at the process, and raise the error that says how it ended if it has."""
+        if self._end is not None or self._channel.at_end or self._has_exited(0.0):
+            raise self.died()
+
+    def died(self) -> WorkerError:
+        """The error that says how the process ended. It is killed if it only closed its line."""
+        if self._end is not None:
+            return self._end
+        doing = f"during {self._last_method!r}" if self._awaited else f"after {self._last_method!r}"
+        exited, output = self._has_exited(_EXIT_S), self._log_end()
+        self.kill()
+        how = _describe_exit(self._process.returncode) if exited else "closed its line without ending, and was killed"
+        return self._end_with(WorkerDied, f"{self} {how} {doing}{output}")
+
+    def ask_for_stacks(self) -> None:
+        """Have a hung worker write the stacks of its threads to its log (it takes a moment)."""
+        if self._end is None:
+            os.kill(self.pid, STACKS_SIGNAL)
+
+    def timed_out(self, method: str, timeout: float) -> WorkerError:
+        """The error that says the worker hangs; it is killed."""
+        if self._end is not None:
+            return self._end
+        output = self._log_end()
+        self.kill()
+        return self._end_with(
+            WorkerTimeout, f"{self} did not answer {method!r} within {timeout:g} s and was killed{output}"
+        )
+
+    def _end_with(self, kind: type[WorkerError], text: str) -> WorkerError:
+        self._end = kind(text, role=self._spec.role, rank=self._spec.rank, pid=self.pid)
+        return self._end
+
+    def _has_exited(self, timeout: float) -> bool:
+        """Whether the process has ended, waiting up to `timeout` [s]. It is not reaped, so its id stays its own."""
+        if self._reaped:
+            return True
+        deadline = time.monotonic() + timeout
+        while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            rest = deadline - time.monotonic()
+            if rest <= 0.0:
+                return False
+            self._sleep_until_exit(rest)
+        return True
+
+    def _sleep_until_exit(self, timeout: float) -> None:
+        if self._exit_fd is None:
+            time.sleep(min(timeout, 0.01))
+        else:
+            poll = select.poll()
+            poll.register(self._exit_fd, select.POLLIN)
+            poll.poll(timeout * 1e3)
+
+    def _remote_error(self, method: str, failure: Failure) -> RemoteError:
+        return RemoteError(
+            f"{self}: {method!r} raised {failure.type_name}: {failure.message}\n"
+            f"--- traceback in the worker ---\n{failure.traceback}",
+            role=self._spec.role,
+            rank=self._spec.rank,
+            pid=self.pid,
+            type_name=failure.type_name,
+            remote_message=failure.message,
+            remote_traceback=failure.traceback,
+            is_user_error=failure.is_user_error,
+        )
+
+    def _log_end(self) -> str:
+        """The end of the worker's log as a paragraph, or nothing."""
+        if self._log.closed:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+        name = f" ({self._log.name})" if isinstance(self._log.name, str) else ""
+        return f"\n--- end of its output{name} ---\n{tail}" if tail else ""
+
+    def ask_to_close(self) -> None:
+        """Tell the worker to end, if it still listens."""
+        if self._end is None and not self._channel.at_end:
+            with contextlib.suppress(OSError):
+                self._channel.send(encode_call(Call(next(self._numbers), 0, "close", ())), deadline=time.monotonic())
+
+    def join(self, deadline: float) -> None:
+        """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and whatever it started."""
+        self._has_exited(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        if self._end is None:
+            self._end_with(WorkerDied, f"{self} has been closed")
+
+    def kill(self) -> None:
+        """End the process and its session at once, reap it and release what belongs to it. Harmless when repeated."""
+        if self._reaped:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_S)
+        self._reaped = True
+        if self._exit_fd is not None:
+            os.close(self._exit_fd)
+        self._channel.close()
+        self._log.close()
+
+
+class LocalLauncher:
+    """Runs workers as processes of this machine. See `launcher.Launcher`.
+
+    Args:
+        plugins: modules that every worker imports before anything else.
+        plugin_path: folder that is searched first for them.
+        log_dir: folder for the workers' output, one file each (`env-0.log`); None: kept only while they live.
+    """
+
+    def __init__(
+        self, *, plugins: Sequence[str] = (), plugin_path: str | None = None, log_dir: Path | None = None
+    ) -> None:
+        self._plugins = list(plugins)
+        self._plugin_path = plugin_path
+        self._log_dir = log_dir
+        self._workers: list[LocalWorker] = []
+        self._finalizer = weakref.finalize(self, _stop_in_owner, os.getpid(), self._workers)
+
+    def start(
+        self,
+        specs: Sequence[WorkerSpec],
+        factory: Callable[..., object],
+        args: Sequence[tuple[Any, ...]],
+        *,
+        timeout: float,
+    ) -> list[Worker]:
+        """Start workers; see `launcher.Launcher.start`."""
+        started: list[Worker] = []
+        deadline = time.monotonic() + timeout
+        try:
+            requests = []
+            for spec, arguments in zip(specs, args, strict=True):
+                worker = self._spawn(spec)
+                started.append(worker)
+                payload = pickle.dumps((factory, arguments), pickle.HIGHEST_PROTOCOL)
+                call = (spec.cpus, self._plugin_path, self._plugins, payload)
+                requests.append(worker.request("start", *call, timeout=max(0.0, deadline - time.monotonic())))
+            self.gather(requests, timeout=max(0.0, deadline - time.monotonic()))
+        except BaseException:
+            self.stop(started, timeout=0.0)
+            raise
+        return started
+
+    def gather(self, requests: Sequence[Request], *, timeout: float) -> list[Any]:
+        """Wait for results; see `launcher.Launcher.gather`."""
+        missing = [(_local(request.worker), request) for request in requests]
+        try:
+            _wait(missing, timeout)
+            return [worker.take_reply(request) for worker, request in missing]
+        finally:
+            for worker, request in missing:
+                worker.forget(request.id)
+
+    def stop(self, workers: Sequence[Worker], *, timeout: float = 5.0) -> None:
+        """End workers; see `launcher.Launcher.stop`."""
+        chosen = [_local(worker) for worker in workers]
+        _stop(chosen, timeout)
+        self._workers[:] = [worker for worker in self._workers if worker not in chosen]
+
+    def close(self, *, timeout: float = 5.0) -> None:
+        """End every worker that was started; see `launcher.Launcher.stop`."""
+        self.stop(list(self._workers), timeout=timeout)
+
+    def _spawn(self, spec: WorkerSpec) -> LocalWorker:
+        parent_end, child_end = socket.socketpair()
+        log = self._open_log(spec)
+        command = [sys.executable, "-u", "-P", "-c", _BOOT]
+        arguments = [json.dumps(sys.path), str(child_end.fileno()), str(os.getpid()), spec.label]
+        process = _popen(command + arguments, env={**os.environ, **spec.env_vars}, output=log, fd=child_end.fileno())
+        child_end.close()
+        worker = LocalWorker(spec, process, Channel(parent_end, blocking=False), log)
+        self._workers.append(worker)
+        return worker
+
+    def _open_log(self, spec: WorkerSpec) -> IO[bytes]:
+        if self._log_dir is None:
+            return tempfile.TemporaryFile()
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        return open(self._log_dir / f"{spec.role}-{spec.rank}.log", "a+b", buffering=0)
+
+
+def _popen(command: list[str], *, env: dict[str, str], output: IO[bytes], fd: int) -> subprocess.Popen[bytes]:
+    """Start a process from a thread that stays: the kernel kills it when the *thread* that started it ends."""
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=env,
+            pass_fds=[fd],
+            start_new_session=True,
+        )
+
+    if threading.current_thread() is threading.main_thread():
+        return start()
+    return _lasting_thread().submit(start).result()
+
+
+@cache
+def _lasting_thread() -> ThreadPoolExecutor:
+    """A thread that lives as long as the program."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="embodyrl-spawn")
+
+
+def _local(worker: Worker) -> LocalWorker:
+    if not isinstance(worker, LocalWorker):
+        raise TypeError(f"{worker!r} was not started by a LocalLauncher")
+    return worker
+
+
+def _wait(pairs: Sequence[tuple[LocalWorker, Request]], timeout: float) -> None:
+    """Wait until every request has its reply, or raise for the first one that failed, died or is late."""
+    deadline = time.monotonic() + timeout
+    missing: dict[LocalWorker, list[Request]] = {}
+    for worker, request in pairs:
+        if not worker.has_reply(request.id):
+            worker.raise_if_ended()
+            missing.setdefault(worker, []).append(request)
+    poll = select.poll()
+    owners = {fd: worker for worker in missing for fd in worker.poll_fds()}
+    for fd in owners:
+        poll.register(fd, select.POLLIN)
+    while missing:
+        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
+        if not events:
+            raise _late(missing, timeout)
+        for worker in dict.fromkeys(owners[fd] for fd, _ in events):
+            missing[worker] = _collect(worker, missing[worker])
+            if not missing[worker]:
+                del missing[worker]
+                for fd in worker.poll_fds():
+                    poll.unregister(fd)
+
+
+def _collect(worker: LocalWorker, requests: list[Request]) -> list[Request]:
+    """Read what the worker said; returns the requests that are still unanswered."""
+    worker.pump()
+    for request in requests:
+        if worker.has_failed(request.id):
+            worker.take_reply(request)
+    unanswered = [request for request in requests if not worker.has_reply(request.id)]
+    if unanswered:
+        worker.raise_if_dead()
+    return unanswered
+
+
+def _late(missing: dict[LocalWorker, list[Request]], timeout: float) -> WorkerError:
+    """Kill the workers that did not answer; returns the error that names the first of them."""
+    for worker in missing:
+        worker.ask_for_stacks()
+    time.sleep(_STACKS_S)
+    errors = [worker.timed_out(requests[0].method, timeout) for worker, requests in missing.items()]
+    return errors[0]
+
+
+def _stop(workers: Sequence[LocalWorker], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    for worker in workers:
+        worker.ask_to_close()
+    for worker in workers:
+        worker.join(deadline)
+
+
+def _stop_in_owner(owner: int, workers: list[LocalWorker]) -> None:
+    """End what is left when the launcher is dropped or the program ends - but not in a forked copy of the program."""
+    if os.getpid() == owner:
+        _stop(workers, 5.0)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A file descriptor that becomes readable when the process ends.
+
+    None where the kernel has no such thing; then the end of the control line says it.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _describe_exit(code: int | None) -> str:
+    """An exit status in words."""
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (out of memory? `dmesg` tells)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
