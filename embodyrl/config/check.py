@@ -80,9 +80,10 @@ class _Checker:
             return
         if setting.section is not None:
             options = list_options(setting.name)
-            remedy = f"add `- {setting.name}: {options[0]}` to the defaults list" if options else f"add `{setting.name}:`"
-            more = f" (options: {', '.join(options)})" if options else ""
-            self.fault(path, f"the section {dotted(path)!r} is missing", remedy + more)
+            remedy = f"add `{setting.name}:` and its settings"
+            if options:
+                remedy = f"add `- {setting.name}: {options[0]}` to the defaults list (options: {', '.join(options)})"
+            self.fault(path, f"the section {dotted(path)!r} is missing", remedy)
             return
         words = docs_of(section).get(setting.name, "")
         remedy = f"add `{setting.name}: ...` to the section {dotted(path[:-1])!r}"
@@ -124,7 +125,8 @@ class _Checker:
                 self.fault(path, message, _remedy_for_section(setting, path))
         elif setting.is_free_form:
             if not isinstance(value, dict):
-                self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", f"write `{setting.name}: {{key: value}}`")
+                remedy = f"write `{setting.name}: {{key: value}}`"
+                self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", remedy)
         elif typing.get_origin(kind) is list:
             self.entries(setting, typing.get_args(kind)[0], value, path)
         else:

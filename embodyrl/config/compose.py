@@ -1,7 +1,7 @@
 """Puts a config file and the group files that its defaults list names together, each value with its origin.
 
-Hydra decides which files take part, in which order and at which place; the values are merged here, so that every one of them
-keeps the line and column it came from.
+Hydra decides which files take part, in which order and at which place; the values are merged here, so that every one of
+them keeps the line and column it came from.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class Settings:
             if known[: len(source)] == source:
                 self.origins[(*path, *known[len(source) :])] = origin
         parent = self.data
-        for key in path[:-1]:
+        for key in map(str, path[:-1]):
             if not isinstance(parent.get(key), dict):
                 parent[key] = {}
             parent = parent[key]
-        parent[path[-1]] = copy.deepcopy(value)
+        parent[str(path[-1])] = copy.deepcopy(value)
 
 
 def _mark_all(value: Any, path: KeyPath, origin: Origin, origins: dict[KeyPath, Origin]) -> None:
@@ -131,7 +131,8 @@ def _merge_in_hydras_order(
 ) -> list[Fault]:
     """Merge the files as the defaults lists say; returns what Hydra objects to."""
     search = str(source.folders[1]).replace("\\", "\\\\").replace("'", "\\'")
-    overrides = [f"hydra.searchpath=['file://{search}']", *(f"{group}={name}" for group, name in group_overrides.items())]
+    chosen = [f"{group}='{option}'" for group, option in group_overrides.items()]
+    overrides = [f"hydra.searchpath=['file://{search}']", *chosen]
     try:
         with warnings.catch_warnings(), initialize_config_dir(str(source.path.parent), version_base="1.3"):
             warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects

@@ -44,7 +44,7 @@ class Choices:
 
 
 def read_choices(source: Source, group_overrides: Mapping[str, str], documents: dict[Path, Document]) -> Choices:
-    """Check the defaults lists of the user's file and of all group files it leads to, reading those into `documents`."""
+    """Check the defaults lists of the user's file and of every group file below it, reading those into `documents`."""
     choices = Choices()
     main = documents[source.path]
     reader = _Reader(source, group_overrides, documents, choices)

@@ -23,7 +23,8 @@ def to_commented_yaml(config: Config) -> str:
 
 
 def _section(section: Any, indent: str) -> Iterator[str]:
-    docs = docs_of(type(section))
+    schema: type = type(section)
+    docs = docs_of(schema)
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if not indent and dataclasses.is_dataclass(value):

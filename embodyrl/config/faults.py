@@ -65,7 +65,7 @@ class ConfigError(UserError):
 
 
 def in_reading_order(faults: Iterable[Fault], files: Sequence[str]) -> list[Fault]:
-    """The faults without repetitions, sorted by file (in the order of `files`, the command line last), line and column."""
+    """The faults without repetitions, by file (in the order of `files`, the command line last), line and column."""
     rank = {name: index for index, name in enumerate(files)}
 
     def key(fault: Fault) -> tuple[bool, int, int, int]:

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import textwrap
 import types
 import typing
@@ -44,7 +45,8 @@ class Setting:
     @property
     def section(self) -> type | None:
         """The dataclass of a nested section, or None for a value."""
-        return self.kinds[0] if dataclasses.is_dataclass(self.kinds[0]) else None
+        kind = self.kinds[0]
+        return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 
     @property
     def is_free_form(self) -> bool:
@@ -93,10 +95,10 @@ def _docs_in_source(section: type) -> Iterator[tuple[str, str]]:
     except (OSError, TypeError):  # a class without source, as one typed into an interpreter
         return
     body = typing.cast(ast.ClassDef, tree.body[0]).body
-    for statement, below in zip(body, body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                yield statement.target.id, " ".join(str(below.value.value).split())
+    for statement, below in itertools.pairwise(body):
+        match statement, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, " ".join(text.split())
 
 
 def registry_of(section: type) -> Registry[Any] | None:
@@ -131,7 +133,7 @@ def options_class(section: type, data: Any) -> type | None:
 
 
 def choices_of(section: type) -> list[type]:
-    """Every dataclass that could describe the section: `section` itself and the options of all registered components."""
+    """Every dataclass that could describe the section: `section` itself and all registered components' options."""
     registry = registry_of(section)
     found = [section]
     for entry in registry.entries() if registry else ():
@@ -183,12 +185,9 @@ def defaults_below(root: type, data: Any) -> dict[str, Any]:
     filled: dict[str, Any] = {}
     given = data if isinstance(data, dict) else {}
     for name, setting in settings_of(class_at(root, given)).items():
-        if setting.section is not None and (isinstance(given.get(name, {}), dict)):
-            if name in given or not setting.nullable:
-                filled[name] = defaults_below(setting.section, given.get(name))
-                continue
-        if name in given:
-            filled[name] = given[name]
-        elif not setting.required:
+        value = given.get(name, None if setting.section is None or setting.nullable else {})
+        if setting.section is not None and isinstance(value, dict):
+            filled[name] = defaults_below(setting.section, value)
+        elif name not in given and not setting.required:
             filled[name] = setting.default
-    return {**filled, **{key: value for key, value in given.items() if key not in filled}}
+    return {**given, **filled}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embodyrl.config.build import build_config, count_settings
+from embodyrl.config.build import build_draft, count_settings
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import Composed, Settings, compose
 from embodyrl.config.faults import ConfigError, Fault, in_reading_order
@@ -53,29 +53,28 @@ def load_config(
     main = read_document(found.path, found.file)
     asked = parse_overrides(overrides, found.has_group)
     composed = compose(found, main, asked.groups)
-    faults = [*asked.faults, *composed.faults]
-    if composed.readable:
-        faults += _check(composed, asked, found)
+    if not composed.readable:
+        raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
+    config, faults = _finish(composed, asked, found)
     if faults:
         raise ConfigError(in_reading_order(faults, composed.files))
-    config = build_config(composed.settings.data)
     path = None if found.is_builtin else found.path
     return LoadedConfig(config, found.label, count_settings(config), path, found.plugin_dir)
 
 
-def _check(composed: Composed, asked: Overrides, source: Source) -> list[Fault]:
-    """Bring the settings into their final form and check them; returns the faults besides those of the files."""
+def _finish(composed: Composed, asked: Overrides, source: Source) -> tuple[Config, list[Fault]]:
+    """Bring the settings into their final form and check them; returns the config and all faults."""
     settings = composed.settings
     plugin_lists = [override for override in asked.values if override.path == ("plugins",)]
     others = [override for override in asked.values if override.path != ("plugins",)]
-    faults = _apply(settings, plugin_lists)
+    faults = [*composed.faults, *asked.faults, *_apply(settings, plugin_lists)]
     faults += import_plugins(settings, source.plugin_dir)
     faults += _apply(settings, others)
     faults += resolve_interpolations(settings, Config)
     faults += check_settings(settings, Config, source.file, composed.incomplete)
-    doubtful = {fault.path for fault in [*composed.faults, *asked.faults, *faults]}
-    doubtful |= {(name,) for name in composed.incomplete}
-    return faults + check_rules(settings, doubtful, source.file)
+    doubtful = {fault.path for fault in faults} | {(name,) for name in composed.incomplete}
+    config, doubtful = build_draft(settings.data, doubtful)
+    return config, faults + check_rules(config, settings, doubtful, source.file)
 
 
 def _apply(settings: Settings, overrides: Sequence[Override]) -> list[Fault]:

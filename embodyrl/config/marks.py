@@ -19,7 +19,7 @@ _ODD_NUMBER = re.compile(r"^[-+]?0[0-9_]+$|:")
 _MAX_VALUES = 100_000
 
 _SYNTAX = (
-    # what the YAML parser says, what it means, what to do, whether the construct's start is the better place to point at
+    # what the YAML parser says, what it means, what to do, whether to point at the construct's start
     ("'\\t'", "a tab where YAML wants spaces", "indent with spaces", False),
     ("mapping values are not allowed", "a colon where none can be", "check the indentation, or quote the value", False),
     ("could not find expected ':'", "a key without a colon", "write `key: value`", True),
@@ -64,7 +64,7 @@ class Document:
 
 
 def read_document(path: Path, label: str) -> Document:
-    """Read a YAML file by OmegaConf's rules (`1e-5` is a number, dates are text). Never raises for what is in the file."""
+    """Read a YAML file by OmegaConf's rules (`1e-5` is a number, dates are text); never raises for what is in it."""
     document = Document(label)
     try:
         loader = get_yaml_loader()(path.read_text(encoding="utf-8"))
@@ -118,7 +118,8 @@ class _Walker:
         """Fill the document from the file's top node."""
         label = self.document.label
         if root is None:
-            _unreadable(self.document, Location(label), "is empty", "`embodyrl run --print-config` shows a whole config")
+            remedy = "`embodyrl run --print-config` shows a whole config"
+            _unreadable(self.document, Location(label), "is empty", remedy)
         elif not isinstance(root, yaml.MappingNode):
             what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
             where = _at(root.start_mark, label)
@@ -148,6 +149,7 @@ class _Walker:
                 return self.mapping(node, path)
             if isinstance(node, yaml.SequenceNode):
                 return self.sequence(node, path)
+            assert isinstance(node, yaml.ScalarNode)
             return self.scalar(node, path)
         finally:
             self.open_nodes.pop()

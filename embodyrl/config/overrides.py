@@ -104,7 +104,7 @@ def apply_override(settings: Settings, override: Override, schema: type) -> Faul
         name = ".".join(map(str, override.path))
         if setting is not None:
             return on_command_line(override.path, f"'+{name}' would add a setting that exists", f"write {name}=...")
-        remedy = "only free-form maps such as env.kwargs take new keys; `embodyrl run --print-config` shows the settings"
+        remedy = "only free-form maps take new keys (`embodyrl run --print-config` shows all settings)"
         return on_command_line(override.path, f"'+{name}' would add a setting that nothing reads", remedy)
     value = override.value
     if setting is not None and setting.kinds == (str,) and not is_inside_map:

@@ -37,8 +37,11 @@ def _import(name: str, folder: Path) -> tuple[str, str] | None:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             near = near_match(name.removesuffix(".py"), [path.stem for path in folder.glob("*.py")])
-            hint = f"did you mean {near!r}?" if near else f"put {name}.py beside the config file, or install its package"
-            return f"plug-in {name!r} is neither in {folder} nor installed", hint
+            remedy = f"put {name}.py beside the config file, or install its package"
+            return (
+                f"plug-in {name!r} is neither in {folder} nor installed",
+                f"did you mean {near!r}?" if near else remedy,
+            )
         return f"plug-in {name!r} needs {error.name!r}, which is not installed", f"pip install {error.name}"
     except Exception as error:  # whatever a stranger's module raises
         return f"plug-in {name!r} failed while it was imported: {_describe(error)}", "mend the module"

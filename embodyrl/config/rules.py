@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.build import build_draft
 from embodyrl.config.compose import Settings
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
 from embodyrl.config.schema import Bootstrap, Config, Episodes
@@ -37,15 +36,15 @@ def rule(function: Rule) -> Rule:
     return function
 
 
-def check_rules(settings: Settings, doubtful: set[KeyPath], file: str) -> list[Fault]:
-    """Apply every rule to the settings that have no fault of their own.
+def check_rules(config: Config, settings: Settings, doubtful: set[KeyPath], file: str) -> list[Fault]:
+    """Apply every rule, except to settings that have a fault of their own.
 
     Args:
-        settings: composed settings.
-        doubtful: settings that have been reported; rules about them would only repeat it.
+        config: the config.
+        settings: the settings it was built from, for their places.
+        doubtful: settings of which `config` has stand-ins, because they are wrong or missing.
         file: the user's file.
     """
-    config, doubtful = build_draft(settings.data, doubtful)
     faults = []
     for check in RULES:
         for finding in check(config):
@@ -65,7 +64,7 @@ def _overlap(path: KeyPath, bad: KeyPath) -> bool:
 
 
 def _place(settings: Settings, paths: list[KeyPath], file: str) -> tuple[KeyPath, Location]:
-    """Where to point: at what the user wrote rather than at a group file; else at the first setting that was written."""
+    """Where to point: at what the user wrote rather than at a group file; else at the first setting that is written."""
     written = [(path, settings.origins[path].value) for path in paths if path in settings.origins]
     for wanted in (COMMAND_LINE, file):
         for path, location in written:

@@ -156,6 +156,9 @@ class AlgorithmConfig:
     """Advantage estimator."""
     loss: str = setting("ppo", registry="LOSSES")
     """Policy loss."""
+    reward_scale: float = setting(1.0, above=0.0)
+    """Rewards are multiplied by this for learning (metrics show them as they are), so that the critic's targets are of
+    order 1 .. 10."""
     gamma: float = setting(0.99, low=0.0, high=1.0)
     """Discount factor."""
     discount_per: DiscountPer = setting(DiscountPer.chunk)

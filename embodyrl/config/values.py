@@ -39,12 +39,14 @@ def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], e
     """
     words = limits.get("words") or ()
     if words and isinstance(value, str):
-        return _check_word(value, words, kinds, limits)
+        return _check_word(value, words, limits)
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, Enum):
             return _check_enum(value, kind)
     if kinds == (bool,):
-        return None if isinstance(value, bool) else Problem(f"must be true or false, got {show(value)}", "write true or false")
+        return (
+            None if isinstance(value, bool) else Problem(f"must be a switch, got {show(value)}", "write true or false")
+        )
     if kinds == (str,):
         return None if isinstance(value, str) else _not_text(value)
     return _check_number(value, kinds, limits, example)
@@ -64,7 +66,7 @@ def _check_enum(value: Any, kind: type[Enum]) -> Problem | None:
     return Problem(f"must be one of {', '.join(allowed)}; got {show(value)}", hint.strip() or f"write {allowed[0]}")
 
 
-def _check_word(value: str, words: tuple[str, ...], kinds: tuple[Any, ...], limits: Mapping[str, Any]) -> Problem | None:
+def _check_word(value: str, words: tuple[str, ...], limits: Mapping[str, Any]) -> Problem | None:
     if value in words:
         return None
     if _as_number(value) is not None:
