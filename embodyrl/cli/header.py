@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from embodyrl.config import Config, LoadedConfig
-from embodyrl.config.schema import Device
+from embodyrl.config import LoadedConfig
+from embodyrl.config.schema import Config, Device
 from embodyrl.version import __version__
 
 

@@ -36,7 +36,7 @@ def estimate_advantages(iteration: Iteration) -> None:
     per_action = settings.discount_per is DiscountPer.action
     ended = batch["terminated"] | batch["truncated"]
     available = {name: batch[name] for name in ("values", "terminated", "valid") if name in batch} | {
-        "rewards": decision_rewards(batch["rewards"], settings.gamma if per_action else 1.0),
+        "rewards": decision_rewards(batch["rewards"], settings.gamma if per_action else 1.0) * settings.reward_scale,
         "ended": ended,
         "discounts": settings.gamma ** (batch["steps"].float() if per_action else batch["valid"].float()),
         "group_size": iteration.config.rollout.group_size,

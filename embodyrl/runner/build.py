@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodyrl.config import Config, LoadedConfig
+from embodyrl.config import LoadedConfig
+from embodyrl.config.schema import Config
 from embodyrl.envs.manager import EnvManager
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SINKS
 from embodyrl.tracking import Sink, SinkContext

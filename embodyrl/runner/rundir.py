@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from embodyrl.config import Config
+from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 
 CONFIG_FILE = "config.yaml"

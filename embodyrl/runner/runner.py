@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from embodyrl.config import Config, config_hash, to_commented_yaml
+from embodyrl.config import config_hash, to_commented_yaml
+from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.graph import Graph, Iteration
