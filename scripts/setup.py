@@ -7,8 +7,6 @@ pyproject.toml, constraints.txt and extras returns at once. A call that was kill
 calls at the same time take turns. What pip printed is in `<venv>/setup.log`.
 """
 
-from __future__ import annotations
-
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - met by the system's python3, before anything that it cannot import
@@ -110,13 +108,16 @@ def clean_environment() -> dict[str, str]:
 
 def activity(line: str) -> str | None:
     """What a line of pip's output says that pip is doing, in a few words."""
-    if match := re.match(r"Collecting (\S+)", line):
-        return f"looking up {match[1]}"
-    if match := re.match(r"\s*Downloading (\S+) \((.+)\)", line):
-        return f"downloading {match[1].rsplit('/', 1)[-1]} ({match[2]})"
-    if match := re.match(r"Installing collected packages: (.*)", line):
-        return f"unpacking {match[1].count(',') + 1} packages"
-    if match := re.match(r"\s*(?:Building|Preparing|Getting) \S.*?(?: for (\S+))?", line):
+    collecting = re.match(r"Collecting (\S+)", line)
+    if collecting:
+        return f"looking up {collecting[1]}"
+    downloading = re.match(r"\s*Downloading (\S+) \((.+)\)", line)
+    if downloading:
+        return f"downloading {downloading[1].rsplit('/', 1)[-1]} ({downloading[2]})"
+    installing = re.match(r"Installing collected packages: (.*)", line)
+    if installing:
+        return f"unpacking {installing[1].count(',') + 1} packages"
+    if re.match(r"\s*(?:Building wheel|Preparing metadata|Getting requirements)", line):
         return "building a package"
     return None
 
@@ -193,7 +194,8 @@ def explain(output: str) -> str:
         return "The disk is full: free some space (about 3 GB; 10 GB with CUDA) and run the same command again."
     if re.search(r"name resolution|Name or service|Failed to establish|Max retries|timed out|SSLError", output):
         return "A package index could not be reached: check the network (and pip's proxy settings), then run it again."
-    if match := re.search(r"No matching distribution found for (\S+)", output):
+    match = re.search(r"No matching distribution found for (\S+)", output)
+    if match:
         version = "{}.{}".format(*sys.version_info[:2])
         return (
             f"No package index offers {match[1]} for Python {version} on this machine. Try another Python "
@@ -572,7 +574,8 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="the environment's folder")
     arguments = parser.parse_args()
     extras = set(arguments.extras)
-    if unknown := extras - known_extras():
+    unknown = extras - known_extras()
+    if unknown:
         parser.error(f"no such extra: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known_extras()))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
