@@ -81,7 +81,7 @@ def start(cpus: tuple[int, ...], plugin_path: str | None, plugins: Sequence[str]
 
     Args:
         cpus: CPUs to run on; empty: as inherited.
-        plugin_path: folder that is searched first for the plug-ins, or None.
+        plugin_path: folder in which plug-ins may be, or None.
         plugins: modules to import before anything else, as the parent did; they may define what `payload` refers to.
         payload: pickle of `(factory, args)`.
 
@@ -91,7 +91,7 @@ def start(cpus: tuple[int, ...], plugin_path: str | None, plugins: Sequence[str]
     if cpus and set(cpus) != os.sched_getaffinity(0):
         os.sched_setaffinity(0, cpus)
     if plugin_path is not None and plugin_path not in sys.path:
-        sys.path.insert(0, plugin_path)
+        sys.path.append(plugin_path)
     for name in plugins:
         try:
             importlib.import_module(name)

@@ -63,7 +63,7 @@ class Launcher(Protocol):
             specs: which workers.
             factory: importable callable that builds worker `i`'s object in its process from `args[i]`.
             args: picklable arguments, one tuple per worker.
-            timeout: longest time for all of them together [s].
+            timeout: longest time until all of them are ready [s].
 
         Raises:
             WorkerError: one of them failed; none is left running.

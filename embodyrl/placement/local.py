@@ -247,7 +247,7 @@ class LocalLauncher:
 
     Args:
         plugins: modules that every worker imports before anything else.
-        plugin_path: folder that is searched first for them.
+        plugin_path: folder in which they may be, besides what is installed.
         log_dir: folder for the workers' output, one file each (`env-0.log`); None: kept only while they live.
     """
 
@@ -270,7 +270,6 @@ class LocalLauncher:
     ) -> list[Worker]:
         """Start workers; see `launcher.Launcher.start`."""
         started: list[Worker] = []
-        deadline = time.monotonic() + timeout
         try:
             requests = []
             for spec, arguments in zip(specs, args, strict=True):
@@ -278,8 +277,8 @@ class LocalLauncher:
                 started.append(worker)
                 payload = pickle.dumps((factory, arguments), pickle.HIGHEST_PROTOCOL)
                 call = (spec.cpus, self._plugin_path, self._plugins, payload)
-                requests.append(worker.request("start", *call, timeout=max(0.0, deadline - time.monotonic())))
-            self.gather(requests, timeout=max(0.0, deadline - time.monotonic()))
+                requests.append(worker.request("start", *call, timeout=timeout))
+            self.gather(requests, timeout=timeout)
         except BaseException:
             self.stop(started, timeout=0.0)
             raise

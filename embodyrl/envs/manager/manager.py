@@ -29,6 +29,10 @@ from embodyrl.placement.plan import inventory, plan_env_workers
 Slots = Sequence[int] | NDArray[np.int64]
 """Numbers of slots, each once, in any order; results come in the same order."""
 
+_CLOSE_S = 5.0
+"""How long simulators may take to close before they are killed [s]."""
+_CLOSE_AFTER_FAILURE_S = 1.0
+
 _STATE_HEAD = struct.Struct("<q?")
 
 
@@ -63,7 +67,7 @@ class EnvManager:
         config: the simulator, the number of slots and of processes, and the deadlines.
         chunk_size: `C`, actions per step.
         plugins: modules that the processes import first.
-        plugin_path: folder that is searched first for them.
+        plugin_path: folder in which they may be, besides what is installed.
         log_dir: folder for the processes' output; None: kept only while they run.
         launcher: where the processes run; None: on this machine. With one given, the three above are its business.
 
@@ -139,6 +143,8 @@ class EnvManager:
             WorkerError: see the class.
         """
         index = self._idle(slots)
+        if None in episodes:
+            raise ValueError(f"slot {index[list(episodes).index(None)]}: got no episode")
         self._write_episodes(index, episodes)
         self._call(self._request("reset", index))
         self._steps[index] = 0
@@ -256,7 +262,7 @@ class EnvManager:
     def close(self) -> None:
         """End the processes, within a few seconds whatever they are doing. Harmless when repeated."""
         self._closed = True
-        self._launcher.stop(self.workers)
+        self._launcher.stop(self.workers, timeout=_CLOSE_S if self._failure is None else _CLOSE_AFTER_FAILURE_S)
         if self._memory is not None:
             self._memory.close()
 

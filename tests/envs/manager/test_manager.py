@@ -1,0 +1,271 @@
+import numpy as np
+import pytest
+from toy_simulator import Do, ToyConfig, actions, episode
+
+from embodyrl.envs.manager import EnvManager
+
+ALL = range(4)
+
+
+def start(num_envs=4, workers=2, chunk_size=1, **options):
+    config = ToyConfig(num_envs=num_envs, workers=workers, **{"max_episode_steps": 5, **options})
+    return EnvManager(config, chunk_size=chunk_size, plugins=["toy_simulator"])
+
+
+def same(left, right):
+    for name in ("images", "proprio"):
+        if getattr(left, name) is not None:
+            np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+    assert left.tasks == right.tasks
+
+
+@pytest.fixture(scope="module")
+def manager():
+    with start() as running:
+        yield running
+
+
+def test_spec_and_workers(manager):
+    assert manager.spec.proprio_dim == 3
+    assert manager.num_envs == 4
+    assert [worker.spec.slots for worker in manager.workers] == [range(0, 2), range(2, 4)]
+    assert len({worker.pid for worker in manager.workers}) == 2
+
+
+def test_reset_returns_the_episodes_that_were_asked_for(manager):
+    observation = manager.reset([3, 0], [episode(7), episode(5, task="subtract")])
+    assert observation.proprio.dtype == np.float32
+    np.testing.assert_array_equal(observation.proprio, [[7, 0, 7], [5, 0, 7]])
+    assert observation.tasks == ["add the numbers up", "subtract the numbers"]
+    assert observation.images is None
+
+
+def test_a_slot_that_is_not_addressed_is_not_touched(manager):
+    before = manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
+    manager.step([1], actions(1))
+    after = manager.observe(ALL)
+    np.testing.assert_array_equal(before.proprio[[0, 2, 3]], after.proprio[[0, 2, 3]])
+    assert after.proprio[1, 1] == 1
+
+
+def test_results_come_in_the_order_of_the_slots(manager):
+    manager.reset(ALL, [episode(10 * slot) for slot in ALL])
+    result = manager.step([2, 0, 3], actions(3, number=0.0))
+    assert np.round(result.rewards[:, 0] / 10).tolist() == [2, 0, 3]
+    np.testing.assert_array_equal(result.observation.proprio[:, 0], result.rewards[:, 0])
+
+
+def test_returned_arrays_are_the_callers_own(manager):
+    manager.reset(ALL, [episode(1)] * 4)
+    first = manager.step(ALL, actions(4))
+    kept = first.rewards.copy(), first.observation.proprio.copy()
+    manager.step(ALL, actions(4))
+    np.testing.assert_array_equal(first.rewards, kept[0])
+    np.testing.assert_array_equal(first.observation.proprio, kept[1])
+
+
+def test_an_ended_slot_starts_its_next_episode_at_once(manager):
+    manager.reset(ALL, [episode(1)] * 4)
+    result = manager.step(ALL, actions(4, slot1=Do.END), [episode(50)] * 4)
+    assert result.ended.tolist() == result.terminated.tolist() == result.success[:, 0].tolist()
+    assert result.ended.tolist() == [False, True, False, False]
+    np.testing.assert_array_equal(result.observation.proprio[1], [50, 0, 7])
+    assert result.final_observation.proprio[1, 1] == 1
+    others = [0, 2, 3]
+    np.testing.assert_array_equal(result.final_observation.proprio[others], result.observation.proprio[others])
+    assert manager.step([1], actions(1)).observation.proprio[0, 1] == 1
+
+
+def test_the_next_task_shows_in_the_observation_but_not_in_the_final_one(manager):
+    manager.reset([0, 1], [episode(1)] * 2)
+    result = manager.step([0, 1], actions(2, slot0=Do.END), [episode(1, task="subtract")] * 2)
+    assert result.observation.tasks == ["subtract the numbers", "add the numbers up"]
+    assert result.final_observation.tasks == ["add the numbers up"] * 2
+
+
+def test_without_a_next_episode_a_slot_stays_at_its_end(manager):
+    manager.reset(ALL, [episode(1)] * 4)
+    result = manager.step(ALL, actions(4, slot2=Do.END))
+    assert result.final_observation is result.observation
+    assert manager.observe([2]).proprio[0, 1] == 1
+    with pytest.raises(ValueError, match=r"slots \[2\] play no episode"):
+        manager.step(ALL, actions(4))
+    manager.reset([2], [episode(1)])
+    manager.step(ALL, actions(4))
+
+
+def test_the_time_limit_truncates(manager):
+    manager.reset([0], [episode(1)])
+    results = [manager.step([0], actions(1)) for _ in range(5)]
+    assert [bool(result.truncated[0]) for result in results] == [False] * 4 + [True]
+    assert not any(result.terminated[0] for result in results)
+
+
+def test_a_chunk_stops_at_the_end_of_the_episode():
+    with start(chunk_size=3, num_envs=2) as manager:
+        manager.reset([0, 1], [episode(1)] * 2)
+        chunk = actions(2, 3)
+        chunk[0, 1, 0] = Do.END
+        result = manager.step([0, 1], chunk, [episode(9)] * 2)
+        assert result.steps.tolist() == [2, 3]
+        assert result.rewards[0, 2] == 0.0
+        assert result.success.tolist() == [[False, True, False], [False, False, False]]
+        assert result.final_observation.proprio[:, 1].tolist() == [2, 3]
+        assert result.observation.proprio[:, 1].tolist() == [0, 3]
+
+
+def test_send_and_receive_in_different_groupings(manager):
+    manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
+    manager.send([0, 2], actions(2))
+    manager.send([1], actions(1))
+    with pytest.raises(ValueError, match=r"slots \[2\] are busy"):
+        manager.send([2, 3], actions(2))
+    with pytest.raises(ValueError, match=r"slots \[1\] are busy"):
+        manager.get_state([1])
+    with pytest.raises(ValueError, match=r"slots \[3\] have no chunk under way"):
+        manager.receive([2, 3])
+    apart = [manager.receive([2]), manager.receive([1, 0])]
+    manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
+    together = manager.step(ALL, actions(4))
+    np.testing.assert_array_equal(apart[0].rewards, together.rewards[[2]])
+    np.testing.assert_array_equal(apart[1].rewards, together.rewards[[1, 0]])
+
+
+def test_a_slow_slot_holds_nobody_up_who_does_not_wait_for_it(manager):
+    manager.reset(ALL, [episode(1)] * 4)
+    manager.send([0, 1], actions(2, slot0=Do.SLOW))
+    steps = 0
+    while manager._requests[0] is not None and steps < 3:
+        manager.step([2, 3], actions(2))
+        steps += 1
+    assert steps == 3
+    assert manager.receive([0, 1]).steps.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [
+        ([], "different slots"),
+        ([0, 0], "different slots"),
+        ([4], r"within 0\.\.3"),
+        ([-1], r"within 0\.\.3"),
+        ([[0]], "different slots"),
+    ],
+)
+def test_wrong_slots(manager, slots, text):
+    with pytest.raises(ValueError, match=text):
+        manager.observe(slots)
+
+
+def test_wrong_actions(manager):
+    manager.reset(ALL, [episode(1)] * 4)
+    with pytest.raises(ValueError, match=r"got shape \(4, 2\), want \[B, C, D\] = \(4, 1, 2\)"):
+        manager.step(ALL, np.zeros((4, 2)))
+    bad = actions(4)
+    bad[3, 0, 1] = np.nan
+    with pytest.raises(ValueError, match="slot 3, action 0, dim 1 is nan"):
+        manager.step(ALL, bad)
+    manager.step(ALL, actions(4))  # nothing was sent: the manager goes on
+
+
+def test_wrong_episodes(manager):
+    with pytest.raises(ValueError, match="got 1 episodes for 4 slots"):
+        manager.reset(ALL, [episode()])
+    with pytest.raises(ValueError, match="'multiply' is not one of"):
+        manager.reset([0], [episode(task="multiply")])
+
+
+def test_a_reset_needs_an_episode(manager):
+    with pytest.raises(ValueError, match="slot 0: got no episode"):
+        manager.reset([0], [None])
+
+
+def test_states_continue_bit_for_bit_in_any_slot(manager):
+    manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
+    manager.step(ALL, actions(4))
+    states = manager.get_state(ALL)
+    expected = manager.step(ALL, actions(4))
+    manager.set_state([1, 0, 3, 2], states)
+    again = manager.step(ALL, actions(4))
+    np.testing.assert_array_equal(again.rewards, expected.rewards[[1, 0, 3, 2]])
+
+
+def test_the_state_of_an_ended_slot_is_still_ended(manager):
+    manager.reset([0], [episode(1)])
+    manager.step([0], actions(1, slot0=Do.END))
+    states = manager.get_state([0])
+    manager.reset([0], [episode(1)])
+    manager.set_state([0], states)
+    with pytest.raises(ValueError, match="play no episode"):
+        manager.step([0], actions(1))
+
+
+def test_wrong_number_of_states(manager):
+    with pytest.raises(ValueError, match="got 1 states for 2 slots"):
+        manager.set_state([0, 1], [b""])
+
+
+def test_render(manager):
+    manager.reset(ALL, [episode(1)] * 4)
+    manager.step([3], actions(1))
+    pictures = manager.render([3, 1])
+    assert (pictures.shape, pictures.dtype) == ((2, 8, 8, 3), np.uint8)
+    assert pictures[:, 0, 0, 0].tolist() == [1, 0]
+
+
+def trajectory(workers):
+    dice = np.random.default_rng(1)
+    with start(workers=workers, images=True, chunk_size=2) as manager:
+        numbers = iter(range(1000))
+        seen = [manager.reset(ALL, [episode(next(numbers), seed=slot) for slot in ALL])]
+        results = []
+        for _ in range(12):
+            chunk = np.zeros((4, 2, 2), np.float32)
+            chunk[..., 1] = dice.uniform(-1, 1, (4, 2))
+            chunk[..., 0] = dice.random((4, 2)) < 0.2  # Do.END
+            results.append(manager.step(ALL, chunk, [episode(next(numbers), seed=slot) for slot in ALL]))
+            seen += [results[-1].observation, results[-1].final_observation]
+        return seen, results, manager.get_state(ALL)
+
+
+def test_the_number_of_workers_changes_nothing():
+    (seen, results, states), (other_seen, other_results, other_states) = trajectory(1), trajectory(2)
+    assert any(result.ended.any() for result in results)
+    for left, right in zip(seen, other_seen, strict=True):
+        same(left, right)
+    for left, right in zip(results, other_results, strict=True):
+        for name in ("rewards", "success", "terminated", "truncated", "steps"):
+            np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+    assert states == other_states
+
+
+def test_states_move_to_a_manager_with_another_number_of_workers():
+    with start(workers=2) as first:
+        first.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
+        first.step(ALL, actions(4))
+        states = first.get_state(ALL)
+        expected = first.step(ALL, actions(4))
+    with start(workers=1) as second:
+        second.set_state(ALL, states)
+        np.testing.assert_array_equal(second.step(ALL, actions(4)).rewards, expected.rewards)
+
+
+def test_pictures_travel(manager):
+    with start(images=True, num_envs=2) as seeing:
+        observation = seeing.reset([0, 1], [episode(20), episode(30)])
+        assert (observation.images.shape, observation.images.dtype) == ((2, 2, 4, 6, 3), np.uint8)
+        assert observation.images[:, 1, 3, 5, 2].tolist() == [20, 30]
+
+
+def test_closing_twice_and_using_after():
+    manager = start(num_envs=1, workers="auto")
+    manager.close()
+    manager.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        manager.observe([0])
+
+
+def test_output_goes_to_the_log_folder(tmp_path):
+    config = ToyConfig(num_envs=1, workers=1)
+    with EnvManager(config, chunk_size=1, plugins=["toy_simulator"], log_dir=tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ["env-0.log"]

@@ -1,0 +1,100 @@
+"""What becomes of the workers when the program itself ends, in whatever way."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+TOY = Path(__file__).parents[1] / "envs" / "manager"
+PROGRAM = """
+import sys, threading
+sys.path[:0] = [{toy!r}, {root!r}]
+from toy_simulator import Do, ToyConfig, actions, episode
+from embodyrl.envs.manager import EnvManager
+
+def start():
+    global manager
+    manager = EnvManager(ToyConfig(num_envs=2, workers=2), chunk_size=1, plugins=["toy_simulator"])
+    manager.reset([0, 1], [episode(1)] * 2)
+
+{body}
+"""
+START = "start(); print(*[worker.pid for worker in manager.workers], flush=True)\n"
+
+
+def run(body):
+    """Start a program (without a main guard) whose first line of output is the process ids of its workers."""
+    source = PROGRAM.format(toy=str(TOY), root=str(TOY.parents[2]), body=body)
+    program = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    return program, [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
+
+
+def all_gone(workers):
+    return not psutil.wait_procs(workers, timeout=20)[1]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_killed_parent_leaves_no_orphan(busy):
+    hang = "manager.send([0], actions(1, slot0=Do.HANG))\n" if busy else ""
+    program, workers = run(START + hang + "print('now', flush=True)\nimport time; time.sleep(1000)")
+    assert program.stdout.readline() == "now\n"
+    program.kill()
+    program.wait()
+    assert len(workers) == 2
+    assert all_gone(workers)
+
+
+def test_a_program_that_forgets_to_close_ends_by_itself():
+    program, workers = run(START)
+    assert program.wait(20) == 0
+    assert all_gone(workers)
+
+
+def test_a_program_that_fails_ends_by_itself():
+    program, workers = run(START + "import os; sys.stderr = open(os.devnull, 'w'); 1 / 0")
+    assert program.wait(20) == 1
+    assert all_gone(workers)
+
+
+def test_a_terminated_program_leaves_no_orphan():
+    program, workers = run(START + "import time; time.sleep(1000)")
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(20) == -signal.SIGTERM
+    assert all_gone(workers)
+
+
+def test_workers_outlive_the_thread_that_started_them():
+    body = """
+thread = threading.Thread(target=start); thread.start(); thread.join()
+print(*[worker.pid for worker in manager.workers], flush=True)
+import time; time.sleep(0.5)
+print(manager.step([0, 1], actions(2)).steps.tolist(), flush=True)
+manager.close()
+"""
+    program, workers = run(body)
+    assert program.stdout.readline() == "[1, 1]\n"
+    assert program.wait(20) == 0
+    assert all_gone(workers)
+
+
+def test_a_fork_of_the_program_does_not_end_its_workers():
+    body = (
+        START
+        + """
+import os
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # runs the exit handlers of the copy
+os.waitpid(child, 0)
+print(manager.step([0, 1], actions(2)).steps.tolist(), flush=True)
+manager.close()
+"""
+    )
+    program, workers = run(body)
+    assert program.stdout.readline() == "[1, 1]\n"
+    assert program.wait(20) == 0
+    assert all_gone(workers)

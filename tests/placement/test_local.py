@@ -1,0 +1,186 @@
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from placement_services import MarksItsEnd, Service, SlowToClose
+
+from embodyrl.placement import RemoteError, WorkerDied, WorkerTimeout
+from embodyrl.placement.local import LocalLauncher
+from embodyrl.placement.plan import WorkerSpec
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def specs(count, **options):
+    return [WorkerSpec(role="test", rank=rank, **options) for rank in range(count)]
+
+
+@pytest.fixture
+def launcher():
+    running = LocalLauncher()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def pair(launcher):
+    return launcher.start(specs(2), Service, [(0,), (1,)], timeout=60)
+
+
+def call(launcher, worker, method, *args, timeout=60, **options):
+    return launcher.gather([worker.request(method, *args, **options)], timeout=timeout)[0]
+
+
+def test_results_come_in_the_order_of_the_requests(launcher, pair):
+    requests = [pair[1].request("slow_echo", "a", 0.1), pair[0].request("echo", None), pair[1].request("echo", "c")]
+    assert launcher.gather(requests, timeout=60) == ["a", None, "c"]
+
+
+def test_requests_of_one_worker_may_be_gathered_in_any_order(launcher, pair):
+    first, second = pair[0].request("echo", 1), pair[0].request("echo", 2)
+    assert launcher.gather([second], timeout=60) == [2]
+    assert launcher.gather([first], timeout=60) == [1]
+
+
+def test_messages_larger_than_any_buffer(launcher, pair):
+    big = os.urandom(5_000_000)
+    requests = [pair[0].request("echo", big) for _ in range(3)]  # more than the line holds, in both directions
+    assert launcher.gather(requests, timeout=60) == [big] * 3
+
+
+def test_file_descriptors_are_handed_over(launcher, pair, tmp_path):
+    (tmp_path / "file").write_text("from the parent")
+    with open(tmp_path / "file") as file:
+        requests = [pair[0].request("echo", 1), pair[0].request("read", fds=[file.fileno()])]
+        assert launcher.gather(requests, timeout=60) == [1, b"from the parent"]
+
+
+def test_a_late_reply_never_answers_a_later_call(launcher, pair):
+    requests = [pair[0].request("fail", "early"), pair[1].request("slow_echo", "late", 0.3)]
+    with pytest.raises(RemoteError):
+        launcher.gather(requests, timeout=60)
+    assert call(launcher, pair[1], "echo", "new") == "new"
+    assert call(launcher, pair[1], "echo", "newer") == "newer"
+
+
+def test_a_reply_that_comes_after_the_deadline_answers_nothing(launcher, pair):
+    with pytest.raises(WorkerTimeout):
+        call(launcher, pair[0], "slow_echo", "late", 1.0, timeout=0.2)
+    time.sleep(1.0)
+    with pytest.raises(WorkerTimeout, match=r"did not answer 'slow_echo' within 0\.2 s and was killed"):
+        call(launcher, pair[0], "echo", "new")
+    assert call(launcher, pair[1], "echo", "fine") == "fine"
+
+
+def test_an_exception_carries_the_remote_traceback(launcher, pair):
+    with pytest.raises(RemoteError) as caught:
+        call(launcher, pair[1], "fail", "lost")
+    error = caught.value
+    assert (error.role, error.rank, error.pid, error.type_name) == ("test", 1, pair[1].pid, "KeyError")
+    assert error.remote_message == "'lost'"
+    assert str(error).startswith(f"test worker 1 (pid {pair[1].pid}): 'fail' raised KeyError: 'lost'\n")
+    assert "placement_services.py" in error.remote_traceback
+    assert not error.is_user_error
+
+
+def test_unknown_and_private_methods_are_errors(launcher, pair):
+    with pytest.raises(RemoteError, match="has no attribute 'no_such'"):
+        call(launcher, pair[0], "no_such")
+    with pytest.raises(RemoteError, match="not a public method"):
+        call(launcher, pair[0], "_hidden")
+
+
+def test_an_argument_that_does_not_pickle_leaves_the_worker_in_order(launcher, pair):
+    with pytest.raises(Exception, match=r"[Pp]ickle|local object"):
+        pair[0].request("echo", lambda: None)
+    assert call(launcher, pair[0], "echo", 1) == 1
+
+
+def test_a_result_that_does_not_pickle_is_a_remote_error(launcher, pair):
+    with pytest.raises(RemoteError, match="cannot pickle 'generator' object"):
+        call(launcher, pair[0], "generator")
+
+
+def test_an_exit_names_code_and_output(launcher, pair):
+    with pytest.raises(WorkerDied) as caught:
+        call(launcher, pair[0], "leave", 7)
+    text = str(caught.value)
+    assert text.startswith(f"test worker 0 (pid {pair[0].pid}) exited with code 7 during 'leave'")
+    assert text.endswith("out of here\nfor good")
+
+
+def test_the_log_file_is_named(tmp_path):
+    launcher = LocalLauncher(log_dir=tmp_path / "logs")
+    (worker,) = launcher.start(specs(1), Service, [(0,)], timeout=60)
+    with pytest.raises(WorkerDied, match=r"end of its output \(.*/logs/test-0\.log\)"):
+        call(launcher, worker, "leave", 1)
+    assert (tmp_path / "logs" / "test-0.log").read_text() == "out of here\nfor good\n"
+
+
+def test_a_worker_that_hangs_up_is_killed(launcher, pair):
+    with pytest.raises(WorkerDied, match="closed its line without ending, and was killed during 'hang_up'"):
+        call(launcher, pair[0], "hang_up")
+
+
+def test_a_worker_that_does_not_read_ends_at_the_deadline(launcher, pair):
+    pair[0].request("hang")
+    with pytest.raises(WorkerTimeout, match=r"did not answer 'echo' within 0\.5 s"):
+        pair[0].request("echo", b"x" * 5_000_000, timeout=0.5)
+
+
+def test_a_stopped_worker_ends_at_the_deadline(launcher, pair):
+    os.kill(pair[0].pid, signal.SIGSTOP)
+    with pytest.raises(WorkerTimeout):
+        call(launcher, pair[0], "echo", 1, timeout=0.5)
+    assert not psutil.pid_exists(pair[0].pid)
+
+
+def test_a_dead_worker_stays_dead(launcher, pair):
+    os.kill(pair[0].pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
+            call(launcher, pair[0], "echo", 1)
+
+
+def test_environment_and_cpus_are_set_before_the_start(launcher):
+    cpu = min(os.sched_getaffinity(0))
+    (worker,) = launcher.start(specs(1, cpus=(cpu,), env_vars={"EMBODYRL_TEST": "set"}), Service, [(0,)], timeout=60)
+    assert call(launcher, worker, "environment", "EMBODYRL_TEST") == "set"
+    assert call(launcher, worker, "cpus") == [cpu]
+
+
+def test_close_lets_the_service_close(launcher, tmp_path):
+    launcher.start(specs(1), MarksItsEnd, [(str(tmp_path / "mark"),)], timeout=60)
+    launcher.close()
+    assert (tmp_path / "mark").read_text() == "closed"
+
+
+def test_close_has_one_deadline_for_all(launcher):
+    workers = launcher.start(specs(3), SlowToClose, [(0,)] * 3, timeout=60)
+    launcher.close(timeout=0.5)
+    launcher.close()
+    assert not any(psutil.pid_exists(worker.pid) for worker in workers)
+    with pytest.raises(WorkerDied, match="has been closed"):
+        workers[0].request("echo", 1)
+
+
+def test_close_takes_the_workers_children_along(launcher, pair):
+    grandchild = call(launcher, pair[0], "start_a_child")
+    launcher.close()
+    psutil.wait_procs([psutil.Process(grandchild)] if psutil.pid_exists(grandchild) else [], timeout=10)
+    assert not psutil.pid_exists(grandchild)
+
+
+def test_stop_ends_only_some(launcher, pair):
+    launcher.stop([pair[0]])
+    assert not psutil.pid_exists(pair[0].pid)
+    assert call(launcher, pair[1], "echo", 1) == 1
+
+
+def test_a_launcher_that_is_dropped_ends_its_workers():
+    launcher = LocalLauncher()
+    (worker,) = launcher.start(specs(1), Service, [(0,)], timeout=60)
+    del launcher
+    assert not psutil.pid_exists(worker.pid)
