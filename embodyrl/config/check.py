@@ -18,16 +18,16 @@ from embodyrl.errors import UserError
 from embodyrl.registry import Registry
 
 
-def check_settings(settings: Settings, schema: type, file: str, incomplete: Collection[str] = ()) -> list[Fault]:
+def check_settings(settings: Settings, schema: type, whole: Location, incomplete: Collection[str]) -> list[Fault]:
     """Check everything that can be said about single settings.
 
     Args:
         settings: the composed settings.
         schema: the dataclass of the whole config.
-        file: the user's file, where no better place is known.
+        whole: where to point for what is missing from the config as a whole.
         incomplete: top-level sections in which nothing is reported as missing.
     """
-    checker = _Checker(settings, schema, file, incomplete)
+    checker = _Checker(settings, schema, whole, incomplete)
     checker.section(schema, settings.data, ())
     return checker.faults
 
@@ -35,9 +35,9 @@ def check_settings(settings: Settings, schema: type, file: str, incomplete: Coll
 class _Checker:
     """One walk over the settings."""
 
-    def __init__(self, settings: Settings, schema: type, file: str, incomplete: Collection[str]) -> None:
+    def __init__(self, settings: Settings, schema: type, whole: Location, incomplete: Collection[str]) -> None:
         self.settings = settings
-        self.file = file
+        self.whole = whole
         self.incomplete = incomplete
         self.faults: list[Fault] = []
         self.known = list(all_paths(schema, settings.data))
@@ -50,7 +50,7 @@ class _Checker:
                 location = origin.key if at_key or depth < len(path) else origin.value
                 break
         else:
-            location = Location(self.file)
+            location = self.whole
         self.faults.append(Fault(path, message, remedy, location))
 
     def section(self, section: type, data: dict[str, Any], path: KeyPath) -> None:
@@ -116,7 +116,8 @@ class _Checker:
             return
         if value is None:
             if not setting.nullable:
-                self.fault(path, f"{dotted(path)} must not be null", _remedy_for_null(setting))
+                what = "must not be null" if setting.section is None else "has no settings"
+                self.fault(path, f"{dotted(path)} {what}", _remedy_for_null(setting))
         elif setting.section is not None:
             if isinstance(value, dict):
                 self.section(setting.section, value, path)
@@ -167,7 +168,7 @@ def _bare(value: Any) -> str:
 
 def _remedy_for_null(setting: Setting) -> str:
     if setting.required or setting.section is not None or dataclasses.is_dataclass(setting.default):
-        return "give it a value" if setting.section is None else "give it settings, or remove the line"
+        return "give it a value" if setting.section is None else "give it some, or remove the line"
     return f"give it a value, or remove the line for the default {show(setting.default)}"
 
 

@@ -100,6 +100,10 @@ class Composed:
     faults: list[Fault]
     files: list[str]
     """The files that took part, the user's first."""
+    entries: dict[str, Location]
+    """Where each group file was chosen."""
+    whole: Location
+    """Where to point for what concerns the user's file as a whole: its defaults list, else its start."""
     incomplete: set[str]
     """Top-level sections whose group file could not be used."""
     readable: bool
@@ -123,7 +127,10 @@ def compose(source: Source, main: Document, group_overrides: Mapping[str, str]) 
     if faults or "defaults" not in main.data:
         _merge_what_is_there(settings, source, choices, documents)
     files = [document.label for document in documents.values()]
-    return Composed(settings, faults, files, choices.incomplete(), main.readable)
+    entries = {documents[choice.path].label: choice.location for choice in choices.entries if choice.path is not None}
+    origin = main.origins.get(("defaults",))
+    whole = origin.key if origin is not None else Location(main.label, 1, 1)
+    return Composed(settings, faults, files, entries, whole, choices.incomplete(), main.readable)
 
 
 def _merge_in_hydras_order(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.faults import Fault, KeyPath
+from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
 from embodyrl.config.marks import UNREADABLE, Document, read_document
-from embodyrl.config.sources import Source, find_config, list_groups, list_options, readable_path
+from embodyrl.config.sources import Source, builtin_folder, find_config, list_groups, list_options, readable_path
 from embodyrl.registry import near_match
 
 _KEYWORDS = re.compile(r"^(?:(?:override|optional)\s+)*")
@@ -26,6 +26,8 @@ class Choice:
     """Where its settings go."""
     path: Path | None
     """Its file, or None if there is none."""
+    location: Location
+    """Where the choice was made."""
 
 
 @dataclass
@@ -38,17 +40,23 @@ class Choices:
     """Group files that cannot be used, for what is in them or below them."""
 
     def incomplete(self) -> set[str]:
-        """Top-level sections that lack what an entry should have brought."""
+        """Top-level sections that lack what an entry should have brought, misspelt ones included."""
         missing = [entry for entry in self.entries if entry.path is None or entry.path in self.broken]
-        return {str(entry.package[0]) for entry in missing if entry.package}
+        sections = {str(entry.package[0]) for entry in missing if entry.package}
+        return sections | {match for name in sections if (match := near_match(name, list_groups((builtin_folder(),))))}
 
 
 def read_choices(source: Source, group_overrides: Mapping[str, str], documents: dict[Path, Document]) -> Choices:
     """Check the defaults lists of the user's file and of every group file below it, reading those into `documents`."""
     choices = Choices()
     main = documents[source.path]
-    reader = _Reader(source, group_overrides, documents, choices)
-    choices.entries = reader.entries(main, "")
+    choices.entries = _Reader(source, group_overrides, documents, choices).entries(main, "")
+    listed = {choice.group for choice in choices.entries}
+    for group, option in group_overrides.items():
+        if group not in listed:
+            message = f"{group}={option} chooses from a group that the file's defaults list does not have"
+            remedy = f"add `- {group}: {option}` to that list, or set single values, as in {group}.name=..."
+            choices.faults.append(Fault((group,), message, remedy, Location(COMMAND_LINE)))
     return choices
 
 
@@ -88,19 +96,19 @@ class _Reader:
         bare, _, package = _KEYWORDS.sub("", written).partition("@")
         is_override = "override" in written.split()
         group = bare.lstrip("/") if bare.startswith("/") or is_override else "/".join(filter(None, (folder, bare)))
-        if not folder and not is_override:
-            option = self.group_overrides.get(group, option) if group else option
-        if option in ("_self_", "") or "${" in option or (not folder and is_override and group in self.group_overrides):
+        location = document.origins[(*path, written) if written else path].value
+        if document.label == self.source.file and group in self.group_overrides:
+            option, location = self.group_overrides[group], Location(COMMAND_LINE)
+        if option in ("_self_", "") or "${" in option:
             return None
         target = option.lstrip("/") if option.startswith("/") else f"{group or folder}/{option}".lstrip("/")
         file = find_config(self.source.folders, target)
         if file is None and "optional" not in written.split():
-            where = (*path, written) if written else path
-            self.fault(document, where, *self.why_missing(group, option, target))
+            self.choices.faults.append(Fault(path, *self.why_missing(group, option, target), location))
         elif file is not None and not self.follow(file):
             self.choices.broken.add(file)
         place = package or group.replace("/", ".")
-        return Choice(group, option, tuple(place.split(".")) if place and place != "_global_" else (), file)
+        return Choice(group, option, tuple(place.split(".")) if place and place != "_global_" else (), file, location)
 
     def follow(self, file: Path) -> bool:
         """Read a group file and what its defaults list names; whether all of it is sound."""
@@ -123,8 +131,7 @@ class _Reader:
         if not options:
             groups = list_groups(self.source.folders)
             near = near_match(group, groups)
-            hint = f"did you mean {near!r}? " if near else ""
-            return f"no config group {group!r}", f"{hint}(groups: {', '.join(groups)})"
+            return f"no config group {group!r}", _suggest(near, "groups", groups)
         return f"config group {group!r} has no option {option!r}", nearest_option(option, options)
 
     def fault(self, document: Document, path: KeyPath, message: str, remedy: str) -> None:
@@ -136,8 +143,12 @@ def nearest_option(option: str, options: list[str]) -> str:
     """The remedy for an option that does not exist."""
     by_name = {name.rpartition("/")[2]: name for name in options}
     near = near_match(option, options) or by_name.get(near_match(option.rpartition("/")[2], list(by_name)) or "")
-    hint = f"did you mean {near!r}? " if near else ""
-    return f"{hint}(options: {', '.join(options)})"
+    return _suggest(near, "options", options)
+
+
+def _suggest(near: str | None, what: str, names: list[str]) -> str:
+    listed = ", ".join(names)
+    return f"did you mean {near!r}? ({what}: {listed})" if near else f"choose one of: {listed}"
 
 
 def _split(item: Any) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,21 +11,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from embodyrl.config.compose import Settings
 from embodyrl.config.faults import Fault, KeyPath, dotted
-from embodyrl.config.fields import defaults_below
+from embodyrl.config.fields import all_paths, defaults_below
 from embodyrl.config.marks import UNREADABLE
+from embodyrl.config.values import show
+from embodyrl.registry import near_match
+
+_NAME = re.compile(r"\$\{([\w.]+)\}")
 
 
 def resolve_interpolations(settings: Settings, schema: type) -> list[Fault]:
     """Resolve every `${...}` in place; it may name any setting, also one that has its default."""
-    faults = []
-    for path, text in list(_interpolated(settings.data, ())):
-        fault = _unreadable(settings, path, text)
-        if fault is not None:
-            faults.append(fault)
-            _replace(settings.data, path, UNREADABLE)
     texts = list(_interpolated(settings.data, ()))
     if not texts:
-        return faults
+        return []
+    faults = []
     tree = OmegaConf.create(_plain(defaults_below(schema, settings.data)))
     for path, text in texts:
         node: Any = tree
@@ -34,9 +34,8 @@ def resolve_interpolations(settings: Settings, schema: type) -> list[Fault]:
             value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         except OmegaConfBaseException as error:
             value = UNREADABLE
-            why = str(error).splitlines()[0]
-            message = f"{dotted(path)}: {text} cannot be resolved ({why})"
-            remedy = "name a setting by its whole path, as in ${env.num_envs}"
+            message = f"{dotted(path)} = {show(text)} cannot be resolved ({str(error).splitlines()[0]})"
+            remedy = _remedy(text, [dotted(known) for known in all_paths(schema, settings.data)])
             faults.append(Fault(path, message, remedy, settings.origins[path].value))
         _replace(settings.data, path, value)
     return faults
@@ -51,19 +50,9 @@ def _interpolated(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
         yield from _interpolated(child, (*path, key))
 
 
-def _unreadable(settings: Settings, path: KeyPath, text: str) -> Fault | None:
-    try:
-        OmegaConf.create({"value": text})
-    except OmegaConfBaseException:
-        message = f"{dotted(path)}: {_show(text)} is no complete interpolation"
-        remedy = "write ${section.setting}, or \\${ for the characters themselves"
-        return Fault(path, message, remedy, settings.origins[path].value)
-    return None
-
-
-def _show(text: str) -> str:
-    """A text in quotes, shortened."""
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+def _remedy(text: str, settings: list[str]) -> str:
+    near = [match for name in _NAME.findall(text) if name not in settings and (match := near_match(name, settings))]
+    return f"did you mean ${{{near[0]}}}?" if near else "name a setting by its whole path, as in ${env.num_envs}"
 
 
 def _replace(data: Any, path: KeyPath, value: Any) -> None:

@@ -71,10 +71,10 @@ def _finish(composed: Composed, asked: Overrides, source: Source) -> tuple[Confi
     faults += import_plugins(settings, source.plugin_dir)
     faults += _apply(settings, others)
     faults += resolve_interpolations(settings, Config)
-    faults += check_settings(settings, Config, source.file, composed.incomplete)
+    faults += check_settings(settings, Config, composed.whole, composed.incomplete)
     doubtful = {fault.path for fault in faults} | {(name,) for name in composed.incomplete}
     config, doubtful = build_draft(settings.data, doubtful)
-    return config, faults + check_rules(config, settings, doubtful, source.file)
+    return config, faults + check_rules(config, composed, doubtful)
 
 
 def _apply(settings: Settings, overrides: Sequence[Override]) -> list[Fault]:

@@ -12,6 +12,7 @@ import yaml
 from omegaconf._utils import get_yaml_loader
 
 from embodyrl.config.faults import Fault, KeyPath, Location, dotted
+from embodyrl.config.values import check_interpolation
 
 _PREFIX = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
@@ -28,7 +29,7 @@ _SYNTAX = (
     ("found unexpected end of stream", "a quoted text that is not closed", "close it with the same quote", True),
     ("expected <block end>", "this line does not fit the indentation above", "align it with its neighbours", False),
     ("found undefined alias", "an alias (*name) without its anchor (&name)", "define the anchor first", False),
-    ("expected a single document", "a second YAML document", "keep one document per file (remove the ---)", False),
+    ("another document", "a second YAML document", "keep one document per file (remove the ---)", False),
 )
 
 
@@ -71,16 +72,16 @@ def read_document(path: Path, label: str) -> Document:
         root = loader.get_single_node()
         _Walker(document, loader).walk_root(root)
     except OSError as error:
-        _unreadable(document, Location(label), f"cannot be read: {error.strerror}", "check its permissions")
+        _unreadable(document, Location(label), f"the file cannot be read: {error.strerror}", "check its permissions")
     except UnicodeDecodeError as error:
-        _unreadable(document, Location(label), f"is not UTF-8 text (byte {error.start})", "save it as UTF-8")
+        _unreadable(document, Location(label), f"the file is not UTF-8 text (byte {error.start})", "save it as UTF-8")
     except yaml.reader.ReaderError as error:
-        message = f"contains the character U+{error.character:04X}, which YAML forbids"
+        message = f"the file contains the character U+{error.character:04X}, which YAML forbids"
         _unreadable(document, Location(label), message, "remove it")
     except yaml.MarkedYAMLError as error:
         _unreadable(document, *_syntax_error(error, label))
     except RecursionError:
-        _unreadable(document, Location(label), "is nested too deeply", "flatten it")
+        _unreadable(document, Location(label), "the file is nested too deeply", "flatten it")
     return document
 
 
@@ -119,7 +120,7 @@ class _Walker:
         label = self.document.label
         if root is None:
             remedy = "`embodyrl run --print-config` shows a whole config"
-            _unreadable(self.document, Location(label), "is empty", remedy)
+            _unreadable(self.document, Location(label), "the file is empty", remedy)
         elif not isinstance(root, yaml.MappingNode):
             what = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
             where = _at(root.start_mark, label)
@@ -165,7 +166,11 @@ class _Walker:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and node.style is None and _ODD_NUMBER.search(node.value):
             message = f"{dotted(path)}: YAML reads {node.value} as {value}"
-            self.fault(node, path, message, f"write {value}, or put it in quotes")
+            self.fault(node, path, message, f"write {value} if that is meant")
+        problem = check_interpolation(value) if isinstance(value, str) else None
+        if problem is not None:
+            self.fault(node, path, f"{dotted(path)} {problem.message}", problem.remedy)
+            return UNREADABLE
         return value
 
     def sequence(self, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:

@@ -11,8 +11,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from embodyrl.config.compose import Settings
-from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
+from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location, dotted
 from embodyrl.config.fields import find_setting
+from embodyrl.config.values import check_interpolation
 
 _KEY = re.compile(r"^(\+\+|\+|~)?([\w-]+(?:[./][\w-]+)*)$")
 
@@ -100,8 +101,13 @@ def _read(text: str) -> tuple[Any, str]:
 def apply_override(settings: Settings, override: Override, schema: type) -> Fault | None:
     """Lay one value over the settings, or say why not."""
     setting, is_inside_map = find_setting(schema, settings.data, override.path)
+    above = find_setting(schema, settings.data, override.path[:-1])[0]
+    if above is not None and above.section is None and not is_inside_map:
+        name, key = dotted(override.path[:-1]), override.path[-1]
+        message = f"{name} is a single setting and has no {key!r} below it"
+        return on_command_line(override.path, message, f"write {name}={override.text}")
     if override.adds and not is_inside_map:
-        name = ".".join(map(str, override.path))
+        name = dotted(override.path)
         if setting is not None:
             return on_command_line(override.path, f"'+{name}' would add a setting that exists", f"write {name}=...")
         remedy = "only free-form maps take new keys (`embodyrl run --print-config` shows all settings)"
@@ -111,8 +117,11 @@ def apply_override(settings: Settings, override: Override, schema: type) -> Faul
         if override.problem or not (isinstance(value, str) or (value is None and setting.nullable)):
             value = override.text
     elif override.problem:
-        name = ".".join(map(str, override.path))
+        name = dotted(override.path)
         message = f"the value of {name}={override.text} cannot be read ({override.problem})"
         return on_command_line(override.path, message, "put it in quotes, or in [brackets] for a list")
+    problem = check_interpolation(value) if isinstance(value, str) else None
+    if problem is not None:
+        return on_command_line(override.path, f"{dotted(override.path)} {problem.message}", problem.remedy)
     settings.override(override.path, value)
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.compose import Settings
+from embodyrl.config.compose import Composed
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
 from embodyrl.config.schema import Bootstrap, Config, Episodes
 from embodyrl.registry import ADVANTAGES, Registry, SupportedModel
@@ -36,21 +36,20 @@ def rule(function: Rule) -> Rule:
     return function
 
 
-def check_rules(config: Config, settings: Settings, doubtful: set[KeyPath], file: str) -> list[Fault]:
+def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath]) -> list[Fault]:
     """Apply every rule, except to settings that have a fault of their own.
 
     Args:
         config: the config.
-        settings: the settings it was built from, for their places.
+        composed: what it was built from, for the places of the settings.
         doubtful: settings of which `config` has stand-ins, because they are wrong or missing.
-        file: the user's file.
     """
     faults = []
     for check in RULES:
         for finding in check(config):
             paths = [_key_path(text) for text in finding.paths]
             if not any(_overlap(path, bad) for path in paths for bad in doubtful):
-                path, location = _place(settings, paths, file)
+                path, location = _place(composed, paths)
                 faults.append(Fault(path, finding.message, finding.remedy, location))
     return faults
 
@@ -63,14 +62,19 @@ def _overlap(path: KeyPath, bad: KeyPath) -> bool:
     return bool(bad) and (path[: len(bad)] == bad or bad[: len(path)] == path)
 
 
-def _place(settings: Settings, paths: list[KeyPath], file: str) -> tuple[KeyPath, Location]:
-    """Where to point: at what the user wrote rather than at a group file; else at the first setting that is written."""
-    written = [(path, settings.origins[path].value) for path in paths if path in settings.origins]
-    for wanted in (COMMAND_LINE, file):
+def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]:
+    """Where to point: at the command line, else at the user's file, there at the first setting it has.
+
+    For a setting from a group file that is the entry of the defaults list that chose the group.
+    """
+    origins = composed.settings.origins
+    written = [(path, origins[path].value) for path in paths if path in origins]
+    written += [(path, composed.entries[place.file]) for path, place in written if place.file in composed.entries]
+    for wanted in (COMMAND_LINE, composed.files[0]):
         for path, location in written:
             if location.file == wanted:
                 return path, location
-    return written[0] if written else (paths[0], Location(file))
+    return written[0] if written else (paths[0], composed.whole)
 
 
 def fact(registry: Registry[Any], name: str, key: str) -> Any:

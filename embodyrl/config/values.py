@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from embodyrl.registry import near_match
 
 
@@ -26,6 +29,17 @@ def show(value: Any) -> str:
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_interpolation(text: str) -> Problem | None:
+    """Whether the `${...}` in a text are well-formed."""
+    if "${" in text:
+        try:
+            OmegaConf.create({"text": text})
+        except OmegaConfBaseException:
+            message = f"= {show(text)} is no complete interpolation"
+            return Problem(message, "write ${section.setting}, or \\${ for the characters themselves")
+    return None
 
 
 def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], example: Any) -> Problem | None:
@@ -61,9 +75,11 @@ def _check_enum(value: Any, kind: type[Enum]) -> Problem | None:
     allowed = [member.name for member in kind]
     if isinstance(value, str) and value in allowed:
         return None
-    near = near_match(value, allowed) if isinstance(value, str) else None
-    hint = f"did you mean {near!r}? " if near else ""
-    return Problem(f"must be one of {', '.join(allowed)}; got {show(value)}", hint.strip() or f"write {allowed[0]}")
+    near = near_match(value.lower(), allowed) if isinstance(value, str) else None
+    remedy = f"did you mean {near!r}?" if near else "choose one of them"
+    if isinstance(value, bool):
+        remedy = "choose one of them (YAML reads on, off, yes and no as true and false unless they are in quotes)"
+    return Problem(f"must be one of {', '.join(allowed)}; got {show(value)}", remedy)
 
 
 def _check_word(value: str, words: tuple[str, ...], limits: Mapping[str, Any]) -> Problem | None:
@@ -119,10 +135,10 @@ def _check_range(value: float, limits: Mapping[str, Any]) -> Problem | None:
 
 def _range(limits: Mapping[str, Any]) -> str:
     """The legal range in words, with a leading space."""
-    parts = [f"{limits['low']:g} or more"] if limits.get("low") is not None else []
-    parts += [f"{limits['high']:g} or less"] if limits.get("high") is not None else []
+    parts = [f"of {limits['low']:g} or more"] if limits.get("low") is not None else []
     parts += [f"above {limits['above']:g}"] if limits.get("above") is not None else []
+    parts += [f"up to {limits['high']:g}"] if limits.get("high") is not None else []
     parts += [f"below {limits['below']:g}"] if limits.get("below") is not None else []
     if limits.get("low") is not None and limits.get("high") is not None:
         return f" from {limits['low']:g} to {limits['high']:g}"
-    return " " + ", and ".join(parts) if parts else ""
+    return " " + " and ".join(parts) if parts else ""

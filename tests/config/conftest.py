@@ -1,0 +1,46 @@
+"""Helpers for tests of the config front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embodyrl.config import ConfigError, load_config
+
+GOOD = """\
+defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]
+"""
+
+
+class Workplace:
+    """A folder with config files, which is also the working directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, text: str, name: str = "my.yaml") -> Path:
+        """Write a file below the folder."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def load(self, text: str = GOOD, *overrides: str):
+        """Load `text` as my.yaml."""
+        self.write(text)
+        return load_config("my.yaml", overrides).config
+
+    def faults(self, text: str = GOOD, *overrides: str) -> list[str]:
+        """What is wrong with `text`, one line each."""
+        self.write(text)
+        with pytest.raises(ConfigError) as caught:
+            load_config("my.yaml", overrides)
+        return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Workplace:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return Workplace(tmp_path)
