@@ -6,12 +6,11 @@ Actions are 4 numbers in -1 .. 1: the hand's displacement in x, y, z (1 is 1 cm 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list, check_tasks
+from embodyrl.envs.mujoco_painter import Painter
 from embodyrl.envs.options import MetaWorldConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -113,48 +112,25 @@ class MetaWorld(SlotSimulator):
 
 
 class MetaWorldSlot(Slot):
-    """One MetaWorld environment, driven without Gymnasium's wrappers."""
+    """One MetaWorld environment."""
 
     def __init__(self, task: str, *, end_at_success: bool) -> None:
-        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+        from embodyrl.envs import metaworld_driver
 
-        self._env: Any = ALL_V3_ENVIRONMENTS[task]()
+        self._driver = metaworld_driver
+        self._env = metaworld_driver.make(task)
         self._end_at_success = end_at_success
-        self._observation: NDArray[np.float32] = np.zeros(39, np.float32)
-        # As in MetaWorld's multi-task benchmarks, the policy sees the goal. The observation space is cached with the
-        # goal hidden and steps clip to it, so it has to be made anew.
-        self._env._partially_observable = False
-        del self._env.sawyer_observation_space
-        self._env._set_task_called = True
-        # Start states come from our generator (see `reset`), neither frozen nor from numpy's global one.
-        self._env._freeze_rand_vec = False
-        self._env.seeded_rand_vec = True
+        self._observation: NDArray[np.float64] = np.zeros(39)
+        self._painter: Painter | None = None
 
     def reset(self, episode: EpisodeSpec) -> None:
-        """Place goal and objects as `episode.start_state` says."""
-        env = self._env
-        env.curr_path_length = 0
-        # MetaWorld resets twice, so that the second time runs in a world that is laid out for this very episode. With a
-        # frozen task both times draw the same layout: hence the same generator twice.
-        env.np_random = np.random.default_rng(episode.start_state)
-        env.reset_model()
-        self._reset_data()
-        env.np_random = np.random.default_rng(episode.start_state)
-        observation = env.reset_model()
-        env._prev_obs = observation[:18].copy()
-        observation[18:36] = env._prev_obs
-        self._observation = observation.astype(np.float32)
-        env.np_random = np.random.default_rng(episode.seed)
-
-    def _reset_data(self) -> None:
-        import mujoco
-
-        mujoco.mj_resetData(self._env.model, self._env.data)
+        """Place goal and objects as `episode.start_state` says; MetaWorld draws nothing random after that."""
+        self._observation = self._driver.reset(self._env, episode.start_state)
+        self._env.np_random = np.random.default_rng(episode.seed)
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Execute `action [4]`."""
-        observation, reward, _, _, info = self._env.step(action)
-        self._observation = observation
+        self._observation, reward, info = self._env.step(action)
         success = bool(info["success"])
         return Transition(float(reward), success and self._end_at_success, success)
 
@@ -162,6 +138,13 @@ class MetaWorldSlot(Slot):
         """No images; proprio `[39]`."""
         return None, self._observation.astype(np.float32)
 
+    def render(self) -> NDArray[np.uint8]:
+        """The scene as MetaWorld's camera `corner2` sees it, `[480, 480, 3]`."""
+        if self._painter is None:
+            self._painter = Painter(self._env.model, size=480)
+        return self._painter.paint(self._env.data, camera="corner2")
+
     def close(self) -> None:
         """Release the environment."""
-        self._env.close()
+        if self._painter is not None:
+            self._painter.close()
