@@ -1,6 +1,6 @@
 """Set up the project's virtual environment; `make` calls this before everything else.
 
-    python3 scripts/setup.py [--torch auto|cpu|cuda] [--venv DIR] [EXTRA ...]
+    python3 scripts/setup.py [--torch auto|cpu|cuda] [--venv DIR] [--wheel FILE] [EXTRA ...]
 
 Needs nothing but Python's standard library: neither pip, nor `venv`'s ensurepip, nor root. A second call with the same
 pyproject.toml, constraints.txt and extras returns at once. A call that was killed is repaired by the next one, and two
@@ -295,13 +295,19 @@ class Venv:
         return extras <= set(state["extras"]) and build in ("any", state["torch"])
 
 
-def project_key() -> str:
+def project_key(wheel: Path | None) -> str:
     """Hash of everything that decides what must be installed, except the extras.
 
     The folder counts too: scripts in an environment carry its path, so one that was moved must be done again.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    parts = [RECIPE, str(ROOT), project["build-system"], project["project"], (ROOT / "constraints.txt").read_text()]
+    parts = [
+        RECIPE,
+        str(wheel or ROOT),
+        project["build-system"],
+        project["project"],
+        (ROOT / "constraints.txt").read_text(),
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -509,11 +515,13 @@ def install_torchvision(venv: Venv, log: IO[str], lock: int) -> None:
     SCREEN.step("torchvision's CPU build is not on offer: the plain one serves, without its compiled operators")
 
 
-def install_project(venv: Venv, extras: set[str], log: IO[str], lock: int) -> None:
-    """Install the project in place, with its extras."""
+def install_project(venv: Venv, wheel: Path | None, extras: set[str], log: IO[str], lock: int) -> None:
+    """Install the wheel, or the project in place, with its extras."""
     names = ",".join(sorted(extras))
     SCREEN.step("installing embodyrl" + (f" with {names.replace(',', ', ')}" if names else ""))
-    result = run([*venv.pip, "install", "-c", "constraints.txt", "-e", f".[{names}]" if names else "."], log, lock)
+    what = [str(wheel)] if wheel else ["-e", "."]
+    what[-1] += f"[{names}]" if names else ""
+    result = run([*venv.pip, "install", "-c", "constraints.txt", *what], log, lock)
     if not result.ok:
         fail("installing embodyrl's packages", result.output, venv.log_path)
     for extra in sorted(extras & NO_DEPS.keys()):
@@ -526,14 +534,14 @@ def install_project(venv: Venv, extras: set[str], log: IO[str], lock: int) -> No
 def prove(venv: Venv, log: IO[str], lock: int) -> None:
     """Import what was installed, so that a missing system library shows now and not in the middle of a run."""
     SCREEN.step("importing torch and embodyrl")
-    result = run([venv.python, "-c", "import torch, embodyrl"], log, lock)
+    result = run([venv.python, "-P", "-c", "import torch, embodyrl"], log, lock)
     if not result.ok:
         fail("importing torch and embodyrl", result.output, venv.log_path)
 
 
-def set_up(venv: Venv, extras: set[str], build: str) -> None:
+def set_up(venv: Venv, wheel: Path | None, extras: set[str], build: str) -> None:
     """Bring the environment to where it should be."""
-    key = project_key()
+    key = project_key(wheel)
     if venv.is_up_to_date(key, extras, build):
         return
     with turn() as lock:
@@ -547,7 +555,7 @@ def set_up(venv: Venv, extras: set[str], build: str) -> None:
             install_torch(venv, build, log, lock)
             if extras & NEEDS_TORCHVISION:
                 install_torchvision(venv, log, lock)
-            install_project(venv, extras, log, lock)
+            install_project(venv, wheel, extras, log, lock)
             prove(venv, log, lock)
         found = venv.torch_build()
         state = {"extras": sorted(extras), "torch": found[1] if found else "none"}
@@ -572,6 +580,7 @@ def main() -> int:
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="extras of pyproject.toml to install")
     parser.add_argument("--torch", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA where a GPU is")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="the environment's folder")
+    parser.add_argument("--wheel", type=Path, help="install this wheel instead of the checkout")
     arguments = parser.parse_args()
     extras = set(arguments.extras)
     unknown = extras - known_extras()
@@ -579,7 +588,8 @@ def main() -> int:
         parser.error(f"no such extra: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known_extras()))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        set_up(Venv(arguments.venv.absolute()), extras, wanted_build(arguments.torch))
+        wheel = arguments.wheel.absolute() if arguments.wheel else None
+        set_up(Venv(arguments.venv.absolute()), wheel, extras, wanted_build(arguments.torch))
     except SetupError as error:
         print(f"\nset-up: {error}", file=sys.stderr)
         return 1
