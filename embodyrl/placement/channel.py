@@ -6,6 +6,7 @@ without a deadline; the worker's end blocks until something arrives.
 
 from __future__ import annotations
 
+import array
 import select
 import socket
 import struct
@@ -14,8 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 
 _LENGTH = struct.Struct("<I")
-_READ = 1 << 16
-_MAX_FDS = 8
+_READ = 4096
+_MAX_READ = 1 << 20
+_FD_SPACE = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 
 
 class Channel:
@@ -23,12 +25,14 @@ class Channel:
 
     Args:
         sock: a connected stream socket; the channel owns it from now on.
-        blocking: whether reading and writing wait as long as it takes (the worker's end).
+        blocking: whether reading and writing wait as long as it takes. That is the worker's end, which alone is sent
+            file descriptors.
     """
 
     def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
         sock.setblocking(blocking)
         self._socket = sock
+        self._takes_fds = blocking
         self._buffer = bytearray()
         self._fds: deque[int] = deque()
         self.at_end = False
@@ -73,26 +77,44 @@ class Channel:
 
     def fill(self) -> bool:
         """Read what has arrived, once; returns whether there may be more. Sets `at_end` if the other side closed."""
+        size = max(_READ, self._missing())
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, _READ, _MAX_FDS)
+            if self._takes_fds:
+                data, ancillary, _, _ = self._socket.recvmsg(size, _FD_SPACE)
+                self._keep_fds(ancillary)
+            else:
+                data = self._socket.recv(size)
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            data, fds = b"", []
-        self._fds.extend(fds)
+            data = b""
         self._buffer += data
         self.at_end = not data
-        return len(data) == _READ
+        return len(data) == size
+
+    def _missing(self) -> int:
+        """Bytes of the next frame that have not arrived yet, as far as its length is known."""
+        if len(self._buffer) < _LENGTH.size:
+            return 0
+        return min(_LENGTH.size + int(_LENGTH.unpack_from(self._buffer)[0]) - len(self._buffer), _MAX_READ)
+
+    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array.array("i")
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+                self._fds.extend(fds)
 
     def next_frame(self) -> bytes | None:
         """The next complete frame among what has been read, or None."""
-        if len(self._buffer) < _LENGTH.size:
+        buffer = self._buffer
+        if len(buffer) < _LENGTH.size:
             return None
-        end = _LENGTH.size + int(_LENGTH.unpack_from(self._buffer)[0])
-        if len(self._buffer) < end:
+        end = _LENGTH.size + int(_LENGTH.unpack_from(buffer)[0])
+        if len(buffer) < end:
             return None
-        frame = bytes(self._buffer[_LENGTH.size : end])
-        del self._buffer[:end]
+        frame = bytes(buffer[_LENGTH.size : end])
+        del buffer[:end]
         return frame
 
     def receive(self) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,12 +32,23 @@ Slots = Sequence[int] | NDArray[np.int64]
 _CLOSE_S = 5.0
 """How long simulators may take to close before they are killed [s]."""
 _CLOSE_AFTER_FAILURE_S = 1.0
+_MAX_KNOWN_SHARES = 4096
 
 _STATE_HEAD = struct.Struct("<q?")
 
 
 class InvalidResult(WorkerError):
     """Raised when a simulator returned a reward or an observation that is NaN or infinite; slot and step are named."""
+
+
+class _Share(NamedTuple):
+    """The part of a call that one process serves."""
+
+    worker: Worker
+    slots: list[int]
+    """Ascending, as the run numbers them."""
+    local: tuple[int, ...]
+    """The same slots as the process numbers them."""
 
 
 @dataclass(kw_only=True)
@@ -106,6 +117,7 @@ class EnvManager:
         self._sent = np.zeros(self.num_envs, bool)
         self._needs_reset = np.ones(self.num_envs, bool)
         self._steps = np.zeros(self.num_envs, np.int64)
+        self._known_shares: dict[bytes, list[_Share]] = {}
         try:
             self._start(config)
         except BaseException as error:
@@ -143,8 +155,9 @@ class EnvManager:
             WorkerError: see the class.
         """
         index = self._idle(slots)
-        if None in episodes:
-            raise ValueError(f"slot {index[list(episodes).index(None)]}: got no episode")
+        for slot, episode in zip(slots, episodes, strict=False):
+            if episode is None:
+                raise ValueError(f"slot {slot}: got no episode")
         self._write_episodes(index, episodes)
         self._call(self._request("reset", index))
         self._steps[index] = 0
@@ -178,8 +191,8 @@ class EnvManager:
         chunk = self._checked_actions(index, actions)
         self._write_episodes(index, [None] * len(index) if next_episodes is None else next_episodes)
         self._arrays["actions"][index] = chunk
-        for request, served in zip(self._request("step", index), self._by_worker(index), strict=True):
-            for slot in served.tolist():
+        for request, share in zip(self._request("step", index), self._shares(index), strict=True):
+            for slot in share.slots:
                 self._requests[slot] = request
         self._sent[index] = True
 
@@ -210,8 +223,8 @@ class EnvManager:
         index = self._idle(slots)
         by_slot: dict[int, bytes] = {}
         replies = self._call(self._request("get_state", index))
-        for served, states in zip(self._by_worker(index), replies, strict=True):
-            by_slot.update(zip(served.tolist(), states, strict=True))
+        for share, states in zip(self._shares(index), replies, strict=True):
+            by_slot.update(zip(share.slots, states, strict=True))
         return [_STATE_HEAD.pack(self._steps[slot], self._needs_reset[slot]) + by_slot[slot] for slot in index.tolist()]
 
     def set_state(self, slots: Slots, states: Sequence[bytes]) -> None:
@@ -226,10 +239,9 @@ class EnvManager:
             raise ValueError(f"got {len(states)} states for {len(index)} slots")
         by_slot = dict(zip(index.tolist(), states, strict=True))
         requests = []
-        for served in self._by_worker(index):
-            worker = self.workers[int(served[0]) // self._share]
-            bodies = [by_slot[slot][_STATE_HEAD.size :] for slot in served.tolist()]
-            requests.append(self._ask(worker, "set_state", self._local(served), bodies))
+        for share in self._shares(index):
+            bodies = [by_slot[slot][_STATE_HEAD.size :] for slot in share.slots]
+            requests.append(self._ask(share.worker, "set_state", share.local, bodies))
         self._call(requests)
         for slot, state in by_slot.items():
             self._steps[slot], self._needs_reset[slot] = _STATE_HEAD.unpack_from(state)
@@ -255,8 +267,8 @@ class EnvManager:
         index = self._idle(slots)
         pictures: dict[int, NDArray[np.uint8]] = {}
         replies = self._call(self._request("render", index))
-        for served, frames in zip(self._by_worker(index), replies, strict=True):
-            pictures.update(zip(served.tolist(), frames, strict=True))
+        for share, frames in zip(self._shares(index), replies, strict=True):
+            pictures.update(zip(share.slots, frames, strict=True))
         return np.stack([pictures[slot] for slot in index.tolist()])
 
     def close(self) -> None:
@@ -276,24 +288,29 @@ class EnvManager:
 
     # ---- talking to the processes
 
-    def _by_worker(self, index: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """The slots of a call, ascending, one array per process that serves some of them."""
-        ordered = np.sort(index)
-        cuts = np.flatnonzero(np.diff(ordered // self._share)) + 1
-        return np.split(ordered, cuts)
-
-    def _local(self, served: NDArray[np.int64]) -> tuple[int, ...]:
-        """Slots of one process as it numbers them."""
-        return tuple((served % self._share).tolist())
+    def _shares(self, index: NDArray[np.int64]) -> list[_Share]:
+        """The slots of a call by the process that serves them. Calls repeat themselves, so the answer is kept."""
+        key = index.tobytes()
+        shares = self._known_shares.get(key)
+        if shares is None:
+            if len(self._known_shares) >= _MAX_KNOWN_SHARES:
+                self._known_shares.clear()
+            by_rank: dict[int, list[int]] = {}
+            for slot in sorted(index.tolist()):
+                by_rank.setdefault(slot // self._share, []).append(slot)
+            shares = [
+                _Share(self.workers[rank], slots, tuple(slot % self._share for slot in slots))
+                for rank, slots in by_rank.items()
+            ]
+            self._known_shares[key] = shares
+        return shares
 
     def _request(self, method: str, index: NDArray[np.int64]) -> list[Request]:
         """Ask every process that serves some of the slots for `method(*slots)`; all of its slots are not spelt out."""
-        requests = []
-        for served in self._by_worker(index):
-            worker = self.workers[int(served[0]) // self._share]
-            slots = () if len(served) == self._share else self._local(served)
-            requests.append(self._ask(worker, method, *slots))
-        return requests
+        return [
+            self._ask(share.worker, method, *(() if len(share.local) == self._share else share.local))
+            for share in self._shares(index)
+        ]
 
     def _ask(self, worker: Worker, method: str, *args: object) -> Request:
         try:
@@ -321,9 +338,10 @@ class EnvManager:
     def _checked_slots(self, slots: Slots) -> NDArray[np.int64]:
         self._check_usable()
         index = np.asarray(slots, np.int64)
-        if index.ndim != 1 or not len(index) or len(np.unique(index)) != len(index):
+        numbers = index.tolist()
+        if index.ndim != 1 or not numbers or len(set(numbers)) != len(numbers):
             raise ValueError(f"slots must be a list of different slots, got {list(slots)}")
-        if index.min() < 0 or index.max() >= self.num_envs:
+        if min(numbers) < 0 or max(numbers) >= self.num_envs:
             raise ValueError(f"slots must be within 0..{self.num_envs - 1}, got {list(slots)}")
         return index
 

@@ -83,9 +83,12 @@ class EnvWorker:
         Where an episode ends and `has_next` is set, its last observation goes to `final_*` and the next one starts.
         """
         chosen = slots or self._all
-        result = self._simulator.step_chunk(chosen, self._arrays["actions"][list(chosen)])
+        actions = self._arrays["actions"]
+        result = self._simulator.step_chunk(chosen, actions[list(slots)] if slots else actions.copy())
         self._write_result(chosen, result)
-        ended = (result.terminated | result.truncated) & self._arrays["has_next"][list(chosen)]
+        ended = result.terminated | result.truncated
+        if ended.any():
+            ended &= self._arrays["has_next"][list(chosen)]
         if not ended.any():
             self._write_observation("", chosen, result.observation)
             return
@@ -141,7 +144,7 @@ class EnvWorker:
                 raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {declared} {name}")
             if value is not None:
                 self._write(prefix + name, slots, value)
-        self._write(f"{prefix}task", slots, self._task_indices(slots, observation.tasks))
+        self._write(prefix + "task", slots, self._task_indices(slots, observation.tasks))
 
     def _task_indices(self, slots: Sequence[int], sentences: Sequence[str]) -> NDArray[np.int64]:
         unknown = [sentence for sentence in sentences if sentence not in self._task_of_sentence]
@@ -156,12 +159,13 @@ class EnvWorker:
         rows = self._arrays[name]
         want = (len(slots), *rows.shape[1:])
         got = np.asarray(value)
-        if got.shape != want or not np.can_cast(got.dtype, rows.dtype, "same_kind"):
+        right_type = got.dtype == rows.dtype or np.can_cast(got.dtype, rows.dtype, "same_kind")
+        if got.shape != want or not right_type:
             raise ValueError(
                 f"{self._name(slots)}: {name}: got {got.dtype} {got.shape}, want {rows.dtype} {want} from the simulator"
             )
-        if isinstance(slots, range):
-            np.copyto(rows, got, casting="same_kind")
+        if slots is self._all:
+            rows[...] = got
         else:
             rows[list(slots)] = got
 
