@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec
-from embodyrl.errors import UnknownNameError, UserError
+from embodyrl.errors import RunError, UnknownNameError, UserError
 from embodyrl.registry import near_match
 
 STATE_MAGIC = b"embodyrl-replay\0"
 STATE_VERSION = 1
 
 
-class SimulatorError(RuntimeError):
+class SimulatorError(RunError):
     """Raised when a simulator was used wrongly or failed; the run cannot go on with it."""
 
 
@@ -392,7 +392,7 @@ class SlotSimulator(ABC):
         if len(state) != start + length + 4 * want[0] * want[1]:
             raise StateError(f"the state is damaged: {len(state)} bytes, want {start + length + 4 * want[0] * want[1]}")
         actions = np.frombuffer(state, "<f4", offset=start + length).reshape(want)
-        return header, actions.astype(np.float32, copy=False)
+        return header, actions.astype(np.float32)
 
 
 def check_tasks(tasks: Iterable[str], known: Iterable[str], backend: str) -> None:
@@ -412,11 +412,6 @@ def check_task_list(tasks: Sequence[str], backend: str) -> None:
     if len(set(tasks)) != len(tasks):
         twice = next(task for task in tasks if list(tasks).count(task) > 1)
         raise UserError(f"env.tasks names {twice!r} twice: name each task once")
-
-
-def derive_seed(*parts: int) -> int:
-    """A seed, 0 .. 2**32 - 1, that depends on all of `parts` (integers >= 0) and on nothing else."""
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
 def _check_array(seat: _Seat, name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: type) -> None:

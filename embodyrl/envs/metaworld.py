@@ -142,7 +142,8 @@ class MetaWorldSlot(Slot):
         """The scene as MetaWorld's camera `corner2` sees it, `[480, 480, 3]`."""
         if self._painter is None:
             self._painter = Painter(self._env.model, size=480)
-        return self._painter.paint(self._env.data, camera="corner2")
+        upside_down = self._painter.paint(self._env.data, camera="corner2")
+        return np.ascontiguousarray(upside_down[::-1, ::-1])
 
     def close(self) -> None:
         """Release the environment."""

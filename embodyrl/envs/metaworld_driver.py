@@ -22,7 +22,7 @@ import mujoco
 import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation
+from scipy.spatial.transform import Rotation  # type: ignore[import-untyped]
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 """Everything that decides how the simulation goes on."""

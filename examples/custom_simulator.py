@@ -1,0 +1,104 @@
+"""A simulator of your own in one file: a point mass in a plane that must be pushed to a goal.
+
+Run it with the configuration beside it, which names this module under `plugins:`:
+
+    embodyrl run examples/custom_simulator.yaml
+
+It learns in about ten seconds. To write your own, copy this file: describe what your simulator offers (`SimulatorSpec`),
+say how one environment starts, steps and is observed (`Slot`), and register it. Time limits, chunks of actions, checks,
+worker processes, and saving and restoring states come from the base class. `docs/simulators.md` has the details.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.config.schema import EnvConfig, setting
+from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_tasks
+from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
+from embodyrl.registry import SIMULATORS
+
+TASKS = {"reach": "push the point to the goal"}
+TIME_STEP = 0.1
+"""Simulated time per action [s]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointMassConfig(EnvConfig):
+    """A point mass in a plane. These options are part of the schema: misspelt keys and bad values are found at once."""
+
+    goal_radius: float = setting(0.1, above=0.0, high=1.0)
+    """The goal is reached within this distance [m]."""
+    wind: float = setting(0.05, low=0.0)
+    """Standard deviation of a random force on each axis, drawn anew for every step [N]."""
+
+
+class PointMass(SlotSimulator):
+    """`num_slots` planes with a point mass of 1 kg each."""
+
+    def __init__(self, config: PointMassConfig, num_slots: int) -> None:
+        check_tasks(config.tasks, TASKS, "point_mass")
+        self._config = config
+        super().__init__(
+            SimulatorSpec(
+                tasks={task: TASKS[task] for task in config.tasks},
+                actions=(ActionField(name="push", meaning="force", unit="N", low=(-1.0, -1.0), high=(1.0, 1.0)),),
+                proprio_dim=6,
+                max_episode_steps=config.max_episode_steps,
+                control_frequency=1.0 / TIME_STEP,
+            ),
+            num_slots,
+        )
+
+    def make_slot(self, task: str) -> Slot:
+        """One plane; there is only one task."""
+        return Plane(self._config)
+
+
+class Plane(Slot):
+    """One point mass: position [m], velocity [m/s] and goal [m], each `[2]`."""
+
+    def __init__(self, config: PointMassConfig) -> None:
+        self._radius, self._wind = config.goal_radius, config.wind
+        self._position = self._velocity = self._goal = np.zeros(2)
+        self._random = np.random.default_rng(0)
+
+    def reset(self, episode: EpisodeSpec) -> None:
+        """The start state decides where point and goal are, the seed how the wind blows."""
+        layout = np.random.default_rng(episode.start_state)
+        self._position, self._goal = layout.uniform(-1.0, 1.0, (2, 2))
+        self._velocity = np.zeros(2)
+        self._random = np.random.default_rng(episode.seed)
+
+    def step(self, action: NDArray[np.float32]) -> Transition:
+        """Push with `action [2]`; the reward is the way gained towards the goal, and 1 for reaching it."""
+        before = np.linalg.norm(self._goal - self._position)
+        force = action + self._random.normal(0.0, self._wind, 2) - self._velocity  # the last term is friction
+        self._velocity = self._velocity + force * TIME_STEP
+        self._position = self._position + self._velocity * TIME_STEP
+        distance = np.linalg.norm(self._goal - self._position)
+        success = bool(distance < self._radius)
+        return Transition(float(before - distance) + float(success), success, success)
+
+    def observe(self) -> tuple[None, NDArray[np.float32]]:
+        """No images; position, velocity and the way to the goal `[6]`."""
+        return None, np.concatenate([self._position, self._velocity, self._goal - self._position]).astype(np.float32)
+
+    def render(self) -> NDArray[np.uint8]:
+        """The plane from above, 2 m wide: the goal green, the point red `[64, 64, 3]`."""
+        picture = np.full((64, 64, 3), 255, np.uint8)
+        for place, colour in ((self._goal, (0, 160, 0)), (self._position, (200, 0, 0))):
+            column, row = np.clip((place * [1, -1] + 1.0) * 32, 2, 61).astype(int)
+            picture[row - 2 : row + 3, column - 2 : column + 3] = colour
+        return picture
+
+
+SIMULATORS.register(
+    "point_mass",
+    target=PointMass,
+    options=PointMassConfig,
+    summary="a point mass that is pushed to a goal (examples/custom_simulator.py)",
+)

@@ -1,0 +1,144 @@
+"""The simulators that the contract suite runs over, and a way to play the same episode in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.envs.types import EpisodeSpec, Simulator
+from embodyrl.registry import SIMULATORS
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT = 12
+"""Time limit of the suite's episodes [control steps]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """One row of the contract matrix."""
+
+    label: str
+    name: str
+    tasks: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    ends_itself: bool = False
+    """Whether an episode with always the same largest action terminates before 60 steps."""
+
+    def build(self, num_slots: int, max_episode_steps: int = LIMIT) -> Simulator:
+        """The simulator; the example's module is imported as `plugins:` would."""
+        if self.name == "point_mass" and "custom_simulator" not in sys.modules:
+            spec = importlib.util.spec_from_file_location("custom_simulator", EXAMPLES / "custom_simulator.py")
+            assert spec is not None and spec.loader is not None
+            sys.modules["custom_simulator"] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        entry = SIMULATORS.entry(self.name)
+        options = entry.load_options()
+        assert options is not None
+        config = options(name=self.name, tasks=list(self.tasks), max_episode_steps=max_episode_steps, **self.options)
+        simulator: Simulator = entry.load()(config, num_slots)
+        return simulator
+
+
+BACKENDS = [
+    Backend(label="metaworld", name="metaworld", tasks=("reach-v3",)),
+    Backend(label="metaworld-mixed", name="metaworld", tasks=("push-v3", "drawer-open-v3")),
+    Backend(label="maniskill", name="maniskill", tasks=("PushCube-v1",)),
+    Backend(label="maniskill-mixed", name="maniskill", tasks=("PushCube-v1", "PullCube-v1")),
+    Backend(label="gymnasium-box", name="gymnasium", tasks=("Pendulum-v1",), options={"success_return": -50.0}),
+    Backend(label="gymnasium-discrete", name="gymnasium", tasks=("CartPole-v1",), ends_itself=True),
+    Backend(label="custom", name="point_mass", tasks=("reach",)),
+]
+
+
+def missing(backend: Backend) -> str | None:
+    """Why `backend` cannot run here, or None."""
+    if backend.name == "point_mass":
+        return None
+    packages = [requirement.module for requirement in SIMULATORS.entry(backend.name).missing()]
+    return f"{', '.join(packages)} not installed" if packages else None
+
+
+def episode(backend: Backend, number: int) -> EpisodeSpec:
+    """The suite's episode `number`; with several tasks they alternate."""
+    task = backend.tasks[number % len(backend.tasks)]
+    return EpisodeSpec(task=task, start_state=100 + number, seed=7 * number, group=number)
+
+
+def actions(simulator: Simulator, number: int, steps: int = LIMIT) -> NDArray[np.float32]:
+    """The actions of episode `number`, `[steps, D]`: random around a random direction, so that something happens."""
+    generator = np.random.default_rng(number)
+    low, high = simulator.spec.action_low, simulator.spec.action_high
+    middle, half = (high + low) / 2, (high - low) / 2
+    noise = 0.6 * generator.uniform(-1, 1, (steps, len(low))) + generator.uniform(-1, 1, len(low))
+    return (middle + half * np.clip(noise, -1, 1)).astype(np.float32)
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """What came out of a slot: observations `[steps + 1, S]`, rewards and success `[steps]`, ends `[steps, 2]`."""
+
+    observations: NDArray[np.float32]
+    rewards: NDArray[np.float32]
+    success: NDArray[np.bool_]
+    ends: NDArray[np.bool_]
+
+    def __eq__(self, other: object) -> bool:
+        """Bit for bit."""
+        return isinstance(other, Trajectory) and all(
+            a.shape == b.shape and a.tobytes() == b.tobytes()
+            for a, b in zip(self.arrays(), other.arrays(), strict=True)
+        )
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """All of it."""
+        return [self.observations, self.rewards, self.success, self.ends]
+
+
+def go_on(simulator: Simulator, slot: int, plan: NDArray[np.float32]) -> Trajectory:
+    """Execute `plan [steps, D]` one action at a time, up to the end of the episode; starts with `observe`."""
+    observations = [simulator.observe([slot]).proprio]
+    rewards, success, ends = [], [], []
+    for action in plan:
+        result = simulator.step_chunk([slot], action[None, None])
+        observations.append(result.observation.proprio)
+        rewards.append(result.rewards[0, 0])
+        success.append(result.success[0, 0])
+        ends.append([result.terminated[0], result.truncated[0]])
+        if result.terminated[0] or result.truncated[0]:
+            break
+    return Trajectory(
+        observations=np.concatenate([value for value in observations if value is not None]),
+        rewards=np.array(rewards, np.float32),
+        success=np.array(success, np.bool_),
+        ends=np.array(ends, np.bool_),
+    )
+
+
+def play(simulator: Simulator, slot: int, backend: Backend, number: int) -> Trajectory:
+    """Episode `number` from its start to its end."""
+    simulator.reset([slot], [episode(backend, number)])
+    return go_on(simulator, slot, actions(simulator, number))
+
+
+def main(label: str, state_file: str, done: int, out: str) -> None:
+    """In a process of its own: play episode 3 from its start, then go on from a saved state after `done` actions."""
+    backend = next(backend for backend in BACKENDS if backend.label == label)
+    simulator = backend.build(num_slots=1)
+    whole = play(simulator, 0, backend, 3)
+    play(simulator, 0, backend, 4)
+    simulator.set_state([0], [Path(state_file).read_bytes()])
+    rest = go_on(simulator, 0, actions(simulator, 3)[done:])
+    simulator.close()
+    arrays = {f"{name}{i}": a for name, t in (("whole", whole), ("rest", rest)) for i, a in enumerate(t.arrays())}
+    np.savez(out, **arrays)
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

@@ -1,0 +1,245 @@
+"""What every simulator must do, checked over every one that is installed. The EnvManager relies on all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodyrl.envs.base import EpisodeOverError, SimulatorError
+from embodyrl.envs.types import Simulator
+
+from . import backends
+from .backends import BACKENDS, LIMIT, Backend, Trajectory, actions, episode, go_on, missing, play
+
+
+@pytest.fixture(scope="module", params=BACKENDS, ids=lambda backend: backend.label)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """One backend after the other; skipped with the reason where it is not installed."""
+    chosen: Backend = request.param
+    reason = missing(chosen)
+    if reason:
+        pytest.skip(reason)
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def simulator(backend: Backend) -> Iterator[Simulator]:
+    """A simulator of two slots, shared by the tests: no test may depend on what was played before."""
+    built = backend.build(num_slots=2)
+    yield built
+    built.close()
+
+
+@pytest.fixture(autouse=True)
+def no_mismatch() -> Iterator[None]:
+    """A restored state that differs from the saved one is only a warning to a user, but a failure here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def test_spec_says_what_is_offered(simulator: Simulator, backend: Backend) -> None:
+    spec = simulator.spec
+    assert list(spec.tasks) == list(backend.tasks)
+    assert all(len(sentence.split()) > 1 for sentence in spec.tasks.values())
+    assert spec.max_episode_steps == LIMIT
+    assert spec.control_frequency > 0
+    assert spec.action_dim == sum(len(field.low) for field in spec.actions) > 0
+    assert all(len(field.low) == len(field.high) and field.name and field.unit for field in spec.actions)
+    assert np.isfinite(spec.action_low).all() and np.isfinite(spec.action_high).all()
+    assert (spec.action_low < spec.action_high).all()
+
+
+def test_shapes_and_types(simulator: Simulator, backend: Backend) -> None:
+    spec = simulator.spec
+    first = simulator.reset([0, 1], [episode(backend, 0), episode(backend, 1)])
+    plan = np.stack([actions(simulator, 0), actions(simulator, 1)])[:, :3]
+    result = simulator.step_chunk([0, 1], plan)
+    for observation in (first, result.observation):
+        assert observation.images is None and observation.proprio is not None
+        assert observation.proprio.shape == (2, spec.proprio_dim) and observation.proprio.dtype == np.float32
+        assert observation.tasks == [spec.tasks[episode(backend, number).task] for number in (0, 1)]
+    assert result.rewards.shape == (2, 3) and result.rewards.dtype == np.float32
+    assert result.success.shape == (2, 3) and result.success.dtype == np.bool_
+    assert result.terminated.shape == (2,) and result.terminated.dtype == np.bool_
+    assert result.truncated.shape == (2,) and result.truncated.dtype == np.bool_
+    assert result.steps.shape == (2,) and result.steps.dtype == np.int32
+
+
+def test_order_of_slots_is_the_callers(simulator: Simulator, backend: Backend) -> None:
+    forth = simulator.reset([0, 1], [episode(backend, 0), episode(backend, 1)]).proprio
+    back = simulator.reset([1, 0], [episode(backend, 0), episode(backend, 1)]).proprio
+    assert forth is not None and back is not None and np.array_equal(forth, back)
+    swapped = simulator.observe([0, 1]).proprio
+    assert swapped is not None and np.array_equal(swapped, back[::-1])
+
+
+def test_same_episode_same_trajectory_in_any_slot(simulator: Simulator, backend: Backend) -> None:
+    first = {number: play(simulator, 0, backend, number) for number in (0, 1, 2)}
+    assert {number: play(simulator, 0, backend, number) for number in (2, 0, 1)} == first
+    assert {number: play(simulator, 1, backend, number) for number in (1, 2, 0)} == first
+
+
+def test_interleaved_slots_do_not_disturb_each_other(simulator: Simulator, backend: Backend) -> None:
+    alone = [play(simulator, 0, backend, 0), play(simulator, 0, backend, 1)]
+    simulator.reset([0, 1], [episode(backend, 0), episode(backend, 1)])
+    plans = [actions(simulator, 0), actions(simulator, 1)]
+    for index in range(min(len(trajectory.rewards) for trajectory in alone)):
+        result = simulator.step_chunk([0, 1], np.stack([plan[index : index + 1] for plan in plans]))
+        for row, trajectory in enumerate(alone):
+            assert result.rewards[row, 0] == trajectory.rewards[index]
+            assert result.observation.proprio is not None
+            assert np.array_equal(result.observation.proprio[row], trajectory.observations[index + 1])
+
+
+def test_chunks_do_not_change_the_trajectory(simulator: Simulator, backend: Backend) -> None:
+    single = play(simulator, 0, backend, 0)
+    first = simulator.reset([0], [episode(backend, 0)])
+    assert first.proprio is not None and np.array_equal(first.proprio[0], single.observations[0])
+    rewards: list[float] = []
+    plan = actions(simulator, 0)
+    while True:
+        result = simulator.step_chunk([0], plan[None, len(rewards) : len(rewards) + 4])
+        rewards += result.rewards[0, : result.steps[0]].tolist()
+        assert result.observation.proprio is not None
+        assert np.array_equal(result.observation.proprio[0], single.observations[len(rewards)])
+        if result.terminated[0] or result.truncated[0]:
+            break
+    assert rewards == single.rewards.tolist()
+
+
+def test_start_states_differ(simulator: Simulator, backend: Backend) -> None:
+    same_task = range(0, 4 * len(backend.tasks), len(backend.tasks))
+    starts = [simulator.reset([0], [episode(backend, number)]).proprio for number in same_task]
+    assert len({start.tobytes() for start in starts if start is not None}) == 4
+
+
+def test_start_state_decides_the_start_and_the_seed_does_not(simulator: Simulator, backend: Backend) -> None:
+    one = episode(backend, 0)
+    other = type(one)(task=one.task, start_state=one.start_state, seed=one.seed + 12345, group=9)
+    starts = [simulator.reset([0], [spec]).proprio for spec in (one, other)]
+    assert starts[0] is not None and starts[1] is not None and np.array_equal(starts[0], starts[1])
+
+
+def test_truncated_exactly_at_the_time_limit(backend: Backend, simulator: Simulator) -> None:
+    trajectory = play(simulator, 0, backend, 0)
+    terminated, truncated = trajectory.ends.T
+    assert not terminated[:-1].any() and not truncated[:-1].any()
+    assert terminated[-1] != truncated[-1]
+    if truncated[-1]:
+        assert len(trajectory.rewards) == LIMIT
+
+
+def test_a_slot_stops_at_its_own_end_inside_a_chunk(simulator: Simulator, backend: Backend) -> None:
+    lasting = next(number for number in range(20) if len(play(simulator, 0, backend, number).rewards) == LIMIT)
+    simulator.reset([0, 1], [episode(backend, lasting), episode(backend, 1)])
+    simulator.step_chunk([0], actions(simulator, lasting)[None, : LIMIT - 2])
+    ends = np.zeros((5, simulator.spec.action_dim), np.float32)
+    ends[:2] = actions(simulator, lasting)[LIMIT - 2 :]
+    result = simulator.step_chunk([0, 1], np.stack([ends, actions(simulator, 1, 5)]))
+    assert result.steps.tolist() == [2, 5]
+    assert result.truncated.tolist() == [True, False]
+    assert not result.terminated.any()
+    assert not result.rewards[0, 2:].any() and not result.success[0, 2:].any()
+
+
+def test_an_ended_episode_is_not_stepped(simulator: Simulator, backend: Backend) -> None:
+    play(simulator, 0, backend, 0)
+    with pytest.raises(EpisodeOverError, match="slot 0 was stepped but its episode is over"):
+        simulator.step_chunk([0], actions(simulator, 0)[None, :1])
+
+
+def test_termination_is_not_truncation(backend: Backend) -> None:
+    if not backend.ends_itself:
+        pytest.skip("its episodes end by the time limit")
+    simulator = backend.build(num_slots=1, max_episode_steps=60)
+    simulator.reset([0], [episode(backend, 0)])
+    result = simulator.step_chunk([0], np.tile(simulator.spec.action_high, (1, 60, 1)))
+    assert result.terminated[0] and not result.truncated[0]
+    assert 0 < result.steps[0] < 60 and not result.rewards[0, result.steps[0] :].any()
+    simulator.close()
+
+
+def test_observe_gives_the_last_observation(simulator: Simulator, backend: Backend) -> None:
+    first = simulator.reset([0], [episode(backend, 0)])
+    later = simulator.step_chunk([0], actions(simulator, 0)[None, :2]).observation
+    seen = simulator.observe([0])
+    assert first.proprio is not None and later.proprio is not None and seen.proprio is not None
+    assert np.array_equal(seen.proprio, later.proprio) and not np.array_equal(seen.proprio, first.proprio)
+    assert seen.tasks == later.tasks
+
+
+def test_state_goes_on_in_the_same_and_in_another_slot(simulator: Simulator, backend: Backend) -> None:
+    whole = play(simulator, 0, backend, 3)
+    done = len(whole.rewards) // 2
+    simulator.reset([0], [episode(backend, 3)])
+    simulator.step_chunk([0], actions(simulator, 3)[None, :done])
+    (state,) = simulator.get_state([0])
+    assert isinstance(state, bytes)
+    rest = _from(whole, done)
+    assert go_on(simulator, 0, actions(simulator, 3)[done:]) == rest  # saving changed nothing
+    for slot in (0, 1):
+        play(simulator, slot, backend, 4)
+        simulator.set_state([slot], [state])
+        assert simulator.get_state([slot]) == [state]
+        assert go_on(simulator, slot, actions(simulator, 3)[done:]) == rest
+
+
+def test_state_of_a_fresh_and_of_an_ended_episode(simulator: Simulator, backend: Backend) -> None:
+    simulator.reset([0], [episode(backend, 0)])
+    fresh = simulator.get_state([0])
+    whole = go_on(simulator, 0, actions(simulator, 0))
+    ended = simulator.get_state([0])
+    simulator.set_state([1], ended)
+    seen = simulator.observe([1]).proprio
+    assert seen is not None and np.array_equal(seen[0], whole.observations[-1])
+    with pytest.raises(EpisodeOverError):
+        simulator.step_chunk([1], actions(simulator, 0)[None, :1])
+    simulator.set_state([1], fresh)
+    assert go_on(simulator, 1, actions(simulator, 0)) == whole
+
+
+def test_another_process_plays_and_goes_on_bit_for_bit(simulator: Simulator, backend: Backend, tmp_path: Path) -> None:
+    whole = play(simulator, 0, backend, 3)
+    done = len(whole.rewards) // 2
+    simulator.reset([0], [episode(backend, 3)])
+    simulator.step_chunk([0], actions(simulator, 3)[None, :done])
+    (tmp_path / "state").write_bytes(simulator.get_state([0])[0])
+    job = {
+        "label": backend.label,
+        "state_file": str(tmp_path / "state"),
+        "done": done,
+        "out": str(tmp_path / "out.npz"),
+    }
+    command = [sys.executable, "-W", "error::RuntimeWarning", backends.__file__, json.dumps(job)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=120)
+    with np.load(tmp_path / "out.npz") as there:
+        assert Trajectory(*[there[f"whole{index}"] for index in range(4)]) == whole
+        assert Trajectory(*[there[f"rest{index}"] for index in range(4)]) == _from(whole, done)
+
+
+def test_nothing_is_nan(simulator: Simulator, backend: Backend) -> None:
+    for number in range(3):
+        trajectory = play(simulator, 0, backend, number)
+        assert np.isfinite(trajectory.observations).all() and np.isfinite(trajectory.rewards).all()
+
+
+def test_closing_twice_is_harmless_and_a_closed_simulator_says_so(backend: Backend) -> None:
+    simulator = backend.build(num_slots=1)
+    simulator.reset([0], [episode(backend, 0)])
+    simulator.close()
+    simulator.close()
+    with pytest.raises(SimulatorError, match="closed"):
+        simulator.reset([0], [episode(backend, 0)])
+
+
+def _from(whole: Trajectory, done: int) -> Trajectory:
+    """The trajectory after its first `done` actions."""
+    return Trajectory(whole.observations[done:], whole.rewards[done:], whole.success[done:], whole.ends[done:])
