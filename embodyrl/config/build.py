@@ -51,7 +51,7 @@ def _salvage(section: type, data: Any, path: KeyPath, doubtful: set[KeyPath]) ->
         is_sound = not any(bad[: len(here)] == here for bad in doubtful)
         if setting.section is not None and not (setting.nullable and given.get(name) is None):
             usable[name] = _salvage(setting.section, given.get(name), here, doubtful)
-        elif name in given and (is_sound or (setting.registry is not None and isinstance(given[name], str))):
+        elif name in given and (is_sound or (setting.kinds == (str,) and isinstance(given[name], str))):
             usable[name] = given[name]
         elif setting.required:
             usable[name] = _STAND_INS.get(setting.kinds[0], [])

@@ -137,18 +137,20 @@ def _merge_in_hydras_order(
     settings: Settings, source: Source, group_overrides: Mapping[str, str], documents: dict[Path, Document]
 ) -> list[Fault]:
     """Merge the files as the defaults lists say; returns what Hydra objects to."""
-    search = str(source.folders[1]).replace("\\", "\\\\").replace("'", "\\'")
-    chosen = [f"{group}='{option}'" for group, option in group_overrides.items()]
-    overrides = [f"hydra.searchpath=['file://{search}']", *chosen]
+    chosen = [f"{group}={_quoted(option)}" for group, option in group_overrides.items()]
+    overrides = [f"hydra.searchpath=[{_quoted(f'file://{source.folders[1]}')}]", *chosen]
     try:
         with warnings.catch_warnings(), initialize_config_dir(str(source.path.parent), version_base="1.3"):
             warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects
             loader = GlobalHydra.instance().config_loader()
             order = loader.compute_defaults_list(source.path.stem, overrides, RunMode.RUN).defaults
     except Exception as error:  # Hydra raises many kinds; all of them are about the defaults list
-        why = str(error).strip().splitlines() or [type(error).__name__]
-        origin = documents[source.path].origins["defaults",]
-        return [Fault(("defaults",), f"defaults: {why[0]}", "mend the list", origin.key)]
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(error, RecursionError):
+            why = "a file's list leads back to the file itself"
+        return [
+            Fault(("defaults",), f"defaults: {why}", "mend the list", documents[source.path].origins["defaults",].key)
+        ]
     for item in order:
         package = str(item.package or "")
         if package.split(".")[0] != "hydra":
@@ -158,6 +160,11 @@ def _merge_in_hydras_order(
                 documents[path] = read_document(path, readable_path(path))
             settings.merge(documents[path], tuple(package.split(".")) if package else ())
     return []
+
+
+def _quoted(text: str) -> str:
+    """A text in quotes, by the grammar of Hydra's overrides."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _merge_what_is_there(

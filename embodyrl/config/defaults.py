@@ -94,6 +94,8 @@ class _Reader:
     def choice(self, document: Document, path: KeyPath, folder: str, written: str, option: str) -> Choice | None:
         """One entry, its file looked up and its own defaults list followed; None for what names no file."""
         bare, _, package = _KEYWORDS.sub("", written).partition("@")
+        if not written:
+            option, _, package = option.partition("@")
         is_override = "override" in written.split()
         group = bare.lstrip("/") if bare.startswith("/") or is_override else "/".join(filter(None, (folder, bare)))
         location = document.origins[(*path, written) if written else path].value
@@ -107,8 +109,10 @@ class _Reader:
             self.choices.faults.append(Fault(path, *self.why_missing(group, option, target), location))
         elif file is not None and not self.follow(file):
             self.choices.broken.add(file)
-        place = package or group.replace("/", ".")
-        return Choice(group, option, tuple(place.split(".")) if place and place != "_global_" else (), file, location)
+        place = package or (group if written else target.rpartition("/")[0]).replace("/", ".")
+        return Choice(
+            group, option, () if place.startswith("_") or not place else tuple(place.split(".")), file, location
+        )
 
     def follow(self, file: Path) -> bool:
         """Read a group file and what its defaults list names; whether all of it is sound."""

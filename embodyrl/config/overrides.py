@@ -76,7 +76,10 @@ def _add(parsed: Overrides, key: str, adds: bool, text: str, is_group: Callable[
     """Sort one well-formed override into groups or values."""
     value, problem = _read(text)
     if is_group(key) and isinstance(value, str) and not problem:
-        if adds:
+        if value in ("", "_self_") or "${" in value:
+            message = f"{key}={text} names no option of the group {key!r}"
+            parsed.faults.append(on_command_line((key,), message, "`embodyrl list configs` shows them"))
+        elif adds:
             message = f"'+{key}={text}' would add to the defaults list"
             parsed.faults.append(on_command_line((), message, f"write {key}={text} to choose another {key}"))
         else:

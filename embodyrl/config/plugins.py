@@ -7,9 +7,10 @@ import sys
 import traceback
 from pathlib import Path
 
+import embodyrl.registry
 from embodyrl.config.compose import Settings
 from embodyrl.config.faults import Fault, KeyPath
-from embodyrl.registry import near_match
+from embodyrl.registry import Registry, near_match
 
 
 def import_plugins(settings: Settings, folder: Path) -> list[Fault]:
@@ -17,6 +18,9 @@ def import_plugins(settings: Settings, folder: Path) -> list[Fault]:
     listed = settings.data.get("plugins")
     if not isinstance(listed, list) or not listed:
         return []  # a wrong type is for the schema check to report
+    for registry in vars(embodyrl.registry).values():
+        if isinstance(registry, Registry):
+            registry.names()  # built-in names come first, so that a plug-in that takes one is told so
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     importlib.invalidate_caches()

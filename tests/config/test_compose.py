@@ -1,0 +1,180 @@
+"""Defaults lists, groups and interpolations."""
+
+from __future__ import annotations
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from embodyrl.config import list_experiments, list_groups, list_options, load_config
+from embodyrl.config.compose import compose as compose_source
+from embodyrl.config.marks import read_document
+from embodyrl.config.sources import Source, builtin_folder, find_source
+
+REST = "model: mlp, algorithm: ppo, _self_]\n"
+
+
+def composed_here(source: Source, **groups: str):
+    """The plain data as this package composes it."""
+    return compose_source(source, read_document(source.path, source.file), groups).settings.data
+
+
+def composed_by_hydra(source: Source, *overrides: str):
+    """The plain data as Hydra composes it."""
+    search = f"hydra.searchpath=['file://{builtin_folder()}']"
+    with initialize_config_dir(str(source.path.parent), version_base="1.3"):
+        return OmegaConf.to_container(compose(source.path.stem, [search, *overrides]))
+
+
+@pytest.mark.parametrize("experiment", list_experiments())
+def test_shipped_experiments_are_without_fault(experiment):
+    loaded = load_config(experiment)
+    assert loaded.source == experiment
+    assert loaded.path is None
+    assert loaded.values > 40
+
+
+@pytest.mark.parametrize("option", list_options("env"))
+def test_every_simulator_group_fits_the_default_experiment(option):
+    assert load_config(None, [f"env={option}"]).config.env.tasks
+
+
+def test_the_groups_are_listed():
+    assert {"env", "model", "algorithm"} <= set(list_groups((builtin_folder(),)))
+    assert "metaworld/reach" in list_options("env")
+    assert "experiment/metaworld_reach" in list_experiments()
+
+
+@pytest.mark.parametrize("experiment", list_experiments())
+def test_composition_is_that_of_hydra(experiment):
+    source = find_source(experiment)
+    assert composed_here(source) == composed_by_hydra(source)
+    assert composed_here(source, env="gym/pendulum") == composed_by_hydra(source, "env=gym/pendulum")
+
+
+def test_composition_is_that_of_hydra_also_for_intricate_lists(workplace):
+    workplace.write(
+        "defaults: [base, /env@extra: metaworld/reach, _self_]\nname: gymnasium\nkwargs: {a: {b: 1}}\n", "env/my.yaml"
+    )
+    workplace.write("tasks: [Base-v0]\nnum_envs: 3\nkwargs: {a: {c: 2}}\n", "env/base.yaml")
+    workplace.write("# @package _global_\nrun: {iterations: 7}\nseed: 5\n", "length/short.yaml")
+    workplace.write("# @package _global_\nrun: {iterations: 8}\n", "length/long.yaml")
+    text = (
+        "defaults: [_self_, {env: my}, {length: [short, long]}, {model@policy: mlp}, "
+        "{optional env@other: not_there}, {algorithm: null}, {override env: my}]\n"
+        "seed: 3\nenv: {num_envs: 4}\n"
+    )
+    source = find_source(workplace.write(text))
+    assert composed_here(source) == composed_by_hydra(source)
+    assert composed_here(source)["run"] == {"iterations": 8}
+
+
+def test_a_group_file_beside_the_config_is_found(workplace):
+    workplace.write("name: metaworld\ntasks: [push-v3]\nnum_envs: 2\n", "env/my.yaml")
+    config = workplace.load("defaults: [env: my, " + REST)
+    assert (config.env.tasks, config.env.num_envs) == (["push-v3"], 2)
+
+
+def test_it_hides_the_built_in_one_of_the_same_name(workplace):
+    workplace.write("name: metaworld\ntasks: [push-v3]\n", "env/metaworld/reach.yaml")
+    assert workplace.load("defaults: [env: metaworld/reach, " + REST).env.tasks == ["push-v3"]
+
+
+def test_it_can_build_on_a_built_in_one(workplace):
+    workplace.write("defaults: [metaworld/reach@_here_, _self_]\nnum_envs: 3\n", "env/my.yaml")
+    config = workplace.load("defaults: [env: my, " + REST + "algorithm: {minibatches: 1}\n")
+    assert (config.env.tasks, config.env.num_envs) == (["reach-v3"], 3)
+
+
+def test_without_self_the_file_has_the_last_word(workplace):
+    config = workplace.load("defaults: [env: metaworld/reach, model: mlp, algorithm: ppo]\nenv: {num_envs: 2}\n")
+    assert config.env.num_envs == 2
+
+
+def test_the_place_is_that_of_the_file_that_won(workplace):
+    workplace.write("name: metaworld\ntasks: [push-v3]\nnum_envs: 0\nstep_timeout_s: 0\n", "env/my.yaml")
+    faults = workplace.faults("defaults: [env: my, " + REST + "env:\n  num_envs: -1\n")
+    assert faults[0].startswith("my.yaml:3:13: env.num_envs = -1 ")
+    assert faults[1].startswith("env/my.yaml:4:17: env.step_timeout_s = 0 ")
+    assert len(faults) == 2
+
+
+def test_a_file_with_a_defaults_list_is_called_yaml(workplace):
+    path = workplace.write("defaults: [env: metaworld/reach, " + REST, "my.yml")
+    with pytest.raises(ValueError, match=r"my.yml:1:11: a file with a defaults list must end in .yaml - rename it"):
+        load_config(path.name)
+
+
+@pytest.mark.parametrize("name", ["a b.yaml", "it's.yaml", "x=1.yaml", "v1.2.yaml", "ü.yaml"])
+def test_odd_file_names_work(workplace, name):
+    workplace.write("defaults: [env: metaworld/reach, " + REST, f"odd, 'folder'/{name}")
+    assert load_config(f"odd, 'folder'/{name}").config.env.name == "metaworld"
+
+
+def test_interpolations_reach_every_setting_and_keep_its_type(workplace):
+    text = "defaults: [env: metaworld/reach, " + REST
+    text += "rollout: {chunks: '${env.max_episode_steps}'}\n"  # from a group file
+    text += "eval: {seed: '${env.start_states}'}\n"  # the schema's default
+    text += "run: {name: 'of-${env.name}-${seed}', dir: '\\${not_resolved}'}\n"
+    text += "env: {tasks: ['${.other}'], num_envs: 4}\n".replace("${.other}", "${run.name}")
+    config = workplace.load(text)
+    assert config.rollout.chunks == config.env.max_episode_steps
+    assert config.eval.seed == config.env.start_states
+    assert config.run.name == "of-metaworld-1"
+    assert config.run.dir == "${not_resolved}"
+    assert config.env.tasks == ["of-metaworld-1"]
+
+
+def test_interpolated_values_are_checked_where_they_stand(workplace):
+    [fault] = workplace.faults("defaults: [env: metaworld/reach, " + REST + "run:\n  iterations: ${env.name}\n")
+    assert fault.startswith('my.yaml:3:15: run.iterations must be a whole number, got the text "metaworld"')
+
+
+def test_an_interpolation_of_itself_is_a_fault(workplace):
+    [fault] = workplace.faults("defaults: [env: metaworld/reach, " + REST + "seed: ${seed}\n")
+    assert fault.startswith('my.yaml:2:7: seed = "${seed}" cannot be resolved')
+
+
+def test_the_environment_can_be_read(workplace, monkeypatch):
+    monkeypatch.setenv("MY_SEED_NAME", "seven")
+    assert (
+        workplace.load("defaults: [env: metaworld/reach, " + REST + "run: {name: '${oc.env:MY_SEED_NAME}'}\n").run.name
+        == "seven"
+    )
+
+
+def test_anchors_and_merge_keys_work(workplace):
+    text = "defaults: [env: metaworld/reach, " + REST
+    text += "env: {kwargs: &all {a: 1, b: 2}}\n".replace("env: {kwargs", "engine: {optimizer").replace(
+        "a: 1, b: 2", "lr: 0.5, eps: 0.1"
+    )
+    config = workplace.load(text)
+    assert (config.engine.optimizer.lr, config.engine.optimizer.eps) == (0.5, 0.1)
+    merged = workplace.load(
+        "defaults: [env: gym/pendulum, " + REST + "env: {kwargs: {x: &x {a: 1, b: 2}, y: {<<: *x, b: 3}}}\n"
+    )
+    assert merged.env.kwargs == {"x": {"a": 1, "b": 2}, "y": {"a": 1, "b": 3}}
+
+
+def test_a_bomb_of_aliases_is_refused(workplace):
+    lines = [
+        "defaults: [env: gym/pendulum, " + REST + "env:",
+        "  kwargs:",
+        "    a0: &a0 [x, x, x, x, x, x, x, x, x, x]",
+    ]
+    lines += [f"    a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert any("holds more than 100000 values" in fault for fault in workplace.faults("\n".join(lines) + "\n"))
+
+
+def test_deep_nesting_is_refused(workplace):
+    assert "nested too deeply" in workplace.faults("seed: " + "[" * 5000 + "]" * 5000 + "\n")[0]
+
+
+def test_a_defaults_list_that_leads_back_to_itself_is_refused(workplace):
+    faults = workplace.faults("defaults: [my, _self_]\n")
+    assert faults[0] == "my.yaml:1:1: defaults: a file's list leads back to the file itself - mend the list"
+
+
+def test_what_only_hydra_knows_to_be_wrong_is_a_fault_of_the_list(workplace):
+    faults = workplace.faults("defaults: [env: metaworld/reach, env: gym/pendulum, model: mlp, algorithm: ppo]\n")
+    assert faults[0].startswith("my.yaml:1:1: defaults: ")

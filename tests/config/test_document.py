@@ -1,0 +1,104 @@
+"""Configs as commented YAML, as plain data, and their hash."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embodyrl.config import config_hash, list_experiments, load_config, to_commented_yaml, to_plain
+from embodyrl.config.document import _inline
+from embodyrl.config.fields import docs_of
+from embodyrl.config.schema import Config
+
+PENDULUM = "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\n"
+
+
+@pytest.mark.parametrize("experiment", list_experiments())
+def test_the_document_loads_as_an_equal_config(workplace, experiment):
+    config = load_config(experiment).config
+    workplace.write(to_commented_yaml(config))
+    again = load_config("my.yaml").config
+    assert again == config
+    assert type(again.env) is type(config.env)
+    assert to_commented_yaml(again) == to_commented_yaml(config)
+    assert config_hash(again) == config_hash(config)
+
+
+def test_every_value_survives(workplace):
+    text = PENDULUM + (
+        "seed: 9007199254740993\n"
+        "run: {name: 'on', dir: 'a: b # c'}\n"
+        "engine: {optimizer: {lr: 1e-5, eps: 1.0e-08, betas: [0.0, 0.999]}}\n"
+        "algorithm: {bootstrap: none, gamma: 1}\n"
+        "env:\n"
+        "  tasks: ['1e-5', 'null', 'yes', '', ' x', '- a', '[b', 'c,d', '2024-01-01', '0x1F', '1:30', 'é', \"a\\nb\\t\\x7f\"]\n"
+        "  kwargs: {'1': .inf, on_: .nan, 'a b: c': {'?': [1, {x: null}, [true]]}, e: {}, l: [], dollar: '\\${x}'}\n"
+    )
+    config = workplace.load(text)
+    again = workplace.load(to_commented_yaml(config))
+    assert str(again.env.kwargs.pop("on_")) == str(config.env.kwargs.pop("on_")) == "nan"
+    assert again == config
+    assert (again.run.name, again.env.tasks[-1]) == ("on", "a\nb\t\x7f")
+    assert again.env.kwargs["dollar"] == "${x}"
+    assert again.algorithm.bootstrap.name == "none"
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(min_size=1), children, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kwargs=st.dictionaries(st.text(min_size=1), plain, max_size=4), name=st.text())
+def test_any_free_form_map_and_any_text_survive(workplace, kwargs, name):
+    config = workplace.load(PENDULUM)
+    config = dataclasses.replace(
+        config, env=dataclasses.replace(config.env, kwargs=kwargs), run=dataclasses.replace(config.run, name=name)
+    )
+    assert workplace.load(to_commented_yaml(config)) == config
+
+
+@pytest.mark.parametrize("value", [1e-5, 1e22, 1.0, 0.1, -3e300, 5e-324])
+def test_floats_are_floats_to_any_yaml_reader(value):
+    assert yaml.safe_load(_inline(value)) == value
+
+
+def test_one_key_per_line_each_with_its_documentation():
+    lines = to_commented_yaml(load_config(None).config).splitlines()
+    keys = [index for index, line in enumerate(lines) if line and not line.lstrip().startswith("#")]
+    assert all(lines[index - 1].lstrip().startswith("#") for index in keys)
+    assert all(len(line) <= 120 for line in lines)
+    assert "  # Discount factor." in lines
+
+
+def test_documentation_comes_from_base_classes_too():
+    docs = docs_of(type(load_config(None).config.env))
+    assert docs["num_envs"] and docs["end_at_success"]
+
+
+def test_plain_data_is_json():
+    config = load_config(None).config
+    assert json.loads(json.dumps(to_plain(config))) == to_plain(config)
+    assert to_plain(config)["algorithm"]["bootstrap"] == config.algorithm.bootstrap.name
+
+
+def test_the_hash_changes_with_every_setting_but_the_run_directory():
+    plain = config_hash(load_config(None).config)
+    assert config_hash(load_config(None, ["run.dir=elsewhere"]).config) == plain
+    assert config_hash(load_config(None, ["seed=2"]).config) != plain
+    assert config_hash(load_config(None, ["algorithm.gamma=0.5"]).config) != plain
+    assert len(plain) == 64
+
+
+def test_configs_are_frozen():
+    config = load_config(None).config
+    assert isinstance(config, Config)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.env.num_envs = 3

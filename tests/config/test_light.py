@@ -1,0 +1,27 @@
+"""Checking a config needs neither torch nor a simulator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROBE = """
+import sys
+from embodyrl.config import load_config, to_commented_yaml
+from embodyrl.config import list_experiments
+for experiment in list_experiments():
+    to_commented_yaml(load_config(experiment).config)
+heavy = ("torch", "gymnasium", "metaworld", "mujoco", "mani_skill", "sapien", "tensorboard", "tensordict", "ray")
+print(sorted(name for name in heavy if name in sys.modules))
+"""
+
+
+def test_nothing_heavy_is_imported():
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_simulator_process_does_not_need_hydra():
+    probe = "import sys, embodyrl.config.schema, embodyrl.envs.options; print('hydra' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"

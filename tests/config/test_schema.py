@@ -1,0 +1,90 @@
+"""The schema itself: every setting is documented, typed so that it can be checked, and read by some code."""
+
+from __future__ import annotations
+
+import ast
+import typing
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+import embodyrl
+from embodyrl.config.fields import choices_of, docs_of, settings_of
+from embodyrl.config.schema import Config
+
+
+def all_sections(section: type = Config) -> list[type]:
+    """Every dataclass of the schema, with the options of the built-in components."""
+    found = [candidate for candidate in choices_of(section) if candidate.__module__.startswith("embodyrl.")]
+    for candidate in list(found):
+        for setting in settings_of(candidate).values():
+            if setting.section is not None:
+                found += all_sections(setting.section)
+    return list(dict.fromkeys(found))
+
+
+SETTINGS = [(section, setting) for section in all_sections() for setting in settings_of(section).values()]
+CODE = [path for path in Path(embodyrl.__file__).parent.rglob("*.py") if "config" not in path.parts]
+
+
+def name_of(section: type, setting) -> str:
+    return f"{section.__name__}.{setting.name}"
+
+
+def test_the_walk_reaches_the_options_of_components():
+    names = {section.__name__ for section in all_sections()}
+    assert {"Config", "OptimizerConfig", "MLPConfig", "MetaWorldConfig", "GymnasiumConfig"} <= names
+
+
+@pytest.mark.parametrize(("section", "setting"), SETTINGS, ids=[name_of(*pair) for pair in SETTINGS])
+def test_every_setting_is_documented(section, setting):
+    assert len(docs_of(section)[setting.name]) >= 10
+
+
+@pytest.mark.parametrize("section", all_sections(), ids=lambda section: section.__name__)
+def test_every_section_says_what_it_is(section):
+    assert section.__doc__ and not section.__doc__.startswith(section.__name__ + "(")
+
+
+@pytest.mark.parametrize(("section", "setting"), SETTINGS, ids=[name_of(*pair) for pair in SETTINGS])
+def test_every_type_is_one_that_can_be_checked(section, setting):
+    kinds = setting.kinds
+    if len(kinds) > 1:
+        assert set(kinds) <= {int, float, str}
+        assert setting.field.metadata["words"] or str not in kinds
+        return
+    [kind] = kinds
+    if typing.get_origin(kind) is list:
+        [kind] = typing.get_args(kind)
+    elif typing.get_origin(kind) is dict:
+        assert typing.get_args(kind) == (str, typing.Any)
+        return
+    assert kind in (bool, int, float, str) or issubclass(kind, Enum) or setting.section is kind
+
+
+@pytest.mark.parametrize(("section", "setting"), SETTINGS, ids=[name_of(*pair) for pair in SETTINGS])
+def test_every_default_is_within_its_own_limits(section, setting):
+    if setting.required or setting.section is not None:
+        return
+    limits = setting.field.metadata
+    values = setting.default if isinstance(setting.default, list) else [setting.default]
+    for value in values:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            assert limits["low"] is None or value >= limits["low"]
+            assert limits["high"] is None or value <= limits["high"]
+            assert limits["above"] is None or value > limits["above"]
+            assert limits["below"] is None or value < limits["below"]
+
+
+@pytest.fixture(scope="module")
+def attributes_read() -> set[str]:
+    """The name of every attribute that code outside the config room reads."""
+    trees = [ast.parse(path.read_text()) for path in CODE]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in nodes if isinstance(node.ctx, ast.Load)}
+
+
+@pytest.mark.parametrize(("section", "setting"), SETTINGS, ids=[name_of(*pair) for pair in SETTINGS])
+def test_every_setting_is_read_by_some_code(section, setting, attributes_read):
+    assert setting.name in attributes_read
