@@ -35,8 +35,8 @@ from embodyrl.placement.messages import Call, Failure, decode_reply, encode_call
 from embodyrl.placement.plan import WorkerSpec
 
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from embodyrl.placement.child import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 )
 _TAIL_BYTES = 4096
 _STACKS_S = 0.3
@@ -308,7 +308,7 @@ class LocalLauncher:
         parent_end, child_end = socket.socketpair()
         log = self._open_log(spec)
         command = [sys.executable, "-u", "-P", "-c", _BOOT]
-        arguments = [json.dumps(sys.path), str(child_end.fileno()), str(os.getpid()), spec.label]
+        arguments = [spec.label, json.dumps(sys.path), str(child_end.fileno()), str(os.getpid())]
         process = _popen(command + arguments, env={**os.environ, **spec.env_vars}, output=log, fd=child_end.fileno())
         child_end.close()
         worker = LocalWorker(spec, process, Channel(parent_end, blocking=False), log)

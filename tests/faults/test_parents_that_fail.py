@@ -81,6 +81,23 @@ manager.close()
     assert all_gone(workers)
 
 
+def test_a_simulator_in_the_main_script_is_a_users_mistake():
+    body = """
+class Mine:
+    pass
+
+from embodyrl.errors import UserError
+from embodyrl.registry import SIMULATORS
+SIMULATORS.register("mine", target=Mine, summary="in the wrong place")
+try:
+    EnvManager(ToyConfig(name="mine"), chunk_size=1)
+except UserError as error:
+    print("\\n", error)
+"""
+    program, _ = run(body)
+    assert "Mine of simulator 'mine' is defined in the main script" in program.communicate(timeout=20)[0]
+
+
 def test_a_fork_of_the_program_does_not_end_its_workers():
     body = (
         START

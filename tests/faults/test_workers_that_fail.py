@@ -218,6 +218,16 @@ def test_a_worker_killed_while_closing_leaves_no_zombie(manager):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+def test_an_interrupted_wait_leaves_no_half_used_manager(manager):
+    manager.send([0], actions(1, slot0=Do.HANG))
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        manager.receive([0])
+    with pytest.raises(RuntimeError, match=r"cannot go on after: KeyboardInterrupt\(\)"):
+        manager.receive([0])
+
+
 def test_interrupts_do_not_reach_the_workers(manager):
     for worker in manager.workers:
         os.kill(worker.pid, signal.SIGINT)

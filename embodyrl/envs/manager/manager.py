@@ -7,7 +7,8 @@ the caller says which episode each slot plays, when it steps and with which acti
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from embodyrl.placement.errors import RemoteError, WorkerError
 from embodyrl.placement.launcher import Launcher, Request, Worker
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import inventory, plan_env_workers
+from embodyrl.registry import SIMULATORS
 
 Slots = Sequence[int] | NDArray[np.int64]
 """Numbers of slots, each once, in any order; results come in the same order."""
@@ -127,6 +129,7 @@ class EnvManager:
             raise
 
     def _start(self, config: EnvConfig) -> None:
+        _check_importable(config)
         plan = plan_env_workers(config.num_envs, config.workers, inventory())
         self._share = len(plan[0].slots)
         self.workers = self._launcher.start(
@@ -239,9 +242,10 @@ class EnvManager:
             raise ValueError(f"got {len(states)} states for {len(index)} slots")
         by_slot = dict(zip(index.tolist(), states, strict=True))
         requests = []
-        for share in self._shares(index):
-            bodies = [by_slot[slot][_STATE_HEAD.size :] for slot in share.slots]
-            requests.append(self._ask(share.worker, "set_state", share.local, bodies))
+        with self._noting_failure():
+            for share in self._shares(index):
+                bodies = [by_slot[slot][_STATE_HEAD.size :] for slot in share.slots]
+                requests.append(share.worker.request("set_state", share.local, bodies, timeout=self._timeout))
         self._call(requests)
         for slot, state in by_slot.items():
             self._steps[slot], self._needs_reset[slot] = _STATE_HEAD.unpack_from(state)
@@ -307,22 +311,24 @@ class EnvManager:
 
     def _request(self, method: str, index: NDArray[np.int64]) -> list[Request]:
         """Ask every process that serves some of the slots for `method(*slots)`; all of its slots are not spelt out."""
-        return [
-            self._ask(share.worker, method, *(() if len(share.local) == self._share else share.local))
-            for share in self._shares(index)
-        ]
-
-    def _ask(self, worker: Worker, method: str, *args: object) -> Request:
-        try:
-            return worker.request(method, *args, timeout=self._timeout)
-        except WorkerError as error:
-            self._failure = error
-            raise
+        with self._noting_failure():
+            return [
+                share.worker.request(
+                    method, *(() if len(share.local) == self._share else share.local), timeout=self._timeout
+                )
+                for share in self._shares(index)
+            ]
 
     def _call(self, requests: Sequence[Request]) -> list[Any]:
-        try:
+        with self._noting_failure():
             return self._launcher.gather(requests, timeout=self._timeout)
-        except WorkerError as error:
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """Whatever interrupts an exchange with the processes leaves it unfinished: the manager cannot be used after."""
+        try:
+            yield
+        except BaseException as error:
             self._failure = error
             raise
 
@@ -332,8 +338,8 @@ class EnvManager:
         if self._closed:
             raise RuntimeError("this EnvManager is closed")
         if self._failure is not None:
-            first_line = str(self._failure).splitlines()[0]
-            raise RuntimeError(f"this EnvManager cannot go on after: {first_line}") from self._failure
+            what = (str(self._failure) or repr(self._failure)).splitlines()[0]
+            raise RuntimeError(f"this EnvManager cannot go on after: {what}") from self._failure
 
     def _checked_slots(self, slots: Slots) -> NDArray[np.int64]:
         self._check_usable()
@@ -447,6 +453,17 @@ class EnvManager:
             pid=worker.pid,
         )
         raise self._failure
+
+
+def _check_importable(config: EnvConfig) -> None:
+    """Raise `UserError` if the simulator or its options are defined where its processes do not look."""
+    target = SIMULATORS.entry(config.name).target if config.name in SIMULATORS else None
+    for thing in (type(config), target):
+        if getattr(thing, "__module__", None) == "__main__":
+            raise UserError(
+                f"{getattr(thing, '__name__', thing)} of simulator {config.name!r} is defined in the main script, "
+                f"which simulator processes do not import: move it to a module of its own and name that under `plugins`"
+            )
 
 
 def _copy_rows(source: Observation, target: Observation, rows: NDArray[np.bool_]) -> None:

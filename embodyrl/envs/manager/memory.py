@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,7 @@ class Segment:
 
     def __init__(self, fd: int, layout: Layout) -> None:
         self.fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)
         self.layout = layout
         self._arrays: dict[str, NDArray[Any]] = {}
         memory = mmap.mmap(fd, layout.num_bytes)
@@ -125,6 +127,4 @@ class Segment:
     def close(self) -> None:
         """Let go of the memory; it is freed when the last view and the last process have. Harmless when repeated."""
         self._arrays = {}
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._close_fd()

@@ -1,8 +1,12 @@
+import gc
+import os
+
 import numpy as np
 import pytest
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.types import EpisodeSpec
 
 ALL = range(4)
 
@@ -255,6 +259,46 @@ def test_pictures_travel(manager):
         observation = seeing.reset([0, 1], [episode(20), episode(30)])
         assert (observation.images.shape, observation.images.dtype) == ((2, 2, 4, 6, 3), np.uint8)
         assert observation.images[:, 1, 3, 5, 2].tolist() == [20, 30]
+
+
+def test_a_manager_that_is_dropped_leaves_nothing_open():
+    before = len(os.listdir("/proc/self/fd"))
+    manager = start(num_envs=1, workers=1)
+    pid = manager.workers[0].pid
+    del manager
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_workers_load_only_what_simulators_need(tmp_path):
+    (tmp_path / "lists_modules.py").write_text(
+        "import toy_simulator, sys\nimport embodyrl.envs.manager.worker\nprint(*sorted(sys.modules))\n"
+    )
+    config = ToyConfig(num_envs=1)
+    with EnvManager(config, chunk_size=1, plugins=["lists_modules"], plugin_path=str(tmp_path), log_dir=tmp_path):
+        loaded = set((tmp_path / "env-0.log").read_text().split())
+    assert "numpy" in loaded
+    assert not loaded & {"torch", "hydra", "omegaconf", "typer", "rich", "pytest"}
+
+
+def test_a_gymnasium_environment_plays_the_same_in_any_number_of_workers():
+    from embodyrl.envs.options import GymnasiumConfig
+
+    def play(workers):
+        config = GymnasiumConfig(
+            name="gymnasium", tasks=["Pendulum-v1"], num_envs=2, workers=workers, max_episode_steps=3
+        )
+        with EnvManager(config, chunk_size=2) as manager:
+            rows = [manager.reset([0, 1], [EpisodeSpec(task="Pendulum-v1", start_state=s, seed=s) for s in (0, 1)])]
+            for k in range(4):
+                next_episodes = [EpisodeSpec(task="Pendulum-v1", start_state=9 + k, seed=s) for s in (0, 1)]
+                chunk = np.full((2, 2, manager.spec.action_dim), 0.3, np.float32)
+                rows.append(manager.step([0, 1], chunk, next_episodes).observation)
+            return rows
+
+    for left, right in zip(play(1), play(2), strict=True):
+        same(left, right)
 
 
 def test_closing_twice_and_using_after():
