@@ -1,0 +1,78 @@
+"""A model in one file: a linear Gaussian policy, outside the package.
+
+    embodyrl run examples/custom_model.yaml
+
+The YAML says `plugins: [custom_model]`, so this module is imported before anything else (also in simulator processes), and
+`model: {name: linear}` then finds it. A package would declare an entry point in the group `embodyrl.models` instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl.config.schema import ModelConfig, setting
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import from_unit_range
+from embodyrl.models import ActOutput, EvalOutput, Policy, PolicySpec
+from embodyrl.registry import SupportedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig(ModelConfig):
+    """A linear policy. These fields become the model's section of the YAML: checked, documented, with defaults."""
+
+    noise: float = setting(0.5, above=0.0, high=2.0)
+    """Standard deviation of exploration, in units of half the action range."""
+
+
+class LinearPolicy(Policy):
+    """Mean action and value are linear in the state observation; the noise is fixed."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, config: LinearConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
+        super().__init__(config, simulator, chunk_size)
+        self.spec = PolicySpec(
+            kind="gaussian",
+            chunk_size=chunk_size,
+            action_dim=simulator.action_dim,
+            proprio_dim=simulator.proprio_dim,
+        )
+        self.noise = config.noise
+        self.mean = nn.Linear(simulator.proprio_dim, simulator.action_dim)
+        self.value = nn.Linear(simulator.proprio_dim, 1)
+        self.register_buffer("low", torch.from_numpy(simulator.action_low))
+        self.register_buffer("high", torch.from_numpy(simulator.action_high))
+
+    def act(self, inputs: dict[str, Tensor], mode: str, generator: torch.Generator | None) -> ActOutput:
+        """Decide: a sample in training, the mean in evaluation."""
+        mean = self.mean(inputs["proprio"])
+        sample = mean + self.noise * torch.randn(mean.shape, generator=generator) if mode == "train" else mean
+        return ActOutput(
+            actions=from_unit_range(sample, self.low, self.high).unsqueeze(1),
+            logprobs=torch.distributions.Normal(mean, self.noise).log_prob(sample),
+            values=self.value(inputs["proprio"]).squeeze(-1),
+            trace={"sample": sample},
+        )
+
+    def evaluate(self, inputs: dict[str, Tensor], trace: dict[str, Tensor]) -> EvalOutput:
+        """Score stored samples under the current weights."""
+        distribution = torch.distributions.Normal(self.mean(inputs["proprio"]), self.noise)
+        return EvalOutput(
+            logprobs=distribution.log_prob(trace["sample"]),
+            entropy=distribution.entropy(),
+            values=self.value(inputs["proprio"]).squeeze(-1),
+        )
+
+
+SupportedModel.register(
+    "linear",
+    target=LinearPolicy,
+    options=LinearConfig,
+    facts={"kind": "gaussian", "critic": True, "max_chunk": 1},
+    summary="linear Gaussian policy (examples/custom_model.py)",
+)

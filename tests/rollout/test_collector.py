@@ -1,0 +1,193 @@
+"""The collector, on a simulator and a policy whose every number is known, through real processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parent))
+
+from counter_simulator import TASKS, last_step
+
+from embodyrl.config.schema import AlgorithmConfig, EngineConfig, EnvConfig, Episodes, RolloutConfig
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs.manager import EnvManager
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.registry import LOSSES
+from embodyrl.rollout.collector import Collector, Rollout
+from embodyrl.rollout.episodes import EpisodeSource, evaluation_episodes
+from embodyrl.runner.evaluation import borrowed, evaluate
+
+LIMIT = 5
+"""Time limit; start states with more steps than this are truncated."""
+
+
+def value(observations: Tensor) -> Tensor:
+    """The critic: 1000 + 10 * start state + step."""
+    return 1000.0 + 10.0 * observations[..., 0] + observations[..., 1]
+
+
+class KnownPolicy(Policy):
+    def __init__(self, chunk_size: int) -> None:
+        nn.Module.__init__(self)
+        self.chunk_size = chunk_size
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.decisions = 0
+
+    def act(self, inputs: Inputs, mode: str, generator: torch.Generator | None) -> ActOutput:
+        observed = inputs["proprio"]
+        self.decisions += len(observed)
+        return ActOutput(
+            actions=torch.zeros(len(observed), self.chunk_size, 2),
+            logprobs=-observed,
+            values=value(observed),
+            trace={"sample": observed * 2},
+        )
+
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        raise NotImplementedError
+
+
+@contextmanager
+def make_collector(
+    *, num_envs: int = 3, chunks: int = 4, chunk_size: int = 1, whole: bool = False, group_size: int = 1, seed: int = 1
+) -> Iterator[Collector]:
+    env = EnvConfig(
+        name="counter", tasks=list(TASKS), num_envs=num_envs, workers=1, max_episode_steps=LIMIT, start_states=50
+    )
+    rollout = RolloutConfig(
+        chunks=chunks,
+        chunk_size=chunk_size,
+        episodes=Episodes.whole if whole else Episodes.continuous,
+        group_size=group_size,
+    )
+    here = str(Path(__file__).parent)
+    with EnvManager(env, chunk_size=chunk_size, plugins=["counter_simulator"], plugin_path=here) as manager:
+        engine = HybridEngine(
+            KnownPolicy(chunk_size),
+            config=EngineConfig(),
+            algorithm=AlgorithmConfig(name="ppo"),
+            loss=LOSSES.load("ppo"),
+            iterations=1,
+            seed=seed,
+        )
+        yield Collector(manager, engine, env=env, rollout=rollout, critic=True, seed=seed)
+
+
+def check_row(rollout: Rollout, k: int, b: int, follower: Tensor) -> None:
+    """One decision of one action, against what the simulator must have done. `follower`: the next observation."""
+    batch = rollout.batch
+    start, step = (int(entry) for entry in batch["proprio"][k, b])
+    terminated = step + 1 == last_step(start)
+    truncated = step + 1 == LIMIT and not terminated
+    assert batch["rewards"][k, b].tolist() == [step + 1]
+    assert batch["success"][k, b].tolist() == [terminated]
+    assert (bool(batch["terminated"][k, b]), bool(batch["truncated"][k, b])) == (terminated, truncated)
+    assert batch["values"][k, b] == value(batch["proprio"][k, b])
+    assert torch.equal(batch["trace"]["sample"][k, b], batch["proprio"][k, b] * 2)
+    if terminated:
+        assert batch["next_values"][k, b] == 0
+    else:
+        assert batch["next_values"][k, b] == value(torch.tensor([float(start), step + 1.0]))
+    if terminated or truncated:
+        assert follower[1] == 0, "the slot must have been reset"
+    else:
+        assert follower.tolist() == [start, step + 1]
+
+
+def test_continuous_rollouts_follow_on_from_each_other_and_bootstrap_where_they_must() -> None:
+    with make_collector() as collector:
+        rollouts = [collector.collect() for _ in range(4)]
+    observations = torch.cat([rollout.batch["proprio"] for rollout in rollouts])
+    kinds = set()
+    for number, rollout in enumerate(rollouts):
+        for k in range(4):
+            for b in range(3):
+                row = 4 * number + k
+                if row + 1 < len(observations):
+                    check_row(rollout, k, b, observations[row + 1, b])
+                kinds.add((bool(rollout.batch["terminated"][k, b]), bool(rollout.batch["truncated"][k, b])))
+        assert rollout.batch["valid"].all() and rollout.env_steps == 12
+    assert kinds == {(False, False), (True, False), (False, True)}, "the case is too easy: not every kind of end occurred"
+
+
+def test_the_source_decides_which_episode_each_slot_plays() -> None:
+    source = EpisodeSource(tasks=list(TASKS), start_states=50, group_size=1, seed=1)
+    with make_collector() as collector:
+        batch = collector.collect().batch
+    for k in range(4):
+        for b in range(3):
+            episode = source.episode(b, int(batch["episode"][k, b]))
+            assert batch["proprio"][k, b, 0] == episode.start_state
+            assert batch.sentences[int(batch["task"][k, b])] == TASKS[episode.task]
+    assert len({source.episode(slot, number) for slot in range(3) for number in range(5)}) == 15
+
+
+def test_finished_episodes_report_return_length_and_success() -> None:
+    with make_collector(chunks=12) as collector:
+        finished = collector.collect().finished
+        starts = EpisodeSource(tasks=list(TASKS), start_states=50, group_size=1, seed=1)
+    assert len(finished) > 4
+    played = {slot: 0 for slot in range(3)}
+    for episode in finished:
+        start = starts.episode(episode.slot, played[episode.slot]).start_state
+        played[episode.slot] += 1
+        length = min(last_step(start), LIMIT)
+        assert episode.length == length
+        assert episode.total_reward == length * (length + 1) / 2
+        assert episode.success == (last_step(start) <= LIMIT)
+
+
+def test_a_chunk_stops_at_the_end_of_its_episode() -> None:
+    with make_collector(chunk_size=3, chunks=6) as collector:
+        rollout = collector.collect()
+    batch = rollout.batch
+    for k in range(6):
+        for b in range(3):
+            start, step = (int(entry) for entry in batch["proprio"][k, b])
+            executed = min(3, min(last_step(start), LIMIT) - step)
+            assert batch["steps"][k, b] == executed
+            assert batch["rewards"][k, b].tolist() == [step + 1 + i if i < executed else 0 for i in range(3)]
+    assert rollout.env_steps == int(batch["steps"].sum())
+
+
+def test_whole_episodes_cost_nothing_after_their_end_and_groups_share_a_start() -> None:
+    with make_collector(num_envs=6, group_size=3, chunks=9, whole=True) as collector:
+        first, second = collector.collect(), collector.collect()
+        decided = collector.engine.policy.decisions
+    for rollout in (first, second):
+        batch = rollout.batch
+        starts = batch["proprio"][0, :, 0]
+        assert torch.equal(starts[:3], starts[:1].expand(3)) and torch.equal(starts[3:], starts[3:4].expand(3))
+        for b in range(6):
+            length = min(last_step(int(starts[b])), LIMIT)
+            assert batch["valid"][:, b].tolist() == [k < length for k in range(len(batch["valid"]))]
+            assert (batch["terminated"] | batch["truncated"])[:, b].sum() == 1
+        assert rollout.env_steps == int(batch["valid"].sum()) and len(rollout.finished) == 6
+    assert not torch.equal(first.batch["proprio"][0], second.batch["proprio"][0])
+    truncated = int(first.batch["truncated"].sum() + second.batch["truncated"].sum())
+    assert decided == first.env_steps + second.env_steps + truncated
+
+
+def test_evaluation_plays_each_episode_once_and_leaves_training_as_it_was() -> None:
+    episodes = evaluation_episodes(tasks=["count"], first_start_state=100, count=8, seed=1)
+    lengths = [min(last_step(100 + number), LIMIT) for number in range(8)]
+    with make_collector() as collector:
+        before = collector.collect()
+        with borrowed(collector.manager, collector.in_progress):
+            result = evaluate(collector.manager, collector.engine, episodes)
+        after = collector.collect()
+    with make_collector() as undisturbed:
+        assert torch.equal(undisturbed.collect().batch["proprio"], before.batch["proprio"])
+        assert torch.equal(undisturbed.collect().batch["proprio"], after.batch["proprio"])
+    assert result.episodes == 8
+    assert result.successes == sum(last_step(100 + number) <= LIMIT for number in range(8))
+    assert result.mean_length == pytest.approx(np.mean(lengths))
+    assert result.mean_return == pytest.approx(np.mean([length * (length + 1) / 2 for length in lengths]))

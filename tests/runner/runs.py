@@ -1,0 +1,41 @@
+"""A run so small that it takes seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SMALL = [
+    "env.num_envs=4",
+    "env.workers=2",
+    "env.max_episode_steps=40",
+    "rollout.chunks=24",
+    "algorithm.epochs=2",
+    "algorithm.minibatches=2",
+    "model.hidden_sizes=[16]",
+    "eval.episodes=5",
+    "run.eval_every=2",
+    "run.save_every=3",
+    "run.iterations=6",
+    "tracking.sinks=[jsonl]",
+]
+"""Pendulum, made so small that a run takes seconds; episodes (40 steps) straddle rollouts (24)."""
+
+
+class Run:
+    """A finished run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl, without times."""
+        rows = [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+    def digest(self, iteration: int, name: str) -> str:
+        """Hash of a file in a checkpoint."""
+        manifest = json.loads((self.path / "checkpoints" / f"{iteration:06d}" / "manifest.json").read_text())
+        return str(manifest["files"][name]["sha256"])

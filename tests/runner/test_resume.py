@@ -1,0 +1,166 @@
+"""Resume goes on as if the run had never stopped; evaluation, processes and folders leave no trace in the numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from embodyrl.cli import train
+from embodyrl.errors import UserError
+from embodyrl.runner.checkpoint import CheckpointError
+from embodyrl.runner.rundir import RunDirError
+
+from runs import SMALL, Run
+
+WEIGHTS, OPTIMISER, SIMULATOR = "policy/model.safetensors", "trainer/engine.pt", "trainer/simulators/slot_0002.bin"
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(small_run: Callable[..., Run]) -> None:
+    whole = small_run("whole")
+    half = small_run("half", "run.iterations=3")
+    assert train.resume(half.path, ["run.iterations=6"]) == 0
+    resumed = Run(half.path)
+    assert len(whole.metrics()) == 7  # iteration 0 is the evaluation before training
+    assert [row["iteration"] for row in resumed.metrics()] == list(range(7))
+    final_only = {row["iteration"]: row for row in resumed.metrics()}
+    for row in whole.metrics():
+        # The half run evaluated at its own end, too; what both report is equal.
+        other = final_only[row["iteration"]]
+        assert {key: other[key] for key in row} == row
+    for name in (WEIGHTS, OPTIMISER, SIMULATOR):
+        assert whole.digest(6, name) == resumed.digest(6, name), name
+    assert resumed.summary["env_steps"] == whole.summary["env_steps"] == 6 * 4 * 24
+
+
+def test_evaluation_does_not_touch_training(small_run: Callable[..., Run]) -> None:
+    with_evaluation, without = small_run("with", "run.eval_every=1"), small_run("without", "run.eval_every=0")
+    assert with_evaluation.digest(6, WEIGHTS) == without.digest(6, WEIGHTS)
+
+
+def test_the_number_of_processes_does_not_change_the_numbers(small_run: Callable[..., Run]) -> None:
+    two, one = small_run("two"), small_run("one", "env.workers=1")
+    assert two.metrics() == one.metrics()
+    assert two.digest(6, WEIGHTS) == one.digest(6, WEIGHTS)
+
+
+def test_the_seed_changes_the_numbers(small_run: Callable[..., Run]) -> None:
+    assert small_run("one").digest(6, WEIGHTS) != small_run("two", "seed=2").digest(6, WEIGHTS)
+
+
+def test_a_damaged_checkpoint_is_refused_by_file(small_run: Callable[..., Run]) -> None:
+    run = small_run("run", "run.iterations=3")
+    weights = run.path / "checkpoints" / "last" / WEIGHTS
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"policy/model\.safetensors is altered"):
+        train.resume(run.path, [])
+    weights.unlink()
+    with pytest.raises(CheckpointError, match=r"policy/model\.safetensors is missing"):
+        train.evaluate(run.path, [])
+
+
+def test_only_settings_of_the_run_may_change_on_resume(small_run: Callable[..., Run]) -> None:
+    run = small_run("run", "run.iterations=1")
+    with pytest.raises(UserError, match=r"'algorithm\.gamma=0\.5' cannot change when a run goes on"):
+        train.resume(run.path, ["algorithm.gamma=0.5"])
+
+
+def test_a_run_directory_is_never_overwritten(small_run: Callable[..., Run]) -> None:
+    run = small_run("run", "run.iterations=1")
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    with pytest.raises(RunDirError, match=r"exists already and is never overwritten.*embodyrl resume"):
+        small_run("run")
+    assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+
+
+def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RunDirError, match=r"is not a run directory \(no config\.yaml\)"):
+        train.resume(tmp_path, [])
+
+
+def start(path: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "embodyrl", "run", "experiment/gym_pendulum", *SMALL, "run.iterations=100000"]
+    return subprocess.Popen(
+        [*command, f"run.dir={path}", *overrides], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_iterations(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    metrics = path / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) <= count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run does not get going"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_run_can_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    path = tmp_path / "run"
+    process = start(path)
+    wait_for_iterations(path, 2, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, (out, err)
+    assert "stopping after this iteration" in err and f"stopped by {number.name}, saved" in out
+    assert not psutil.wait_procs(children, timeout=10)[1], "simulator processes are left"
+    done = Run(path).summary["iterations"]
+    assert train.resume(path, [f"run.iterations={done + 1}"]) == 0
+    assert Run(path).summary["iterations"] == done + 1
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    # One iteration of this run takes minutes, so that nothing but the second signal can end it soon.
+    process = start(path, "rollout.chunks=100000", "run.eval_every=0")
+    deadline = time.monotonic() + 60
+    while not (path / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    time.sleep(1.0)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert not psutil.wait_procs(children, timeout=10)[1], "simulator processes are left"
+
+
+def test_a_killed_simulator_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    process = start(path)
+    wait_for_iterations(path, 2, process)
+    victims = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "embodyrl.placement.child" in " ".join(child.cmdline())
+    ]
+    os.kill(victims[0].pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "Traceback" not in err and str(victims[0].pid) in err and "SIGKILL" in err, err
+    assert not psutil.wait_procs(victims, timeout=10)[1]
+
+
+def test_a_run_in_use_cannot_be_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    process = start(path)
+    try:
+        wait_for_iterations(path, 3, process)
+        with pytest.raises(RunDirError, match="in use by another process"):
+            train.resume(path, [])
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
