@@ -57,6 +57,8 @@ class Fault:
 class ConfigError(UserError):
     """Raised with every fault of a config at once, before anything starts."""
 
+    exit_code = 2
+
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
         count = len(self.faults)

@@ -1,7 +1,7 @@
 """Every setting, its type, default, range and meaning. This file is the only owner of defaults.
 
-A model's or simulator's own options live in a subclass of `ModelConfig` or `EnvConfig` beside the component and are named in
-its registry entry. The text below a field is its documentation: `embodyrl run --print-config` writes it as a comment.
+A model's or simulator's own options live in a subclass of `ModelConfig` or `EnvConfig` beside the component and are
+named in its registry entry. The text below a field documents it: `embodyrl run --print-config` writes it as a comment.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class EnvConfig:
     num_envs: int = setting(8, low=1)
     """Simulator slots that run side by side (B)."""
     workers: int | str = setting("auto", low=1, words=("auto",))
-    """Simulator processes; num_envs must be a multiple. auto: the largest divisor of num_envs up to the usable cores."""
+    """Simulator processes; num_envs must be a multiple. auto: num_envs' largest divisor up to the usable cores."""
     max_episode_steps: int = setting(100, low=1)
     """Control steps after which an episode is cut off (truncated)."""
     start_states: int = setting(10000, low=1)
@@ -119,7 +119,7 @@ class EvalConfig:
     episodes: int = setting(100, low=1)
     """Episodes per evaluation."""
     seed: int = setting(10000, low=0)
-    """First start-state id of evaluation; it uses seed .. seed+episodes-1, outside training's 0 .. env.start_states-1."""
+    """First start-state id of evaluation, which uses seed .. seed+episodes-1; training uses 0 .. env.start_states-1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class RolloutConfig:
     chunk_size: int = setting(1, low=1)
     """Actions per decision (C), executed without looking in between."""
     episodes: Episodes = setting(Episodes.continuous)
-    """continuous: slots reset themselves and episodes span rollouts. whole: every rollout is one whole episode per slot."""
+    """continuous: slots reset themselves, episodes span rollouts. whole: each rollout is one whole episode per slot."""
     group_size: int = setting(1, low=1)
     """Consecutive slots that play the same start state and seed (G), to be compared with each other."""
 
@@ -212,7 +212,7 @@ class EngineConfig:
     device: Device = setting(Device.auto)
     """auto: CUDA where there is one, else the CPU."""
     threads: int | str = setting("auto", low=1, words=("auto",))
-    """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, whose steps are too short to share."""
+    """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimiser."""
 
@@ -232,7 +232,7 @@ class Config:
     seed: int = setting(1, low=0)
     """Seed of everything random; the same seed gives the same run."""
     plugins: list[str] = setting([])
-    """Python modules to import first, from the config file's folder or installed. They run with your rights: read them."""
+    """Python modules to import first, from the config file's folder or installed. They run with your rights."""
     run: RunConfig = field(default_factory=RunConfig)
     """The run as a whole."""
     env: EnvConfig = setting()

@@ -1,7 +1,7 @@
 """Every file in broken/ gives exactly the message beside it.
 
-`python tests/config/test_broken.py` writes the messages anew, for instance after a component was added to a registry whose
-names they list; read the difference before you keep it.
+`python tests/config/test_broken.py` writes the messages anew, for instance after a component was added to a registry
+whose names they list; read the difference before you keep it.
 """
 
 from __future__ import annotations

@@ -77,12 +77,23 @@ def test_every_default_is_within_its_own_limits(section, setting):
             assert limits["below"] is None or value < limits["below"]
 
 
+def names_read(path: Path) -> set[str]:
+    """The attributes that a module reads, by name or with `getattr` over a constant tuple of names."""
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    if any(isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr" for node in nodes):
+        tuples = [
+            node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        ]
+        names |= {str(item.value) for names in tuples for item in names.elts if isinstance(item, ast.Constant)}
+    return names
+
+
 @pytest.fixture(scope="module")
 def attributes_read() -> set[str]:
     """The name of every attribute that code outside the config room reads."""
-    trees = [ast.parse(path.read_text()) for path in CODE]
-    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    return {node.attr for node in nodes if isinstance(node.ctx, ast.Load)}
+    return set().union(*map(names_read, CODE))
 
 
 @pytest.mark.parametrize(("section", "setting"), SETTINGS, ids=[name_of(*pair) for pair in SETTINGS])

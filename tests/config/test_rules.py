@@ -1,0 +1,118 @@
+"""Rules between settings: each is broken by some file in broken/, and none forbids what is legal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embodyrl.config import ConfigError, load_config
+from embodyrl.config.rules import RULES, _divisors, _multiples
+
+BROKEN = Path(__file__).parent / "broken"
+PPO = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
+GRPO = (
+    "defaults: [env: metaworld/reach, model: mlp, algorithm: grpo, _self_]\n"
+    "env: {num_envs: 8, max_episode_steps: 50}\n"
+    "rollout: {chunks: 50, episodes: whole, group_size: 4}\n"
+)
+
+
+@pytest.fixture(scope="module")
+def rules_broken() -> set[str]:
+    """The rules that some broken file breaks, found by recording what each rule yields."""
+    broken: set[str] = set()
+    originals = list(RULES)
+
+    def recorded(rule):
+        def record(config):
+            for finding in rule(config):
+                broken.add(rule.__name__)
+                yield finding
+
+        return record
+
+    RULES[:] = [recorded(rule) for rule in originals]
+    try:
+        for path in BROKEN.glob("*.yaml"):
+            with pytest.raises(ConfigError):
+                load_config(path)
+    finally:
+        RULES[:] = originals
+    return broken
+
+
+@pytest.mark.parametrize("rule", [rule.__name__ for rule in RULES])
+def test_every_rule_is_broken_by_a_file(rule, rules_broken):
+    assert rule in rules_broken
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PPO + "tracking: {sinks: []}\n",
+        PPO + "model: {hidden_sizes: []}\n",
+        PPO + "env: {num_envs: 1, workers: 1}\nalgorithm: {minibatches: 1}\n",
+        PPO + "env: {num_envs: 6, workers: 3}\nrollout: {chunks: 2}\nalgorithm: {minibatches: 12}\n",
+        PPO + "env: {max_episode_steps: 32}\nrollout: {chunk_size: 32}\n",
+        PPO + "env: {max_episode_steps: 10, num_envs: 4}\nrollout: {episodes: whole, chunks: 4, chunk_size: 3}\n",
+        PPO + "env: {start_states: 100}\neval: {seed: 100}\n",
+        PPO + "env: {tasks: [reach-v3, push-v3]}\n",
+        PPO + "algorithm: {bootstrap: none, value_coef: 0}\n",
+        GRPO,
+        GRPO.replace("group_size: 4", "group_size: 8"),
+        GRPO + "algorithm: {gamma: 0.9, minibatches: 5}\n",
+    ],
+)
+def test_what_is_legal_is_accepted(workplace, text):
+    workplace.load(text)
+
+
+def test_a_checkpoint_that_exists_is_accepted(workplace):
+    (workplace.folder / "policy").mkdir()
+    assert workplace.load(PPO + "model: {checkpoint: policy}\n").model.checkpoint == "policy"
+    workplace.write("", "policy.pt")
+    [fault] = workplace.faults(PPO + "model: {checkpoint: policy.pt}\n")
+    assert fault.startswith(
+        "my.yaml:2:21: model.checkpoint = 'policy.pt' is a file - name the folder of a saved policy"
+    )
+
+
+def test_rules_stay_silent_about_settings_that_have_a_fault_already(workplace):
+    faults = workplace.faults(PPO + "env: {num_envs: '9', workers: 2}\nrollout: {group_size: -1}\n")
+    assert [fault.split(" ", 1)[1] for fault in faults] == [
+        'env.num_envs must be a whole number, got the text "9" - remove the quotes',
+        "rollout.group_size = -1 is too small - use a value of 1 or more",
+    ]
+
+
+def test_rules_speak_about_sound_settings_beside_faulty_ones(workplace):
+    faults = workplace.faults(PPO + "sed: 3\nenv: {num_envs: 8, workers: 5, tasks: 7}\n")
+    assert any("cannot be spread over env.workers = 5" in fault for fault in faults)
+    assert len(faults) == 3
+
+
+def test_a_rule_points_at_what_the_user_wrote(workplace):
+    workplace.write("name: metaworld\ntasks: [reach-v3]\nnum_envs: 9\n", "env/nine.yaml")
+    text = PPO.replace("metaworld/reach", "nine") + "algorithm: {minibatches: 1}\n"
+    [in_file] = workplace.faults(
+        text + "rollout:\n  group_size: 2\n  episodes: whole\n  chunks: 100\n",
+        "algorithm.advantage=grpo",
+        "algorithm.bootstrap=none",
+        "algorithm.value_coef=0",
+    )
+    assert in_file.startswith("my.yaml:4:15: env.num_envs = 9 cannot be split into groups of rollout.group_size = 2")
+    [on_command_line] = workplace.faults(text, "env.workers=2")
+    assert on_command_line.startswith("command line: env.num_envs = 9 cannot be spread over env.workers = 2")
+
+
+@pytest.mark.parametrize(("number", "of", "words"), [(9, 6, "6 or 12"), (2, 6, "6"), (13, 6, "12 or 18")])
+def test_the_nearest_multiples(number, of, words):
+    assert _multiples(number, of) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "of", "words"), [(3, 8, "2 or 4"), (9, 8, "8"), (7, 40, "5 or 8"), (5, 7, "1 or 7")]
+)
+def test_the_nearest_divisors(number, of, words):
+    assert _divisors(number, of) == words
