@@ -4,9 +4,10 @@ Run it with the configuration beside it, which names this module under `plugins:
 
     embodyrl run examples/custom_simulator.yaml
 
-It learns in about ten seconds. To write your own, copy this file: describe what your simulator offers (`SimulatorSpec`),
-say how one environment starts, steps and is observed (`Slot`), and register it. Time limits, chunks of actions, checks,
-worker processes, and saving and restoring states come from the base class. `docs/simulators.md` has the details.
+It learns in about ten seconds. To write your own, copy this file: describe what your simulator offers
+(`SimulatorSpec`), say how one environment starts, steps and is observed (`Slot`), and register it. Time limits, chunks
+of actions, checks, worker processes, and saving and restoring states come from the base class. `docs/simulators.md` has
+the details.
 """
 
 from __future__ import annotations

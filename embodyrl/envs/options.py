@@ -44,5 +44,6 @@ class GymnasiumConfig(EnvConfig):
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for `gymnasium.make`; any key is legal here."""
     success_return: float | None = setting(None)
-    """An episode counts as success once its return reaches this; null: success is what the environment's
-    `info["is_success"]` or `info["success"]` says, else never."""
+    """An episode is a success if its return is at least this when it ends. Judged at the end and not before, because
+    the running return of a task with negative rewards starts high. null: success after each step is what the
+    environment's `info["is_success"]` or `info["success"]` says; without them there is none."""

@@ -1,0 +1,150 @@
+"""Gymnasium: which environments can be used, how actions and success are read, and what is said about the others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from embodyrl.envs.base import NotFiniteError, RenderError
+from embodyrl.envs.gymnasium import Gymnasium, known_tasks
+from embodyrl.envs.options import GymnasiumConfig
+from embodyrl.envs.types import EpisodeSpec
+from embodyrl.errors import UnknownNameError, UserError
+
+
+class Probe(gymnasium.Env[Any, Any]):
+    """An environment of any spaces, with a reward that is told."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self, observation_space: Any = None, action_space: Any = None, reward: float = -1.0) -> None:
+        self.observation_space = observation_space or spaces.Box(-1, 1, (2, 3))
+        self.action_space = action_space or spaces.Box(-1, 1, (2,))
+        self._reward = reward
+        self.actions: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.actions.append(action)
+        info = {"is_success": len(self.actions) == 2}
+        return self.observation_space.sample(), self._reward, False, False, info
+
+
+gymnasium.register("EmbodyrlProbe-v0", entry_point=Probe, max_episode_steps=3)
+
+
+def simulator(task: str = "EmbodyrlProbe-v0", max_episode_steps: int = 6, **options: Any) -> Gymnasium:
+    """A simulator with one slot, whose episode has begun."""
+    built = Gymnasium(
+        GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=max_episode_steps, **options), 1
+    )
+    built.reset([0], [EpisodeSpec(task=task, start_state=1, seed=2)])
+    return built
+
+
+def zeros(ours: Gymnasium, steps: int) -> Any:
+    """Play `steps` smallest actions."""
+    return ours.step_chunk([0], np.tile(ours.spec.action_low, (1, steps, 1)))
+
+
+@pytest.mark.parametrize(
+    ("space", "length"),
+    [
+        (spaces.Box(-1, 1, (2, 3)), 6),
+        (spaces.Discrete(5), 5),
+        (spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Box(0, 255, (3,), np.uint8)}), 5),
+        (spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3)]), 5),
+    ],
+)
+def test_observations_are_flattened(space: Any, length: int) -> None:
+    ours = simulator(kwargs={"observation_space": space})
+    seen = zeros(ours, 2).observation.proprio
+    assert seen is not None and seen.shape == (1, length) == (1, ours.spec.proprio_dim) and seen.dtype == np.float32
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Sequence(spaces.Discrete(2))])
+def test_observations_that_are_no_vector_are_refused(space: Any) -> None:
+    with pytest.raises(UserError, match=r"has observations .*: supported are vectors"):
+        simulator(kwargs={"observation_space": space})
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, math.inf, (2,)), spaces.MultiDiscrete([2, 3])])
+def test_actions_without_bounds_or_of_another_kind_are_refused(space: Any) -> None:
+    with pytest.raises(UserError, match=r"has actions .*: supported are finite Box and Discrete"):
+        simulator(kwargs={"action_space": space})
+
+
+def test_box_actions_arrive_in_their_own_shape_and_type() -> None:
+    space = spaces.Box(np.array([[-2.0], [0.0]]), np.array([[2.0], [5.0]]), dtype=np.float64)
+    ours = simulator(kwargs={"action_space": space})
+    assert ours.spec.action_dim == 2 and ours.spec.action_high.tolist() == [2.0, 5.0]
+    ours.step_chunk([0], np.array([[[9.0, 3.0]]], np.float32))  # the probe asserts that the space contains the action
+
+
+def test_discrete_actions_are_rounded_floats() -> None:
+    ours = simulator(kwargs={"action_space": spaces.Discrete(3, start=4)})
+    (field,) = ours.spec.actions
+    assert (field.meaning, field.low, field.high) == ("discrete", (4.0,), (6.0,))
+    probe = ours._seats[0].slot._env.unwrapped  # type: ignore[union-attr]
+    ours.step_chunk([0], np.array([[[4.0], [5.2], [99.0]]], np.float32))
+    assert probe.actions == [4, 5, 6]
+
+
+def test_the_time_limit_is_the_runs_and_not_the_registered_one() -> None:
+    result = zeros(simulator(), 10)
+    assert result.steps[0] == 6 and result.truncated[0]
+
+
+def test_success_is_what_the_environment_says() -> None:
+    assert zeros(simulator(), 6).success[0].tolist() == [False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(("threshold", "success"), [(-6.0, True), (-5.9, False), (-1.5, False)])
+def test_success_by_return_is_judged_at_the_end(threshold: float, success: bool) -> None:
+    result = zeros(simulator(success_return=threshold), 6)
+    assert result.success[0].tolist() == [False] * 5 + [success]
+
+
+def test_nan_reward_is_refused() -> None:
+    with pytest.raises(NotFiniteError, match=r"slot 0, step 1 .*reward is nan"):
+        zeros(simulator(kwargs={"reward": math.nan}), 2)
+
+
+def test_without_a_picture_mode_rendering_says_so() -> None:
+    with pytest.raises(RenderError, match=r"has no render mode 'rgb_array'|cannot draw"):
+        simulator().render([0])
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "message"),
+    [
+        ("Pendulum-v9", UnknownNameError, r"gymnasium has no task 'Pendulum-v9' - did you mean 'Pendulum-v1'\?"),
+        ("my_module:Mine-v0", UserError, "list the module under plugins: and name only 'Mine-v0'"),
+    ],
+)
+def test_unknown_tasks(task: str, error: type[Exception], message: str) -> None:
+    assert "Pendulum-v1" in known_tasks()
+    with pytest.raises(error, match=message):
+        simulator(task)
+
+
+def test_wrong_kwargs_name_the_setting() -> None:
+    with pytest.raises(UserError, match=r"env.kwargs .*wheels.* do not fit"):
+        simulator(kwargs={"wheels": 4})
+
+
+def test_tasks_of_different_shapes_are_refused() -> None:
+    config = GymnasiumConfig(name="gymnasium", tasks=["Pendulum-v1", "CartPole-v1"], max_episode_steps=5)
+    ours = Gymnasium(config, 1)
+    with pytest.raises(UserError, match="mixes environments of different shapes: 'CartPole-v1' has 4"):
+        ours.reset([0], [EpisodeSpec(task="CartPole-v1", start_state=0, seed=0)])

@@ -1,0 +1,166 @@
+"""MetaWorld: the same numbers as its own environments, whatever we leave out around them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("metaworld", reason="metaworld not installed")
+
+from embodyrl.envs.base import RenderError
+from embodyrl.envs.metaworld import TASKS, MetaWorld, known_tasks
+from embodyrl.envs.options import MetaWorldConfig
+from embodyrl.envs.types import EpisodeSpec
+from embodyrl.errors import UnknownNameError, UserError
+
+# One of each kind: a free object, a moved body, two objects, contacts that count, a quaternion from a body.
+COMPARED = ["reach-v3", "drawer-open-v3", "stick-pull-v3", "push-v3", "door-open-v3"]
+if os.environ.get("EMBODYRL_ALL_TASKS"):
+    COMPARED = known_tasks()
+
+
+def simulator(*tasks: str, num_slots: int = 1, **options: Any) -> MetaWorld:
+    """A simulator of `tasks`."""
+    return MetaWorld(MetaWorldConfig(name="metaworld", tasks=list(tasks), **options), num_slots)
+
+
+def episode(task: str, start_state: int = 0) -> EpisodeSpec:
+    """An episode."""
+    return EpisodeSpec(task=task, start_state=start_state, seed=start_state)
+
+
+def moves(number: int, steps: int) -> NDArray[np.float32]:
+    """Actions `[steps, 4]`: mostly in one direction, so that the arm goes somewhere and touches things."""
+    generator = np.random.default_rng(number)
+    return np.clip(generator.uniform(-1, 1, 4) + 0.5 * generator.uniform(-1, 1, (steps, 4)), -1, 1).astype(np.float32)
+
+
+def own_episode(task: str, start_state: int, actions: NDArray[np.float32]) -> tuple[list[Any], list[Any], list[bool]]:
+    """What MetaWorld's own environment, fresh and with its own reset and step, makes of an episode."""
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+    env: Any = ALL_V3_ENVIRONMENTS[task]()
+    env._partially_observable, env._set_task_called = False, True
+    del env.sawyer_observation_space
+    # Let it draw the layout from our generator once; from then on it is frozen, as after `set_task`.
+    env._freeze_rand_vec, env.seeded_rand_vec = False, True
+    env.np_random = np.random.default_rng(start_state)
+    env.reset_model()
+    env._freeze_rand_vec = True
+    observation, _ = env.reset()
+    observations, rewards, success = [observation.astype(np.float32)], [], []
+    for action in actions:
+        observation, reward, _, _, info = env.step(action)
+        observations.append(observation.astype(np.float32))
+        rewards.append(np.float32(reward))
+        success.append(bool(info["success"]))
+    env.close()
+    return observations, rewards, success
+
+
+@pytest.mark.parametrize("task", COMPARED)
+def test_numbers_are_those_of_metaworld_bit_for_bit(task: str) -> None:
+    ours = simulator(task, max_episode_steps=60)
+    for start_state in (1, 0, 1):
+        actions = moves(start_state, 40)
+        observations, rewards, success = own_episode(task, start_state, actions)
+        first = ours.reset([0], [episode(task, start_state)]).proprio
+        assert first is not None and np.array_equal(first[0], observations[0])
+        for index, action in enumerate(actions):
+            result = ours.step_chunk([0], action[None, None])
+            assert result.observation.proprio is not None
+            assert np.array_equal(result.observation.proprio[0], observations[index + 1]), index
+            assert (result.rewards[0, 0], result.success[0, 0]) == (rewards[index], success[index])
+    ours.close()
+
+
+def test_the_goal_is_in_the_observation() -> None:
+    ours = simulator("reach-v3")
+    goals = [ours.reset([0], [episode("reach-v3", number)]).proprio for number in range(2)]
+    for goal in goals:
+        assert (
+            goal is not None and (goal[0, -3:] >= [-0.1, 0.8, 0.05]).all() and (goal[0, -3:] <= [0.1, 0.9, 0.3]).all()
+        )
+    assert goals[0] is not None and goals[1] is not None and not np.array_equal(goals[0][0, -3:], goals[1][0, -3:])
+
+
+def to_goal(simulator: MetaWorld, chunk: int) -> Any:
+    """Drive the hand towards the goal of reach-v3 for `chunk` actions at once."""
+    seen = simulator.observe([0]).proprio
+    assert seen is not None
+    way = seen[0, -3:] - seen[0, :3]
+    action = np.append(way / np.abs(way).max(), 0).astype(np.float32)
+    return simulator.step_chunk([0], np.tile(action, (1, chunk, 1)))
+
+
+def test_success_ends_the_episode_only_if_asked() -> None:
+    for end_at_success in (False, True):
+        ours = simulator("reach-v3", max_episode_steps=100, end_at_success=end_at_success)
+        ours.reset([0], [episode("reach-v3")])
+        result = to_goal(ours, 99)
+        first = int(np.argmax(result.success[0]))
+        assert result.success[0, first] and 5 < first < 90
+        assert result.terminated[0] == end_at_success
+        assert result.steps[0] == (first + 1 if end_at_success else 99)
+        ours.close()
+
+
+def test_tasks_are_known_without_metaworld_and_are_its_tasks() -> None:
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+    assert set(TASKS) == set(ALL_V3_ENVIRONMENTS) and len(TASKS) == 50
+    code = "import sys; from embodyrl.envs.metaworld import known_tasks; known_tasks(); print('mujoco' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options", "error", "message"),
+    [
+        (
+            ["reach-v2"],
+            {},
+            UnknownNameError,
+            r"metaworld has no task 'reach-v2' - did you mean 'reach-v3'\? \(tasks: as",
+        ),
+        (["reach-v3", "reach-v3"], {}, UserError, "names 'reach-v3' twice"),
+        ([], {}, UserError, "env.tasks is empty"),
+        (["reach-v3"], {"max_episode_steps": 501}, UserError, "max_episode_steps is 501, but MetaWorld .* 500 steps"),
+    ],
+)
+def test_mistakes(tasks: list[str], options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        simulator(*tasks, **options)
+
+
+def test_pictures_or_the_remedy() -> None:
+    ours = simulator("reach-v3")
+    ours.reset([0], [episode("reach-v3")])
+    try:
+        before = ours.render([0])
+    except RenderError as error:
+        assert "apt install" in str(error)
+        return
+    to_goal(ours, 20)
+    after = ours.render([0])
+    assert before.shape == after.shape == (1, 480, 480, 3) and before.dtype == np.uint8
+    assert before.std() > 10 and (before != after).any()
+    ours.close()
+
+
+def test_pictures_change_nothing() -> None:
+    plain, painted = simulator("reach-v3"), simulator("reach-v3")
+    for ours in (plain, painted):
+        ours.reset([0], [episode("reach-v3")])
+    try:
+        painted.render([0])
+    except RenderError as error:
+        pytest.skip(str(error))
+    one, other = to_goal(plain, 5).observation.proprio, to_goal(painted, 5).observation.proprio
+    assert np.array_equal(one, other)
