@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class UserError(ValueError):
     """Raised for a mistake that the user can mend; its text says what is wrong, what was found, and what to do."""
+
+    exit_code: ClassVar[int] = 1
+    """What the command line exits with: 1 the run failed, 2 the request is wrong and nothing was started."""
 
 
 class UnknownNameError(UserError):

@@ -12,8 +12,12 @@ import typer
 from embodyrl.errors import RunError, UserError
 from embodyrl.version import __version__
 
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
+
+class CommandLineError(UserError):
+    """Raised when the words after a command make no sense."""
+
+    exit_code = 2
+
 
 app = typer.Typer(
     name="embodyrl",
@@ -41,13 +45,13 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     """Tell the config from the overrides: the first word is the config unless it is KEY=VALUE.
 
     Raises:
-        UserError: a later word is not KEY=VALUE.
+        CommandLineError: a later word is not KEY=VALUE.
     """
     rest = list(words or [])
     source = rest.pop(0) if rest and not _is_override(rest[0]) else None
     for word in rest:
         if not _is_override(word):
-            raise UserError(f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, e.g. seed=2")
+            raise CommandLineError(f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, e.g. seed=2")
     return source, rest
 
 
@@ -143,19 +147,17 @@ def common(
 def main() -> None:
     """Entry point: runs a command, and turns errors that a user can mend into one sentence and an exit code."""
     try:
-        app()
+        app(prog_name="embodyrl")
     except (UserError, RunError) as error:
         if os.environ.get("EMBODYRL_DEBUG") == "1":
             raise
         sys.exit(report(error))
 
 
-def report(error: Exception) -> int:
+def report(error: UserError | RunError) -> int:
     """Print an error to stderr; returns the exit code that it stands for."""
     from embodyrl.config import ConfigError
 
-    if isinstance(error, ConfigError):
-        sys.stderr.write(f"{error}\n")
-        return EXIT_CONFIG
-    sys.stderr.write(f"error: {error}\n")
-    return EXIT_FAILED
+    prefix = "" if isinstance(error, ConfigError) else "error: "
+    sys.stderr.write(f"{prefix}{error}\n")
+    return error.exit_code if isinstance(error, UserError) else 1

@@ -17,6 +17,8 @@ LOCK_FILE = ".lock"
 class RunDirError(UserError):
     """Raised when a run directory exists already, is not one, or is in use."""
 
+    exit_code = 2
+
 
 class RunDir:
     """A locked run directory.

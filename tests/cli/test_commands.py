@@ -1,0 +1,146 @@
+"""The program as a user runs it: a process, its exit code, its two streams."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PENDULUM = [
+    "experiment/gym_pendulum",
+    "env.num_envs=2",
+    "env.max_episode_steps=10",
+    "rollout.chunks=8",
+    "algorithm.minibatches=2",
+    "run.iterations=2",
+    "eval.episodes=2",
+]
+
+
+def embodyrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "embodyrl", *words], capture_output=True, text=True, timeout=100, cwd=cwd, check=False
+    )
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of the modules that are loaded once `code` has run."""
+    probe = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nsys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["--help", "validate", "list", "run --help", "run --print-config"])
+def test_the_front_never_imports_torch_or_a_simulator(command: str) -> None:
+    code = f"import embodyrl.cli.main as m; sys.argv = ['embodyrl', *{command.split()!r}]; m.main()"
+    heavy = modules_after(code) & {"torch", "tensordict", "metaworld", "mujoco", "mani_skill", "sapien"}
+    assert not heavy
+
+
+def test_help_names_every_command() -> None:
+    done = embodyrl("--help")
+    assert done.returncode == 0
+    for command in ("run", "resume", "eval", "validate", "list"):
+        assert f"  {command} " in done.stdout
+    assert "Exit codes" in done.stdout
+
+
+def test_no_words_show_help_and_a_misspelt_command_is_guessed() -> None:
+    assert "Usage: embodyrl" in embodyrl().stderr
+    done = embodyrl("rnu")
+    assert done.returncode == 2 and "run" in done.stderr
+
+
+def test_validate_says_ok_and_faults_go_to_stderr_with_exit_code_2(tmp_path: Path) -> None:
+    good = embodyrl("validate")
+    assert (good.returncode, good.stderr) == (0, "") and "0 faults" in good.stdout
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\nsede: 3\nrun: {iterations: -1}\n")
+    done = embodyrl("validate", "bad.yaml", "algorithm.gamma=2", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
+    assert "bad.yaml:2:1: " in done.stderr and "did you mean 'seed'" in done.stderr
+    assert "bad.yaml:3:" in done.stderr and "command line: " in done.stderr and "3 faults" in done.stderr
+    run = embodyrl("run", "bad.yaml", "run.dir=out", cwd=tmp_path)
+    assert run.returncode == 2 and not (tmp_path / "out").exists()
+
+
+def test_a_printed_config_is_commented_and_runs_unchanged(tmp_path: Path) -> None:
+    printed = embodyrl("run", "--print-config", *PENDULUM)
+    assert printed.returncode == 0
+    lines = printed.stdout.splitlines()
+    assert sum(line.lstrip().startswith("#") for line in lines) > 40
+    assert all("{" not in line or line.endswith("{}") for line in lines if not line.lstrip().startswith("#"))
+    (tmp_path / "mine.yaml").write_text(printed.stdout)
+    again = embodyrl("run", "--print-config", "mine.yaml", cwd=tmp_path)
+    assert again.stdout == printed.stdout
+    done = embodyrl("run", "mine.yaml", "run.dir=out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_shows_and_leaves_what_it_should(tmp_path: Path) -> None:
+    done = embodyrl("run", *PENDULUM, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("config ", "machine ", "model ", "simulator ", "algorithm ", "output ", "evaluation ", "next: "):
+        assert word in done.stdout, word
+    (run_dir,) = (tmp_path / "runs" / "gym-pendulum").iterdir()
+    assert str(run_dir.relative_to(tmp_path)) in done.stdout
+    names = {path.name for path in run_dir.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"} <= names
+    summary = json.loads((run_dir / "summary.json").read_text())
+    wanted = {"eval/success_once", "env_steps", "wall_s", "iterations", "env_steps_per_s", "config_hash", "versions"}
+    assert wanted <= summary.keys() and summary["env_steps"] == 2 * 2 * 8
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    groups = {key.split("/")[0] for row in rows for key in row} - {"iteration"}
+    assert groups == {"env", "rollout", "train", "eval", "time"}
+
+    evaluated = embodyrl("eval", str(run_dir), "eval.episodes=3")
+    assert evaluated.returncode == 0 and "3 episodes" in evaluated.stdout
+    again = embodyrl("run", *PENDULUM, f"run.dir={run_dir}")
+    assert again.returncode == 2 and "never overwritten" in again.stderr and "embodyrl resume" in again.stderr
+
+
+def test_list_tells_what_is_usable_here(tmp_path: Path) -> None:
+    everything = embodyrl("list")
+    assert everything.returncode == 0
+    for name in ("mlp", "metaworld", "maniskill", "gymnasium", "ppo", "gae", "tensorboard", "experiment/gym_pendulum"):
+        assert name in everything.stdout, name
+    wrong = embodyrl("list", "modles")
+    assert wrong.returncode == 1 and "did you mean 'models'" in wrong.stderr
+
+
+def test_words_after_the_config_must_be_settings() -> None:
+    done = embodyrl("run", "experiment/gym_pendulum", "second.yaml")
+    assert done.returncode == 2 and "'second.yaml' is neither the config" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["custom_model", "custom_simulator"])
+def test_an_example_from_outside_the_package_runs(name: str, repository: Path, tmp_path: Path) -> None:
+    config = str(repository / "examples" / f"{name}.yaml")
+    done = embodyrl("run", config, "run.iterations=2", "run.eval_every=0", "run.dir=out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"({config})" in done.stdout
+    checked = embodyrl("validate", config)
+    assert "runs Python code of its own" in checked.stdout
+
+
+def test_an_error_inside_the_simulator_shows_its_remote_traceback(tmp_path: Path) -> None:
+    (tmp_path / "breaking.py").write_text(
+        "from embodyrl.envs.gymnasium import Gymnasium\n"
+        "from embodyrl.envs.options import GymnasiumConfig\n"
+        "from embodyrl.registry import SIMULATORS\n"
+        "class Breaking(Gymnasium):\n"
+        "    def step_chunk(self, slots, actions):\n"
+        "        raise ArithmeticError('the cable snapped')\n"
+        "SIMULATORS.register('breaking', target=Breaking, options=GymnasiumConfig, summary='breaks')\n"
+    )
+    (tmp_path / "my.yaml").write_text(
+        "defaults: [model: mlp, algorithm: ppo, _self_]\nplugins: [breaking]\n"
+        "env: {name: breaking, tasks: [Pendulum-v1], num_envs: 2}\nrollout: {chunks: 8}\n"
+    )
+    done = embodyrl("run", "my.yaml", "run.dir=out", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "ArithmeticError" in done.stderr and "the cable snapped" in done.stderr
+    assert 'breaking.py", line 6' in done.stderr
