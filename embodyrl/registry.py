@@ -43,7 +43,10 @@ class Requirement:
 
     def is_met(self) -> bool:
         """Whether the package can be found (it is not imported)."""
-        return importlib.util.find_spec(self.module) is not None
+        try:
+            return importlib.util.find_spec(self.module) is not None
+        except ModuleNotFoundError:  # the package around a submodule is missing
+            return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -178,3 +181,10 @@ def test_a_defaults_list_that_leads_back_to_itself_is_refused(workplace):
 def test_what_only_hydra_knows_to_be_wrong_is_a_fault_of_the_list(workplace):
     faults = workplace.faults("defaults: [env: metaworld/reach, env: gym/pendulum, model: mlp, algorithm: ppo]\n")
     assert faults[0].startswith("my.yaml:1:1: defaults: ")
+
+
+def test_the_example_in_the_manual_is_without_fault(workplace):
+    manual = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    example = re.search(r"```yaml\n(.*?)```", manual, re.DOTALL)
+    config = workplace.load(example[1])
+    assert (config.env.name, config.run.iterations) == ("maniskill", 200)

@@ -36,7 +36,7 @@ def test_every_value_survives(workplace):
         "engine: {optimizer: {lr: 1e-5, eps: 1.0e-08, betas: [0.0, 0.999]}}\n"
         "algorithm: {bootstrap: none, gamma: 1}\n"
         "env:\n"
-        "  tasks: ['1e-5', 'null', 'yes', '', ' x', '- a', '[b', 'c,d', '2024-01-01', '0x1F', '1:30', 'é', \"a\\nb\\t\\x7f\"]\n"
+        "  tasks: ['1e-5', 'null', 'yes', '', ' x', '- a', '[b', 'c,d', '2024-01-01', '1:30', 'é', \"a\\nb\\t\\x7f\"]\n"
         "  kwargs: {'1': .inf, on_: .nan, 'a b: c': {'?': [1, {x: null}, [true]]}, e: {}, l: [], dollar: '\\${x}'}\n"
     )
     config = workplace.load(text)

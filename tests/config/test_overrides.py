@@ -83,7 +83,7 @@ FAULTS = {
     "env@other=x": "'env@other=x' is not an override - write env=x",
     "seed": "'seed' is not an override - write key=value, as in run.iterations=50",
     "=3": "'=3' is not an override - write key=value, as in run.iterations=50",
-    "seed=1,2": "the value of seed=1,2 cannot be read (several values; a list needs brackets, and one run takes one value)",
+    "seed=1,2": "the value of seed=1,2 cannot be read (several values; a list needs brackets",
     "env.tasks=[a": "the value of env.tasks=[a cannot be read (",
     "seed='${run.iteration}'": 'seed = "${run.iteration}" cannot be resolved (',
     "seed='${'": 'seed = "${" is no complete interpolation - write ${section.setting}, ',
