@@ -95,7 +95,8 @@ except UserError as error:
     print("\\n", error)
 """
     program, _ = run(body)
-    assert "Mine of simulator 'mine' is defined in the main script" in program.communicate(timeout=20)[0]
+    assert "Mine of simulator 'mine' is defined in the main script" in program.stdout.read()
+    assert program.wait(20) == 0
 
 
 def test_a_fork_of_the_program_does_not_end_its_workers():
