@@ -107,8 +107,10 @@ class HybridEngine:
             passes += 1
         self.version += 1
         self.policy.update_statistics(self.policy.preprocess(observation_from(batch, sentences)))
-        metrics = {f"train/{key}": float(torch.stack([row[key] for row in history]).mean()) for key in history[0]}
-        return metrics | {"train/passes": float(passes), "train/learning_rate": self._optimizer.param_groups[0]["lr"]}
+        return mean_metrics(history) | {
+            "train/passes": float(passes),
+            "train/learning_rate": self._optimizer.param_groups[0]["lr"],
+        }
 
     def _one_pass(self, batch: TensorDictBase, sentences: Sequence[str], history: list[dict[str, Tensor]]) -> bool:
         """One epoch; False if the policy moved so far from the rollout's that it ended early."""
@@ -182,6 +184,12 @@ class HybridEngine:
         self._action_noise.set_state(state["action_noise"])
         self._shuffling.set_state(state["shuffling"])
         self.version = state["version"]
+
+
+def mean_metrics(history: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+    """Mean of each metric over the rows that have it, under `train/`."""
+    names = dict.fromkeys(name for row in history for name in row)
+    return {f"train/{name}": float(torch.stack([row[name] for row in history if name in row]).mean()) for name in names}
 
 
 def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
