@@ -46,7 +46,7 @@ class ConsoleSink:
     def __init__(self, context: SinkContext) -> None:
         self._console = Console()
         self._context = context
-        self._start = time.monotonic()
+        self._training_s = 0.0
         self._last_line = float("-inf")
         self._lines = 0
         self._rows: deque[list[str]] = deque(maxlen=LIVE_ROWS)
@@ -57,8 +57,9 @@ class ConsoleSink:
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Show one iteration."""
-        if iteration == 0:
+        if "time/iteration" not in metrics:  # the evaluation before training
             return
+        self._training_s += metrics["time/iteration"]
         cells = self._cells(iteration, metrics)
         if self._live is not None:
             self._rows.append(cells)
@@ -81,12 +82,11 @@ class ConsoleSink:
         return [*cells, split_of_time(metrics), self._remaining(iteration)]
 
     def _remaining(self, iteration: int) -> str:
-        done = iteration - self._context.start_iteration
-        per_iteration = (time.monotonic() - self._start) / done
+        """Time that the remaining iterations will take, evaluations apart."""
+        per_iteration = self._training_s / (iteration - self._context.start_iteration)
         seconds = round(per_iteration * (self._context.iterations - iteration))
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}" if seconds >= 3600 else (
-            f"{seconds // 60}:{seconds % 60:02d}"
-        )
+        minutes, hours = seconds // 60, seconds // 3600
+        return f"{hours}:{minutes % 60:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
 
     def _plain_line(self, cells: list[str]) -> None:
         widths = [5, *(column.width for column in COLUMNS), 21, 7]
