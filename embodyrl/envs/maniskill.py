@@ -96,6 +96,9 @@ class ManiSkillSlot(Slot):
         self._task = task
         self._end_at_success = config.end_at_success
         self._env = _build(task, config)
+        from embodyrl.envs import maniskill_driver  # imports ManiSkill, which `_build` had to prepare first
+
+        maniskill_driver.trust_actions(self._env)
         self.fields = _action_fields(self._env, task, config.control_mode)
         self.proprio_dim = int(self._env.single_observation_space.shape[0])
         self.control_frequency = float(self._env.control_freq)
@@ -133,6 +136,7 @@ def _load() -> Any:
     """ManiSkill's registration module, with all tasks registered."""
     _stand_in_for_materials()
     importlib.import_module("mani_skill.envs")
+    importlib.import_module("embodyrl.envs.maniskill_driver").install()
     return importlib.import_module("mani_skill.utils.registration")
 
 

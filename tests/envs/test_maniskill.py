@@ -91,6 +91,39 @@ def test_an_action_of_one_moves_the_target_by_the_scale() -> None:
     assert float(target[0, 0]) - before[0, 0] == pytest.approx(ours.spec.actions[0].scale, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("task", "control_mode"),
+    [("PushCube-v1", "pd_joint_delta_pos"), ("StackCube-v1", "pd_ee_delta_pose"), ("RollBall-v1", "pd_joint_pos")],
+)
+def test_numbers_are_those_of_maniskill_bit_for_bit(task: str, control_mode: str) -> None:
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+    from embodyrl.envs import maniskill_driver
+
+    ours = simulator(task, control_mode=control_mode)
+    ours.reset([0], [EpisodeSpec(task=task, start_state=5, seed=0)])
+    low, high = ours.spec.action_low, ours.spec.action_high
+    actions = np.random.default_rng(0).uniform(low, high, (20, len(low))).astype(np.float32)
+    maniskill_driver.uninstall()
+    try:
+        env = REGISTERED_ENVS[task].cls(
+            obs_mode="state",
+            reward_mode="normalized_dense",
+            control_mode=control_mode,
+            sim_backend="physx_cpu",
+            render_backend="none",
+        )
+        env.reset(seed=5)
+        expected = [env.step(action) for action in actions]
+    finally:
+        maniskill_driver.install()
+    for action, (observation, reward, _, _, info) in zip(actions, expected, strict=True):
+        result = ours.step_chunk([0], action[None, None])
+        assert result.observation.proprio is not None
+        assert np.array_equal(result.observation.proprio, observation.numpy())
+        assert (result.rewards[0, 0], result.success[0, 0]) == (reward.item(), info["success"].item())
+
+
 def test_tasks_of_different_shapes_are_refused() -> None:
     ours = simulator("PushCube-v1", "PickCube-v1")
     with pytest.raises(UserError, match="mixes tasks of different shapes: 'PickCube-v1' has 42"):
