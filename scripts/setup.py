@@ -136,8 +136,8 @@ class Result:
 
     @property
     def is_not_offered(self) -> bool:
-        """Whether pip failed because no index has the package (and not for want of network, space, ...)."""
-        return "No matching distribution" in self.output or "Could not find a version" in self.output
+        """Whether pip failed because it found no such package (with constraints it calls that a conflict)."""
+        return bool(re.search(r"No matching distribution|Could not find a version|ResolutionImpossible", self.output))
 
 
 def run(command: Sequence[str | Path], log: IO[str], lock: int) -> Result:
@@ -192,7 +192,9 @@ def explain(output: str) -> str:
     """What to do about a failed pip call."""
     if "No space left on device" in output:
         return "The disk is full: free some space (about 3 GB; 10 GB with CUDA) and run the same command again."
-    if re.search(r"name resolution|Name or service|Failed to establish|Max retries|timed out|SSLError", output):
+    if re.search(
+        r"name resolution|Name or service|Failed to establish|Max retries|Retrying \(|timed out|SSLError", output
+    ):
         return "A package index could not be reached: check the network (and pip's proxy settings), then run it again."
     match = re.search(r"No matching distribution found for (\S+)", output)
     if match:
@@ -202,7 +204,10 @@ def explain(output: str) -> str:
             "(make PYTHON=python3.11 ...), or check pip's index settings."
         )
     if "conflicting dependencies" in output or "ResolutionImpossible" in output:
-        return "The requirements contradict constraints.txt: if you changed either, change it back."
+        return (
+            "Either no package index could be reached (check the network, and run it again), or the requirements "
+            "contradict constraints.txt (if you changed either, change it back)."
+        )
     return "Run the same command again; if it fails again, the log above says why."
 
 
