@@ -1,4 +1,5 @@
-"""Errors that a user can mend. The command line prints them as one sentence, without a traceback, and exits with 1 or 2."""
+"""Errors that a user can mend. The command line prints them as one sentence, without a traceback, and exits with 1
+or 2."""
 
 from __future__ import annotations
 
@@ -29,4 +30,5 @@ class PluginError(UserError):
 
 
 class RunError(RuntimeError):
-    """Raised when a run cannot go on for a reason that is not the user's config: a simulator died, a loss is not a number."""
+    """Raised when a run cannot go on for a reason that is not the user's config: a simulator died, a loss is not a
+    number."""

@@ -1,8 +1,8 @@
 """Names -> components, imported only when they are used.
 
-Built-in components are declared by name in one module per registry (its `home`), which imports nothing heavy. Third parties
-add theirs through an entry point of the registry's group, or by calling `register` in a module that the YAML lists under
-`plugins:`.
+Built-in components are declared by name in one module per registry (its `home`), which imports nothing heavy. Third
+parties add theirs through an entry point of the registry's group, or by calling `register` in a module that the YAML
+lists under `plugins:`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Entry(Generic[T]):
     summary: str
     """One line for `embodyrl list`."""
     options: str | type | None = None
-    """Dataclass of the component's own options (the class, or `module:object`); it becomes part of the config schema."""
+    """Dataclass of the component's own options (the class, or `module:object`); it becomes part of the config
+    schema."""
     requires: tuple[Requirement, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What config rules must know without importing the target; the keys are documented at each registry below."""
@@ -78,7 +79,8 @@ class Entry(Generic[T]):
         missing = self.missing()
         if missing:
             raise MissingPackageError(
-                f"{self.name!r} needs {', '.join(m.module for m in missing)}, which is not installed: {missing[0].install}"
+                f"{self.name!r} needs {', '.join(requirement.module for requirement in missing)}, which is not "
+                f"installed: {missing[0].install}"
             )
         return cast(T, _load(self.target)) if isinstance(self.target, str) else self.target
 
@@ -198,8 +200,8 @@ ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.built
 """Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: none so far."""
 
 ADVANTAGES: Registry[Any] = Registry("advantage", home="embodyrl.algorithms.builtin", group="embodyrl.advantages")
-"""Advantage estimators. Facts: `critic` (bool: needs values), `group` (bool: compares the episodes of a group, so it needs
-group_size > 1 and whole episodes)."""
+"""Advantage estimators. Facts: `critic` (bool: needs values), `group` (bool: compares the episodes of a group, so it
+needs group_size > 1 and whole episodes)."""
 
 LOSSES: Registry[Any] = Registry("loss", home="embodyrl.algorithms.builtin", group="embodyrl.losses")
 """Policy losses. Facts: none so far."""

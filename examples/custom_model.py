@@ -2,8 +2,9 @@
 
     embodyrl run examples/custom_model.yaml
 
-The YAML says `plugins: [custom_model]`, so this module is imported before anything else (also in simulator processes), and
-`model: {name: linear}` then finds it. A package would declare an entry point in the group `embodyrl.models` instead.
+The YAML says `plugins: [custom_model]`, so this module is imported before anything else (also in simulator
+processes), and `model: {name: linear}` then finds it. A package would declare an entry point in the group
+`embodyrl.models` instead.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def gae(
     Args:
         rewards: reward of each decision (summed over its chunk).
         values: V of the observation decided on.
-        next_values: V' of the observation that followed, before any reset; 0 where the episode terminated (or was cut off
-            and is not to be bootstrapped).
+        next_values: V' of the observation that followed, before any reset; 0 where the episode terminated (or was
+            cut off and is not to be bootstrapped).
         ended: bool, the episode ended in this decision, for whatever reason.
         discounts: g, discount from this decision to the next.
         valid: bool, False where no decision was taken (advantage and return are 0 there).
@@ -44,8 +44,8 @@ def gae(
 
 
 def grpo(*, rewards: Tensor, valid: Tensor, group_size: int, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Group-relative advantage, Shao et al. (2024), arXiv:2402.03300, section 4.1: every decision of an episode gets the
-    episode's return, less the mean of its group, over the group's (unbiased) standard deviation.
+    """Group-relative advantage, Shao et al. (2024), arXiv:2402.03300, section 4.1: every decision of an episode gets
+    the episode's return, less the mean of its group, over the group's (unbiased) standard deviation.
 
     Args:
         rewards: reward of each decision; one whole episode per slot.
@@ -71,6 +71,7 @@ def normalize(advantages: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tenso
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 no better than a constant; nan if returns do not vary."""
+    """1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 no better than a constant; nan if returns
+    do not vary."""
     variance = returns.var(unbiased=False)
     return float("nan") if variance == 0 else float(1.0 - (returns - values).var(unbiased=False) / variance)

@@ -19,8 +19,8 @@ class SignatureError(UserError):
 def call_with(function: Callable[..., R], available: Mapping[str, Any]) -> R:
     """Call `function` with those entries of `available` that its keyword arguments name.
 
-    An advantage estimator or a loss lists the columns and settings it needs as keyword-only arguments, and nothing else, so
-    that its signature is its documentation.
+    An advantage estimator or a loss lists the columns and settings it needs as keyword-only arguments, and nothing
+    else, so that its signature is its documentation.
 
     Raises:
         SignatureError: an argument without default is not available; says which are.

@@ -12,7 +12,8 @@ def decision_logprobs(logprobs: Tensor) -> Tensor:
 
 
 def decision_rewards(rewards: Tensor, gamma_within: float) -> Tensor:
-    """Reward of each decision: `[..., C]` -> `[...]`, the sum over the chunk with one factor of `gamma_within` per action."""
+    """Reward of each decision: `[..., C]` -> `[...]`, the sum over the chunk with one factor of `gamma_within` per
+    action."""
     if gamma_within == 1.0:
         return rewards.sum(-1)
     factors = gamma_within ** torch.arange(rewards.shape[-1], dtype=rewards.dtype, device=rewards.device)

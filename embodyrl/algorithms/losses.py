@@ -42,9 +42,7 @@ def ppo(
     )
 
 
-def value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, valid: Tensor, clip: float | None = None
-) -> Tensor:
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, valid: Tensor, clip: float | None = None) -> Tensor:
     """Half the mean squared error; with `clip`, the larger of it and the error of the value moved at most `clip` from
     `old_values` (Schulman et al.'s reference implementation of PPO)."""
     error = (values - returns).square()

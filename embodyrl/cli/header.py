@@ -16,7 +16,7 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
     """The lines before the first iteration."""
     config = loaded.config
     rows = [
-        ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (embodyrl run --print-config shows all)"),
+        ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (--print-config shows them)"),
         ("machine", machine(config.engine.device)),
         ("model", model(config)),
         ("simulator", simulator(config)),
@@ -55,7 +55,8 @@ def simulator(config: Config) -> str:
     """Tasks, slots and processes."""
     env = config.env
     workers = "one process per core at most" if env.workers == "auto" else f"{env.workers} processes"
-    return f"{env.name} {', '.join(env.tasks)}   {env.num_envs} slots, {workers}, episodes of {env.max_episode_steps} steps"
+    length = f"episodes of {env.max_episode_steps} steps"
+    return f"{env.name} {', '.join(env.tasks)}   {env.num_envs} slots, {workers}, {length}"
 
 
 def algorithm(config: Config) -> str:

@@ -29,7 +29,8 @@ def show(what: str | None) -> None:
     known = [*SECTIONS, CONFIGS]
     if what is not None and what not in known:
         near = near_match(what, known)
-        raise UserError(f"cannot list {what!r}{f' - did you mean {near!r}?' if near else ''}: one of {', '.join(known)}")
+        hint = f" - did you mean {near!r}?" if near else ""
+        raise UserError(f"cannot list {what!r}{hint} (one of {', '.join(known)})")
     console = Console()
     for section in [what] if what else known:
         if section == CONFIGS:

@@ -27,7 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Post-train a policy with reinforcement learning in robot simulators, from one YAML.",
-    epilog="Exit codes: 0 done, 1 the run failed, 2 the config is wrong and nothing started, 130/143 stopped after saving.",
+    epilog="Exit codes: 0 done, 1 the run failed, 2 the config is wrong and nothing started, "
+    "130/143 stopped after saving.",
 )
 
 Words = Annotated[
@@ -51,7 +52,9 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     source = rest.pop(0) if rest and not _is_override(rest[0]) else None
     for word in rest:
         if not _is_override(word):
-            raise CommandLineError(f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, e.g. seed=2")
+            raise CommandLineError(
+                f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, for instance seed=2"
+            )
     return source, rest
 
 

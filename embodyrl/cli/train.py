@@ -31,8 +31,8 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
     for override in overrides:
         if not override.startswith(RESUMABLE) or override.startswith(("run.dir", "run.name")):
             raise UserError(
-                f"{override!r} cannot change when a run goes on: only run.iterations, run.eval_every, run.save_every and "
-                "run.stop_at_success can; start a new run for anything else"
+                f"{override!r} cannot change when a run goes on: only run.iterations, run.eval_every, run.save_every "
+                "and run.stop_at_success can; start a new run for anything else"
             )
     directory = RunDir.open(run_dir)
 

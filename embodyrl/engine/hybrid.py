@@ -90,8 +90,8 @@ class HybridEngine:
         """Learn from a batch, `epochs` times over in shuffled minibatches.
 
         Args:
-            batch: `[M]` decisions: observation columns, `trace`, and old_logprobs, advantages, returns, old_values (those
-                two only matter with a critic), valid.
+            batch: `[M]` decisions: observation columns, `trace`, and old_logprobs, advantages, returns, old_values
+                (the last two only matter with a critic), valid.
             sentences: task sentences that the column `task` indexes.
 
         Returns:
@@ -140,6 +140,7 @@ class HybridEngine:
         if settings.entropy_coef > 0.0:
             output.loss = output.loss - settings.entropy_coef * entropy
         if settings.value_coef > 0.0:
+            assert evaluated.values is not None, "the config rules ask for a critic"
             error = value_loss(
                 evaluated.values, minibatch["old_values"], minibatch["returns"], valid, settings.value_clip
             )

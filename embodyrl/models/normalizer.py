@@ -9,8 +9,9 @@ from torch import Tensor, nn
 class RunningNormalizer(nn.Module):
     """Scales observations to mean 0 and standard deviation 1, cut off at +-`limit`.
 
-    The statistics change only in `update`, never in `forward`, and are part of the state dict; they are kept in float64,
-    because float32 counts stop growing and sums lose digits. Merging follows Chan et al. (1979), "Updating formulae".
+    The statistics change only in `update`, never in `forward`, and are part of the state dict; they are kept in
+    float64, because float32 counts stop growing and sums lose digits. Merging follows Chan et al. (1979), "Updating
+    formulae".
     """
 
     mean: Tensor

@@ -1,6 +1,7 @@
 """The Policy protocol: what a model must do to be trained.
 
-Shapes: `B` slots (or samples), `C` actions in a chunk, `D` action dims, `N` log-prob entries (`C*D` for most), `S` proprio dims.
+Shapes: `B` slots (or samples), `C` actions in a chunk, `D` action dims, `N` log-prob entries (`C*D` for most), `S`
+proprio dims.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -72,7 +73,8 @@ class EvalOutput:
 
 
 class Policy(nn.Module, ABC):
-    """Base class of all policies. A subclass sets `spec` and writes `act` and `evaluate`; the rest has working defaults.
+    """Base class of all policies. A subclass sets `spec` and writes `act` and `evaluate`; the rest has working
+    defaults.
 
     Args:
         config: the model's options (its dataclass from the registry).
@@ -80,7 +82,8 @@ class Policy(nn.Module, ABC):
         chunk_size: `C`.
     """
 
-    name: ClassVar[str] = ""
+    name: str = ""
+    """Name in the registry."""
     spec: PolicySpec
 
     @abstractmethod
@@ -104,7 +107,8 @@ class Policy(nn.Module, ABC):
         """Score stored decisions; at equal weights the log-probs equal those of `act`."""
 
     def update_statistics(self, inputs: Inputs) -> None:
-        """Take note of an iteration's observations `[M, ...]` (running normalisation). Called once after each update, so
+        """Take note of an iteration's observations `[M, ...]` (running normalisation). Called once after each
+        update, so
         that rollout and training of one iteration see the same normalisation. The default keeps no statistics."""
 
     def save(self, folder: Path, config: ModelConfig) -> None:

@@ -59,7 +59,8 @@ class Graph:
         by_name = {node.name: node for node in nodes}
         if len(by_name) < len(nodes):
             names = [node.name for node in nodes]
-            raise GraphError(f"two nodes have the same name: {', '.join(sorted({n for n in names if names.count(n) > 1}))}")
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise GraphError(f"two nodes have the same name: {', '.join(twice)}")
         writer = _writers(nodes)
         edges = {node.name: _predecessors(node, writer, by_name) for node in nodes}
         try:

@@ -1,1 +1,2 @@
-"""Collecting experience: observations to the policy, chunks of actions to the simulators, trajectories to the learner."""
+"""Collecting experience: observations to the policy, chunks of actions to the simulators, trajectories to the
+learner."""

@@ -36,9 +36,19 @@ from torch import Tensor
 RANKS = {"actions": 4, "logprobs": 3, "rewards": 3, "success": 3, "proprio": 3, "images": 6}
 """Dimensions of each column; 2 for all others, any for `trace`."""
 REQUIRED = (
-    "task", "actions", "logprobs", "rewards", "success", "terminated", "truncated", "steps", "valid", "episode", "group",
+    "task",
+    "actions",
+    "logprobs",
+    "rewards",
+    "success",
+    "terminated",
+    "truncated",
+    "steps",
+    "valid",
+    "episode",
+    "group",
     "version",
-)  # fmt: skip
+)
 
 
 class BatchError(ValueError):
@@ -82,17 +92,17 @@ class TrajectoryBatch:
             self.data[name] = TensorDict(dict(column), batch_size=self.size)
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self.data.keys():
-            raise BatchError(f"the batch has no column {name!r} (has: {', '.join(sorted(self.data.keys()))})")
+        if name not in self:
+            raise BatchError(f"the batch has no column {name!r} (has: {', '.join(sorted(self.columns()))})")
         column: Tensor = self.data[name]
         return column
 
     def __contains__(self, name: str) -> bool:
-        return name in self.data.keys()
+        return name in self.columns()
 
     def columns(self) -> list[str]:
         """Names of all columns."""
-        return list(self.data.keys())
+        return [str(name) for name in self.data.keys()]  # noqa: SIM118 - a TensorDict iterates over its rows
 
     def decisions(self, *names: str) -> TensorDict:
         """The named columns with `[K, B]` flattened to `[K*B]`."""

@@ -34,7 +34,8 @@ class Rollout:
 
 @dataclass(kw_only=True)
 class _Cut:
-    """Decisions whose following observation the rollout does not decide on, so that the critic must look at it apart."""
+    """Decisions whose following observation the rollout does not decide on, so that the critic must look at it
+    apart."""
 
     rows: list[int]
     slots: list[int]
@@ -116,7 +117,7 @@ class Collector:
         """All slots, with the observations to decide on: new episodes, or those in progress."""
         if self._observation is None or whole:
             self._numbers += 1
-            episodes = [self._source.episode(slot, int(self._numbers[slot])) for slot in self._all]
+            episodes = [self._source.episode(slot, number) for slot, number in enumerate(self._numbers.tolist())]
             with self.clock.measure("simulate"):
                 self._observation = self.manager.reset(self._all, episodes)
             self._tracker.begin(self._all)
@@ -131,7 +132,10 @@ class Collector:
         if whole:
             following = [None] * len(slots)
         else:
-            following = [self._source.episode(slot, int(self._numbers[slot]) + 1) for slot in slots]
+            numbers = (self._numbers[slots] + 1).tolist()
+            following = [
+                self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers, strict=True)
+            ]
         with self.clock.measure("simulate"):
             return self.manager.step(slots, decision.actions.cpu().numpy(), following)
 
@@ -162,7 +166,8 @@ class Collector:
         return row | {f"trace/{name}": value for name, value in decision.trace.items()}
 
     def _note_cut(self, cut: _Cut, k: int, slots: NDArray[np.int64], result: StepResult, last: bool) -> None:
-        """Remember the observations after truncation and after the last decision; the critic looks at them at the end."""
+        """Remember the observations after truncation and after the last decision; the critic looks at them at the
+        end."""
         needed = result.truncated | (last & ~result.ended)
         if needed.any():
             cut.rows += [k] * int(needed.sum())
@@ -183,6 +188,7 @@ class Collector:
         if cut.rows:
             with self.clock.measure("infer"):
                 values = self.engine.act(concatenate(cut.observations), "eval").values
+            assert values is not None, "the same policy gave values in the rollout"
             following[cut.rows, cut.slots] = values.cpu()
         return following
 

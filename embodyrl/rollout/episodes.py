@@ -15,7 +15,8 @@ from embodyrl.seeding import derive_seed
 
 
 class EpisodeSource:
-    """Training episodes: number `e` of group `g` depends on (seed, g, e) alone, so it does not matter who plays it when.
+    """Training episodes: number `e` of group `g` depends on (seed, g, e) alone, so it does not matter who plays it
+    when.
 
     Args:
         tasks: task names to draw from.
@@ -43,7 +44,8 @@ class EpisodeSource:
 
 
 def evaluation_episodes(*, tasks: Sequence[str], first_start_state: int, count: int, seed: int) -> list[EpisodeSpec]:
-    """Evaluation episodes: start states `first_start_state ..`, tasks in turn. The same for every evaluation of a run."""
+    """Evaluation episodes: start states `first_start_state ..`, tasks in turn. The same for every evaluation of a
+    run."""
     return [
         EpisodeSpec(
             task=tasks[number % len(tasks)],

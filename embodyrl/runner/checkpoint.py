@@ -103,7 +103,8 @@ def find(path: Path) -> Path:
     """
     place = path / CHECKPOINTS / LAST if (path / CHECKPOINTS).is_dir() else path
     if not place.exists():
-        raise CheckpointError(f"{path} holds no checkpoint (no {place.relative_to(path)}): the run stopped before it saved one")
+        where = place.relative_to(path)
+        raise CheckpointError(f"{path} holds no checkpoint (no {where}): the run stopped before it saved one")
     place = place.resolve()
     verify(place)
     return place
@@ -129,7 +130,8 @@ def verify(place: Path) -> Mapping[str, Any]:
     present = {str(path.relative_to(place)) for path in _files(place)} - {MANIFEST}
     faults = [f"{name} is missing" for name in files.keys() - present]
     faults += [f"{name} is not in the manifest" for name in present - files.keys()]
-    faults += [f"{name} is altered" for name in present & files.keys() if _digest(place / name) != files[name]["sha256"]]
+    both = present & files.keys()
+    faults += [f"{name} is altered" for name in both if _digest(place / name) != files[name]["sha256"]]
     if faults:
         raise CheckpointError(f"checkpoint {place} is damaged: {'; '.join(sorted(faults))}. Use another one of the run")
     return manifest

@@ -63,8 +63,8 @@ class Evaluation:
 
 
 def evaluate(manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec]) -> Evaluation:
-    """Play `episodes` with the most likely actions and report. Slots are refilled as they finish; those without an episode
-    left are neither stepped nor inferred. Which slot plays which episode changes nothing."""
+    """Play `episodes` with the most likely actions and report. Slots are refilled as they finish; those without an
+    episode left are neither stepped nor inferred. Which slot plays which episode changes nothing."""
     start = time.perf_counter()
     finished = _play(manager, engine, episodes)
     return Evaluation(
@@ -78,7 +78,7 @@ def evaluate(manager: EnvManager, engine: HybridEngine, episodes: Sequence[Episo
 
 def _play(manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec]) -> list[FinishedEpisode]:
     slots = np.arange(min(manager.num_envs, len(episodes)))
-    waiting = [deque(episodes[slot :: len(slots)]) for slot in slots]
+    waiting = [deque(episodes[slot :: len(slots)]) for slot in range(len(slots))]
     tracker = EpisodeTracker(manager.num_envs)
     finished: list[FinishedEpisode] = []
     observation = manager.reset(slots, [waiting[slot].popleft() for slot in slots])

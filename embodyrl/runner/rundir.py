@@ -66,7 +66,9 @@ class RunDir:
             RunDirError: it is not one.
         """
         if not (path / CONFIG_FILE).is_file():
-            raise RunDirError(f"{path} is not a run directory (no {CONFIG_FILE}): give the folder that `embodyrl run` made")
+            raise RunDirError(
+                f"{path} is not a run directory (no {CONFIG_FILE}): give the folder that `embodyrl run` made"
+            )
         return cls(path)
 
     def close(self) -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from embodyrl.registry import SINKS, Requirement
 
-SINKS.register("console", target="embodyrl.tracking.console:ConsoleSink", summary="live table, or plain lines in a pipe")
-SINKS.register("jsonl", target="embodyrl.tracking.jsonl:JsonlSink", summary="metrics.jsonl, one JSON object per iteration")
+SINKS.register(
+    "console",
+    target="embodyrl.tracking.console:ConsoleSink",
+    summary="live table, or plain lines in a pipe",
+)
+SINKS.register(
+    "jsonl",
+    target="embodyrl.tracking.jsonl:JsonlSink",
+    summary="metrics.jsonl, one JSON object per iteration",
+)
 SINKS.register(
     "tensorboard",
     target="embodyrl.tracking.tensorboard:TensorboardSink",

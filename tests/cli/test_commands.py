@@ -58,7 +58,9 @@ def test_validate_says_ok_and_faults_go_to_stderr_with_exit_code_2(tmp_path: Pat
     good = embodyrl("validate")
     assert (good.returncode, good.stderr) == (0, "") and "0 faults" in good.stdout
     bad = tmp_path / "bad.yaml"
-    bad.write_text("defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\nsede: 3\nrun: {iterations: -1}\n")
+    bad.write_text(
+        "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\nsede: 3\nrun: {iterations: -1}\n"
+    )
     done = embodyrl("validate", "bad.yaml", "algorithm.gamma=2", cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
     assert "bad.yaml:2:1: " in done.stderr and "did you mean 'seed'" in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodyrl.envs.base import EpisodeOverError, SimulatorError
+from embodyrl.envs.base import EpisodeOverError, RenderError, SimulatorError
 from embodyrl.envs.types import Simulator
 
 from . import backends
@@ -223,6 +223,16 @@ def test_another_process_plays_and_goes_on_bit_for_bit(simulator: Simulator, bac
     with np.load(tmp_path / "out.npz") as there:
         assert Trajectory(*[there[f"whole{index}"] for index in range(4)]) == whole
         assert Trajectory(*[there[f"rest{index}"] for index in range(4)]) == _from(whole, done)
+
+
+def test_pictures_are_for_people_or_refused_in_words(simulator: Simulator, backend: Backend) -> None:
+    simulator.reset([0, 1], [episode(backend, 0), episode(backend, 1)])
+    try:
+        pictures = simulator.render([0, 1])
+    except RenderError as error:
+        assert len(str(error).split()) > 3
+        return
+    assert pictures.ndim == 4 and pictures.shape[0] == 2 and pictures.shape[3] == 3 and pictures.dtype == np.uint8
 
 
 def test_nothing_is_nan(simulator: Simulator, backend: Backend) -> None:

@@ -1,5 +1,5 @@
-"""A plug-in whose every number is known: proprio is (start state, step), the reward of step n is n; an episode terminates
-after step `start_state % 7 + 1`, or is cut off at the time limit."""
+"""A plug-in whose every number is known: proprio is (start state, step), the reward of step n is n; an episode
+terminates after step `start_state % 7 + 1`, or is cut off at the time limit."""
 
 from __future__ import annotations
 

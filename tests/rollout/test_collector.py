@@ -115,7 +115,7 @@ def test_continuous_rollouts_follow_on_from_each_other_and_bootstrap_where_they_
                     check_row(rollout, k, b, observations[row + 1, b])
                 kinds.add((bool(rollout.batch["terminated"][k, b]), bool(rollout.batch["truncated"][k, b])))
         assert rollout.batch["valid"].all() and rollout.env_steps == 12
-    assert kinds == {(False, False), (True, False), (False, True)}, "the case is too easy: not every kind of end occurred"
+    assert kinds == {(False, False), (True, False), (False, True)}, "too easy: not every kind of end occurred"
 
 
 def test_the_source_decides_which_episode_each_slot_plays() -> None:

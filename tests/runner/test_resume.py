@@ -12,13 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from runs import SMALL, Run
 
 from embodyrl.cli import train
 from embodyrl.errors import UserError
 from embodyrl.runner.checkpoint import CheckpointError
 from embodyrl.runner.rundir import RunDirError
-
-from runs import SMALL, Run
 
 WEIGHTS, OPTIMISER, SIMULATOR = "policy/model.safetensors", "trainer/engine.pt", "trainer/simulators/slot_0002.bin"
 

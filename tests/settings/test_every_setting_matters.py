@@ -29,7 +29,8 @@ BASE = [
     "run.iterations=3",
     "engine.optimizer.lr=0.01",
 ]
-"""Episodes are cut off (8 decisions) within every rollout, decisions hold two actions, and steps are large enough to clip."""
+"""Episodes are cut off (8 decisions) within every rollout, decisions hold two actions, and steps are large enough to
+clip."""
 
 WHOLE = ["rollout.episodes=whole", "algorithm=grpo"]
 
@@ -94,9 +95,7 @@ def learn(config: Config, managers: dict[int, EnvManager]) -> torch.Tensor:
     manager = managers[chunk_size]
     engine = build_engine(config, manager, weights=None)
     critic = ADVANTAGES.entry(config.algorithm.advantage).facts["critic"]
-    collector = Collector(
-        manager, engine, env=config.env, rollout=config.rollout, critic=critic, seed=config.seed
-    )
+    collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=critic, seed=config.seed)
     graph = ALGORITHMS.load(config.algorithm.name)(config)
     for _ in range(3):
         graph.run(Iteration(config=config, collector=collector, engine=engine))

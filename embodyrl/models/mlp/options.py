@@ -27,4 +27,5 @@ class MLPConfig(ModelConfig):
     log_std_init: float = setting(-0.5, low=-5.0, high=2.0)
     """Start value of the exploration noise's log standard deviation, in units of half the action range."""
     normalize_observations: bool = setting(True)
-    """Scale observations by a running mean and standard deviation, updated once per iteration and saved with the policy."""
+    """Scale observations by a running mean and standard deviation, updated once per iteration and saved with the
+    policy."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -23,7 +24,7 @@ def build_network(sizes: Sequence[int], activation: type[nn.Module], output_gain
     """Linear layers of `sizes` with `activation` between them; orthogonal weights (gain sqrt(2), `output_gain` for the
     last layer) and zero biases, as in Engstrom et al. (2020), "Implementation matters in deep policy gradients"."""
     layers: list[nn.Module] = []
-    for index, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for index, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
         linear = nn.Linear(fan_in, fan_out)
         nn.init.orthogonal_(linear.weight, output_gain if last else math.sqrt(2.0))
@@ -33,8 +34,8 @@ def build_network(sizes: Sequence[int], activation: type[nn.Module], output_gain
 
 
 class MLPPolicy(Policy):
-    """Independent Gaussians over the `C*D` entries of a chunk, in units where -1 .. 1 spans the simulator's action range;
-    what lies outside is cut off by the conversion, not by the distribution. The value network is separate."""
+    """Independent Gaussians over the `C*D` entries of a chunk, in units where -1 .. 1 spans the simulator's action
+    range; what lies outside is cut off by the conversion, not by the distribution. The value network is separate."""
 
     low: Tensor
     high: Tensor
