@@ -26,8 +26,8 @@ def near_match(name: str, known: Sequence[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def _load(target: str) -> Any:
-    """Import `module:object`."""
+def load_target(target: str) -> Any:
+    """Import `module:object` and return the object."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -82,11 +82,11 @@ class Entry(Generic[T]):
                 f"{self.name!r} needs {', '.join(requirement.module for requirement in missing)}, which is not "
                 f"installed: {missing[0].install}"
             )
-        return cast(T, _load(self.target)) if isinstance(self.target, str) else self.target
+        return cast(T, load_target(self.target)) if isinstance(self.target, str) else self.target
 
     def load_options(self) -> type | None:
         """The options dataclass, imported if need be."""
-        return _load(self.options) if isinstance(self.options, str) else self.options
+        return load_target(self.options) if isinstance(self.options, str) else self.options
 
 
 class Registry(Generic[T]):
@@ -194,7 +194,8 @@ SupportedModel: Registry[Any] = Registry("model", home="embodyrl.models.builtin"
 for no limit), `kind` (gaussian | categorical | ar_token | parallel_token | flow), `critic` (bool: predicts values)."""
 
 SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl.envs")
-"""Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: none so far."""
+"""Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: `tasks` (`module:function`
+that lists all task names without importing the simulator, or absent where only the simulator knows them)."""
 
 ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms")
 """Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: none so far."""

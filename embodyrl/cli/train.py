@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embodyrl.cli.header import header
-from embodyrl.config import LoadedConfig, load_config, to_commented_yaml
+from embodyrl.config import LoadedConfig
 from embodyrl.errors import UserError
-from embodyrl.runner.rundir import CONFIG_FILE, RunDir
+from embodyrl.runner.rundir import RunDir, read_config, write_config
 
 RESUMABLE = "run."
 """Settings with this prefix may change when a run goes on; changing others would make it a different run."""
@@ -20,7 +20,7 @@ def run(loaded: LoadedConfig) -> int:
     """Train from the start."""
     started = time.monotonic()
     directory = RunDir.create(loaded.config)
-    (directory.path / CONFIG_FILE).write_text(to_commented_yaml(loaded.config))
+    write_config(directory.path, loaded)
     print(header(loaded, directory.path), flush=True)
     return _train(loaded, directory, started=started, checkpoint=None)
 
@@ -39,7 +39,7 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
     from embodyrl.runner.checkpoint import find
 
     checkpoint = find(run_dir)
-    loaded = load_config(run_dir / CONFIG_FILE, overrides)
+    loaded = read_config(run_dir, overrides)
     print(header(loaded, run_dir), flush=True)
     print(f"  {'resume':<11}from {checkpoint}", flush=True)
     return _train(loaded, directory, started=started, checkpoint=checkpoint)
@@ -82,7 +82,7 @@ def evaluate(path: Path, overrides: Sequence[str]) -> int:
     from embodyrl.runner.checkpoint import find
 
     checkpoint = find(path)
-    loaded = load_config(checkpoint / CONFIG_FILE, overrides)
+    loaded = read_config(checkpoint, overrides)
 
     from embodyrl.rollout.episodes import evaluation_episodes
     from embodyrl.runner.build import build_engine, open_simulators

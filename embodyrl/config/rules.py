@@ -11,7 +11,7 @@ from typing import Any
 from embodyrl.config.compose import Composed
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
 from embodyrl.config.schema import Bootstrap, Config, Episodes
-from embodyrl.registry import ADVANTAGES, Registry, SupportedModel
+from embodyrl.registry import ADVANTAGES, SIMULATORS, Registry, SupportedModel, load_target, near_match
 
 
 @dataclass(frozen=True)
@@ -271,6 +271,20 @@ def tasks_are_named_once(config: Config) -> Iterator[Finding]:
     if not config.env.tasks:
         yield Finding(("env.tasks",), "env.tasks is empty", "name at least one task of the simulator")
     yield from _repeated("env.tasks", config.env.tasks)
+
+
+@rule
+def tasks_are_known(config: Config) -> Iterator[Finding]:
+    """The simulator has the tasks, as far as that can be said without importing it."""
+    listing = fact(SIMULATORS, config.env.name, "tasks")
+    if listing is None or SIMULATORS.entry(config.env.name).missing():
+        return
+    known: list[str] = load_target(listing)()
+    for index, task in enumerate(config.env.tasks):
+        if task not in known:
+            near = near_match(task, known)
+            remedy = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
+            yield Finding((f"env.tasks.{index}",), f"{config.env.name} has no task {task!r}", remedy)
 
 
 @rule

@@ -46,7 +46,7 @@ def open_runner(
         progress = Progress() if state is None else Progress(**state.counters["progress"])
         engine = build_engine(config, manager, weights=None if checkpoint is None else checkpoint / "policy")
         runner = Runner(
-            config,
+            loaded,
             run_dir,
             manager=manager,
             engine=engine,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from embodyrl.config import LoadedConfig, load_config, to_commented_yaml
 from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 
 CONFIG_FILE = "config.yaml"
+ORIGIN_FILE = "origin.json"
 LOCK_FILE = ".lock"
 
 
@@ -74,6 +78,26 @@ class RunDir:
     def close(self) -> None:
         """Release the lock."""
         os.close(self._lock)
+
+
+def write_config(folder: Path, loaded: LoadedConfig) -> None:
+    """Write the whole config into a run directory or a checkpoint, and where it and its plug-ins came from."""
+    (folder / CONFIG_FILE).write_text(to_commented_yaml(loaded.config))
+    origin = {"source": loaded.source, "plugin_dir": str(loaded.plugin_dir.absolute())}
+    (folder / ORIGIN_FILE).write_text(json.dumps(origin, indent=2) + "\n")
+
+
+def read_config(folder: Path, overrides: Sequence[str]) -> LoadedConfig:
+    """Load what `write_config` wrote, with changes from the command line.
+
+    Raises:
+        ConfigError: the config is not legal (any more), or a plug-in is not where it was.
+        RunDirError: the folder holds no config.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise RunDirError(f"{folder} holds no {CONFIG_FILE}: give a folder that `embodyrl run` made")
+    origin = json.loads((folder / ORIGIN_FILE).read_text())
+    return load_config(folder / CONFIG_FILE, overrides, plugin_dir=Path(origin["plugin_dir"]))
 
 
 def _make_numbered(path: Path) -> Path:

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from embodyrl.config import config_hash, to_commented_yaml
-from embodyrl.config.schema import Config
+from embodyrl.config import LoadedConfig, config_hash
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.graph import Graph, Iteration
@@ -21,7 +20,7 @@ from embodyrl.rollout.collector import Collector
 from embodyrl.rollout.episodes import evaluation_episodes
 from embodyrl.runner.checkpoint import TrainerState, writing
 from embodyrl.runner.evaluation import Evaluation, borrowed, evaluate
-from embodyrl.runner.rundir import CONFIG_FILE
+from embodyrl.runner.rundir import write_config
 from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
 from embodyrl.version import __version__
@@ -48,7 +47,7 @@ class Runner:
     """Runs iterations, evaluates, saves.
 
     Args:
-        config: the whole config.
+        loaded: the whole config, and where it came from.
         run_dir: where everything goes; exists.
         manager, engine, collector, graph, sinks: what the config asks for, built by `build_runner`.
         started: `time.monotonic()` when the program began, for wall-clock figures.
@@ -56,7 +55,7 @@ class Runner:
 
     def __init__(
         self,
-        config: Config,
+        loaded: LoadedConfig,
         run_dir: Path,
         *,
         manager: EnvManager,
@@ -67,7 +66,8 @@ class Runner:
         progress: Progress,
         started: float,
     ) -> None:
-        self.config = config
+        self.loaded = loaded
+        self.config = loaded.config
         self.run_dir = run_dir
         self.manager = manager
         self.engine = engine
@@ -155,7 +155,7 @@ class Runner:
                 (folder / name).mkdir()
             self.engine.policy.save(folder / "policy", self.config.model)
             state.save(folder / "trainer")
-            (folder / CONFIG_FILE).write_text(to_commented_yaml(self.config))
+            write_config(folder, self.loaded)
         self._saved_at = self.progress.iteration
         self._message(
             f"saved {self.run_dir / 'checkpoints' / f'{self.progress.iteration:06d}'}  "

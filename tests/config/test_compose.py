@@ -115,7 +115,7 @@ def test_odd_file_names_work(workplace, name):
 
 
 def test_interpolations_reach_every_setting_and_keep_its_type(workplace):
-    text = "defaults: [env: metaworld/reach, " + REST
+    text = "defaults: [env: gym/pendulum, " + REST
     text += "rollout: {chunks: '${env.max_episode_steps}'}\n"  # from a group file
     text += "eval: {seed: '${env.start_states}'}\n"  # the schema's default
     text += "run: {name: 'of-${env.name}-${seed}', dir: '\\${not_resolved}'}\n"
@@ -123,9 +123,9 @@ def test_interpolations_reach_every_setting_and_keep_its_type(workplace):
     config = workplace.load(text)
     assert config.rollout.chunks == config.env.max_episode_steps
     assert config.eval.seed == config.env.start_states
-    assert config.run.name == "of-metaworld-1"
+    assert config.run.name == "of-gymnasium-1"
     assert config.run.dir == "${not_resolved}"
-    assert config.env.tasks == ["of-metaworld-1"]
+    assert config.env.tasks == ["of-gymnasium-1"]
 
 
 def test_interpolated_values_are_checked_where_they_stand(workplace):
