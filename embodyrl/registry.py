@@ -191,7 +191,7 @@ class Registry(Generic[T]):
 
 SupportedModel: Registry[Any] = Registry("model", home="embodyrl.models.builtin", group="embodyrl.models")
 """Policies. Target: a `models.Policy` class. Facts: `max_chunk` (most actions that one decision can hold, int or absent
-for no limit), `kind` (gaussian | categorical | ar_token | parallel_token | flow), `critic` (bool: predicts values)."""
+for no limit), `critic` (bool: predicts values)."""
 
 SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl.envs")
 """Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: `tasks` (`module:function`

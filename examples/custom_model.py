@@ -74,6 +74,6 @@ SupportedModel.register(
     "linear",
     target=LinearPolicy,
     options=LinearConfig,
-    facts={"kind": "gaussian", "critic": True, "max_chunk": 1},
+    facts={"critic": True, "max_chunk": 1},
     summary="linear Gaussian policy (examples/custom_model.py)",
 )

@@ -24,5 +24,5 @@ SIMULATORS.register(
     target="embodyrl.envs.gymnasium:Gymnasium",
     options="embodyrl.envs.options:GymnasiumConfig",
     requires=[Requirement(module="gymnasium", install="pip install gymnasium")],
-    summary="any registered Gymnasium environment with vector observations and box actions",
+    summary="any registered Gymnasium environment with vector observations",
 )

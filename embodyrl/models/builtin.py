@@ -8,6 +8,6 @@ SupportedModel.register(
     "mlp",
     target="embodyrl.models.mlp.policy:MLPPolicy",
     options="embodyrl.models.mlp.options:MLPConfig",
-    facts={"kind": "gaussian", "critic": True, "max_chunk": 32},
-    summary="Gaussian policy and value network on state observations",
+    facts={"critic": True, "max_chunk": 32},
+    summary="policy and value network on state observations; continuous or discrete actions",
 )

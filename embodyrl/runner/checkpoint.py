@@ -69,9 +69,11 @@ def writing(run_dir: Path, iteration: int) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _write_manifest(temporary, iteration)
+    outdated = place.with_name(f".{place.name}.old")
     if place.exists():
-        shutil.rmtree(place)
+        place.rename(outdated)
     temporary.rename(place)
+    shutil.rmtree(outdated, ignore_errors=True)
     _point_last_to(place)
     _sync(place.parent)
 

@@ -30,10 +30,15 @@ def make_spec(**changes: object) -> SimulatorSpec:
     return SimulatorSpec(**(arguments | changes))  # type: ignore[arg-type]
 
 
-def make_policy(name: str, seed: int = 1) -> Policy:
+CHOICE = (ActionField(name="push", meaning="discrete", unit="1", low=(0.0,), high=(4.0,)),)
+CASES = [(name, actions) for name in MODELS for actions in (None, CHOICE)]
+
+
+def make_policy(name: str, seed: int = 1, actions: tuple[ActionField, ...] | None = None) -> Policy:
     options = SupportedModel.entry(name).load_options()
     assert options is not None
-    policy = build_policy(options(name=name), make_spec(), chunk_size=CHUNK, seed=seed)
+    spec = make_spec() if actions is None else make_spec(actions=actions)
+    policy = build_policy(options(name=name), spec, chunk_size=CHUNK, seed=seed)
     policy.update_statistics(policy.preprocess(make_observation(64, seed=7)))
     return policy
 
@@ -44,9 +49,10 @@ def make_observation(batch: int, seed: int = 3) -> Observation:
     return Observation(proprio=proprio, tasks=["push the cube"] * batch)
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{'continuous' if case[1] is None else 'discrete'}")
 def policy(request: pytest.FixtureRequest) -> Policy:
-    return make_policy(request.param)
+    name, actions = request.param
+    return make_policy(name, actions=actions)
 
 
 def test_evaluate_reproduces_the_logprobs_of_act(policy: Policy) -> None:
@@ -62,11 +68,11 @@ def test_evaluate_reproduces_the_logprobs_of_act(policy: Policy) -> None:
 
 def test_actions_are_in_the_simulators_range_and_shape(policy: Policy) -> None:
     output = policy.act(policy.preprocess(make_observation(200)), "train", torch.Generator().manual_seed(0))
-    spec = make_spec()
+    spec = make_spec() if policy.spec.kind == "gaussian" else make_spec(actions=CHOICE)
     assert output.actions.shape == (200, CHUNK, spec.action_dim) and output.actions.dtype == torch.float32
     low, high = torch.from_numpy(spec.action_low), torch.from_numpy(spec.action_high)
     assert bool((output.actions >= low - 1e-6).all()) and bool((output.actions <= high + 1e-6).all())
-    assert len(output.actions[:, 0].unique(dim=0)) > 100
+    assert len(output.actions[:, 0].unique(dim=0)) > (100 if policy.spec.kind == "gaussian" else 4)
 
 
 def test_gradients_are_finite_and_reach_every_parameter(policy: Policy) -> None:
@@ -100,8 +106,8 @@ def test_save_and_load_are_exact(policy: Policy, tmp_path: Path) -> None:
     options = SupportedModel.entry(policy.name).load_options()
     assert options is not None
     policy.save(tmp_path, options(name=policy.name))
-    other = make_policy(policy.name, seed=2)
-    inputs = policy.preprocess(make_observation(4))
+    other = make_policy(policy.name, seed=2, actions=None if policy.spec.kind == "gaussian" else CHOICE)
+    inputs = policy.preprocess(make_observation(64))
     assert not torch.equal(other.act(inputs, "eval", None).actions, policy.act(inputs, "eval", None).actions)
     other.load(tmp_path)
     assert torch.equal(other.act(inputs, "eval", None).actions, policy.act(inputs, "eval", None).actions)
@@ -145,3 +151,15 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 def test_a_simulator_without_state_is_refused() -> None:
     with pytest.raises(PolicyError, match="needs a state observation"):
         build_policy(MLPConfig(name="mlp"), make_spec(proprio_dim=0), chunk_size=1, seed=1)
+
+
+def test_categorical_logprobs_and_entropy_by_hand() -> None:
+    from embodyrl.models.mlp.heads import CategoricalHead
+
+    head = CategoricalHead(make_spec(actions=CHOICE), chunk_size=1)
+    outputs = torch.tensor([[0.1, 0.2, 0.3, 0.4, 1e-9]]).log()
+    assert head.logprobs(outputs, torch.tensor([[3]])).exp().item() == pytest.approx(0.4)
+    assert head.entropy(outputs).item() == pytest.approx(-sum(p * np.log(p) for p in (0.1, 0.2, 0.3, 0.4)))
+    assert head.mode(outputs).tolist() == [[3]]
+    drawn = head.sample(outputs.expand(20000, -1), torch.Generator().manual_seed(0))
+    assert (drawn == 1).float().mean().item() == pytest.approx(0.2, abs=0.01)

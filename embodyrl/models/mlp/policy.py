@@ -1,4 +1,4 @@
-"""Gaussian policy and value network on state observations."""
+"""Policy and value network on state observations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import from_unit_range, is_discrete
+from embodyrl.envs.conventions import is_discrete
+from embodyrl.models.mlp.heads import CategoricalHead, GaussianHead
 from embodyrl.models.mlp.options import Activation, MLPConfig
 from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyError, PolicySpec
 
 ACTIVATIONS = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU, Activation.elu: nn.ELU}
-LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def build_network(sizes: Sequence[int], activation: type[nn.Module], output_gain: float) -> nn.Sequential:
@@ -34,49 +34,37 @@ def build_network(sizes: Sequence[int], activation: type[nn.Module], output_gain
 
 
 class MLPPolicy(Policy):
-    """Independent Gaussians over the `C*D` entries of a chunk, in units where -1 .. 1 spans the simulator's action
-    range; what lies outside is cut off by the conversion, not by the distribution. The value network is separate."""
-
-    low: Tensor
-    high: Tensor
+    """A network whose outputs describe Gaussians over continuous actions or a choice among discrete ones, whichever the
+    simulator takes, and a separate value network of the same shape."""
 
     def __init__(self, config: MLPConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
         if simulator.proprio_dim == 0:
             raise PolicyError("model 'mlp' needs a state observation, but this simulator has none (proprio_dim 0)")
+        self.head: GaussianHead | CategoricalHead
         if is_discrete(simulator):
-            raise PolicyError(
-                "model 'mlp' makes continuous actions, but this simulator takes a choice among "
-                f"{int(simulator.action_high[0]) + 1}: choose a task with continuous (Box) actions, e.g. Pendulum-v1"
-            )
+            self.head = CategoricalHead(simulator, chunk_size)
+        else:
+            self.head = GaussianHead(simulator, chunk_size, config.log_std_init)
         self.spec = PolicySpec(
-            kind="gaussian",
+            kind=self.head.kind,
             chunk_size=chunk_size,
             action_dim=simulator.action_dim,
             proprio_dim=simulator.proprio_dim,
         )
-        outputs = chunk_size * simulator.action_dim
-        hidden, activation = list(config.hidden_sizes), ACTIVATIONS[config.activation]
+        sizes, activation = [simulator.proprio_dim, *config.hidden_sizes], ACTIVATIONS[config.activation]
         self.normalizer = RunningNormalizer(simulator.proprio_dim) if config.normalize_observations else None
-        self.actor = build_network([simulator.proprio_dim, *hidden, outputs], activation, 0.01)
-        self.critic = build_network([simulator.proprio_dim, *hidden, 1], activation, 1.0)
-        self.log_std = nn.Parameter(torch.full((outputs,), config.log_std_init))
-        self.register_buffer("low", torch.from_numpy(simulator.action_low))
-        self.register_buffer("high", torch.from_numpy(simulator.action_high))
+        self.actor = build_network([*sizes, self.head.outputs], activation, 0.01)
+        self.critic = build_network([*sizes, 1], activation, 1.0)
 
     def act(self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None) -> ActOutput:
-        """See `Policy.act`; the trace holds the unclipped sample `[B, N]`."""
+        """See `Policy.act`; the trace holds the sample `[B, N]`."""
         features = self._normalize(inputs)
-        mean = self.actor(features)
-        if mode == "train":
-            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-            sample = mean + self.log_std.exp() * noise
-        else:
-            sample = mean
-        unit = sample.unflatten(-1, (self.spec.chunk_size, self.spec.action_dim))
+        outputs = self.actor(features)
+        sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)
         return ActOutput(
-            actions=from_unit_range(unit, self.low, self.high),
-            logprobs=self._logprobs(mean, sample),
+            actions=self.head.actions(sample),
+            logprobs=self.head.logprobs(outputs, sample),
             values=self.critic(features).squeeze(-1),
             trace={"sample": sample},
         )
@@ -84,11 +72,10 @@ class MLPPolicy(Policy):
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`."""
         features = self._normalize(inputs)
-        mean = self.actor(features)
-        entropy = (self.log_std + LOG_SQRT_2PI + 0.5).expand_as(mean)
+        outputs = self.actor(features)
         return EvalOutput(
-            logprobs=self._logprobs(mean, trace["sample"]),
-            entropy=entropy,
+            logprobs=self.head.logprobs(outputs, trace["sample"]),
+            entropy=self.head.entropy(outputs),
             values=self.critic(features).squeeze(-1),
         )
 
@@ -100,8 +87,3 @@ class MLPPolicy(Policy):
     def _normalize(self, inputs: Inputs) -> Tensor:
         proprio = inputs["proprio"]
         return proprio if self.normalizer is None else self.normalizer(proprio)
-
-    def _logprobs(self, mean: Tensor, sample: Tensor) -> Tensor:
-        """Log-density of each entry `[B, N]` under its Gaussian."""
-        deviation = (sample - mean) * torch.exp(-self.log_std)
-        return -0.5 * deviation.square() - self.log_std - LOG_SQRT_2PI

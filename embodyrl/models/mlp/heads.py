@@ -1,0 +1,120 @@
+"""What the MLP policy's output means: Gaussians over continuous actions, or a choice among n.
+
+Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-prob entries (`C*D` of a Gaussian, `C` of a
+choice). """
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import from_unit_range
+
+LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Head(Protocol):
+    """A distribution over chunks of actions, given the network's outputs `[B, outputs]`."""
+
+    kind: str
+    outputs: int
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw `[B, N]`."""
+        ...
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The most likely `[B, N]`."""
+        ...
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """Log-probability of each entry `[B, N]` [nats]."""
+        ...
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Entropy of each entry `[B, N]` [nats]."""
+        ...
+
+    def actions(self, sample: Tensor) -> Tensor:
+        """What the simulator gets: `[B, C, D]` in its units."""
+        ...
+
+
+class GaussianHead(nn.Module):
+    """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range; what lies outside is cut off
+    by the conversion, not by the distribution. The standard deviations do not depend on the observation."""
+
+    kind = "gaussian"
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
+        super().__init__()
+        self.chunk_size = chunk_size
+        self.outputs = chunk_size * simulator.action_dim
+        self.log_std = nn.Parameter(torch.full((self.outputs,), log_std))
+        self.register_buffer("low", torch.from_numpy(simulator.action_low))
+        self.register_buffer("high", torch.from_numpy(simulator.action_high))
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """See `Head`."""
+        noise = torch.randn(outputs.shape, generator=generator, device=outputs.device)
+        return outputs + self.log_std.exp() * noise
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return outputs
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        deviation = (sample - outputs) * torch.exp(-self.log_std)
+        return -0.5 * deviation.square() - self.log_std - LOG_SQRT_2PI
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return (self.log_std + LOG_SQRT_2PI + 0.5).expand_as(outputs)
+
+    def actions(self, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        return from_unit_range(sample.unflatten(-1, (self.chunk_size, -1)), self.low, self.high)
+
+
+class CategoricalHead(nn.Module):
+    """One choice among n per action of the chunk; the simulator gets its number."""
+
+    kind = "categorical"
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int) -> None:
+        super().__init__()
+        self.chunk_size = chunk_size
+        self.outputs = chunk_size * (int(simulator.action_high[0]) + 1)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """See `Head`."""
+        probabilities = self._logits(outputs).softmax(-1)
+        flat = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator)
+        return flat.view(probabilities.shape[:2])
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._logits(outputs).argmax(-1)
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._logits(outputs).log_softmax(-1).gather(-1, sample.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        logprobs = self._logits(outputs).log_softmax(-1)
+        return -(logprobs.exp() * logprobs).sum(-1)
+
+    def actions(self, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        return sample.unsqueeze(-1).float()
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        return outputs.unflatten(-1, (self.chunk_size, -1))
