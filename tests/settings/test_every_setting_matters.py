@@ -28,6 +28,7 @@ BASE = [
     "model.hidden_sizes=[8]",
     "run.iterations=3",
     "engine.optimizer.lr=0.01",
+    "engine.optimizer.schedule=constant",
 ]
 """Episodes are cut off (8 decisions) within every rollout, decisions hold two actions, and steps are large enough to
 clip."""
