@@ -1,7 +1,7 @@
 """What the MLP policy's output means: Gaussians over continuous actions, or a choice among n.
 
 Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-prob entries (`C*D` of a Gaussian, `C` of a
-choice). """
+choice)."""
 
 from __future__ import annotations
 
