@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,14 @@ class EpisodeSource:
         self._start_states = start_states
         self._group_size = group_size
         self._seed = seed
+        # The collector asks for a slot's next episode at every step.
+        self._of_group = lru_cache(maxsize=4096)(self._draw)
 
     def episode(self, slot: int, number: int) -> EpisodeSpec:
         """Episode `number` (0, 1, ...) of a slot."""
-        group = slot // self._group_size
+        return self._of_group(slot // self._group_size, number)
+
+    def _draw(self, group: int, number: int) -> EpisodeSpec:
         draw = np.random.default_rng(derive_seed(self._seed, "train", group, number))
         return EpisodeSpec(
             task=self._tasks[int(draw.integers(len(self._tasks)))],

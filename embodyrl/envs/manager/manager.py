@@ -116,6 +116,8 @@ class EnvManager:
         self._launcher: Launcher = launcher or LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=log_dir)
         self._memory: Segment | None = None
         self._requests: list[Request | None] = [None] * self.num_envs
+        self._written: list[EpisodeSpec | None] = [None] * self.num_envs
+        """What the shared memory says each slot plays next."""
         self._sent = np.zeros(self.num_envs, bool)
         self._needs_reset = np.ones(self.num_envs, bool)
         self._steps = np.zeros(self.num_envs, np.int64)
@@ -372,14 +374,19 @@ class EnvManager:
         if len(episodes) != len(index):
             raise ValueError(f"got {len(episodes)} episodes for {len(index)} slots")
         for slot, episode in zip(index.tolist(), episodes, strict=True):
-            self._arrays["has_next"][slot] = episode is not None
-            if episode is None:
+            if episode is self._written[slot]:
                 continue
-            if episode.task not in self.spec.tasks:
-                raise ValueError(f"slot {slot}: task {episode.task!r} is not one of {self._tasks}")
-            self._arrays["next_task"][slot] = self._tasks.index(episode.task)
-            for name in NEXT_FIELDS:
-                self._arrays[f"next_{name}"][slot] = getattr(episode, name)
+            if episode is not None:
+                self._write_episode(slot, episode)
+            self._arrays["has_next"][slot] = episode is not None
+            self._written[slot] = episode
+
+    def _write_episode(self, slot: int, episode: EpisodeSpec) -> None:
+        if episode.task not in self.spec.tasks:
+            raise ValueError(f"slot {slot}: task {episode.task!r} is not one of {self._tasks}")
+        self._arrays["next_task"][slot] = self._tasks.index(episode.task)
+        for name in NEXT_FIELDS:
+            self._arrays[f"next_{name}"][slot] = getattr(episode, name)
 
     # ---- what comes out
 
