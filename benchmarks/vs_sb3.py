@@ -210,6 +210,7 @@ def run_peer(contender: str, run_dir: Path, iterations: int, overrides: Sequence
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
     config = our_config(overrides)
@@ -273,6 +274,7 @@ def run_peer(contender: str, run_dir: Path, iterations: int, overrides: Sequence
         seed=config.seed,
         device="cpu",
     )
+    model.set_logger(Logger(folder=None, output_formats=[]))  # else it logs to the screen and to a temporary folder
     model.learn(iterations * env_steps, callback=Reporter(run_dir / "metrics.jsonl"))
     venv.close()
 
