@@ -160,6 +160,7 @@ def make_metaworld_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
         "Meta-World/MT1",
         env_name=config.env.tasks[0],
         seed=config.seed + index,
+        disable_env_checker=True,
         max_episode_steps=config.env.max_episode_steps,
     )
     scale = config.algorithm.reward_scale
