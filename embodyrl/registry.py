@@ -94,7 +94,7 @@ class Registry(Generic[T]):
 
     Args:
         kind: what the entries are, for messages: `model`, `simulator`.
-        home: module that declares the built-in entries when it is imported.
+        home: module that declares the built-in entries when it is imported; no other registry may have the same one.
         group: entry-point group through which installed packages add entries; each entry point names a module or a
             callable that calls `register`.
     """
@@ -105,6 +105,8 @@ class Registry(Generic[T]):
         self.group = group
         self._entries: dict[str, Entry[T]] = {}
         self._filled = False
+        self._source = "plug-in"
+        """Where entries that are registered now come from."""
 
     def register(
         self,
@@ -115,15 +117,13 @@ class Registry(Generic[T]):
         options: str | type | None = None,
         requires: Sequence[Requirement] = (),
         facts: Mapping[str, Any] | None = None,
-        source: str | None = None,
     ) -> None:
         """Add a component; see `Entry` for the arguments.
 
         Raises:
             DuplicateNameError: the name is taken.
         """
-        if source is None:
-            source = "plug-in" if self._filled else "built-in"
+        self._fill()
         if name in self._entries:
             raise DuplicateNameError(
                 f"{self.kind} {name!r} is already registered ({self._entries[name].source}): choose another name"
@@ -135,7 +135,7 @@ class Registry(Generic[T]):
             options=options,
             requires=tuple(requires),
             facts=dict(facts or {}),
-            source=source,
+            source=self._source,
         )
 
     def names(self) -> list[str]:
@@ -173,11 +173,14 @@ class Registry(Generic[T]):
         return self.entry(name).load()
 
     def _fill(self) -> None:
+        """Register what comes with embodyrl and with installed packages, once and before anything else."""
         if self._filled:
             return
-        importlib.import_module(self.home)
         self._filled = True
+        self._source = "built-in"
+        importlib.import_module(self.home)
         for point in importlib.metadata.entry_points(group=self.group):
+            self._source = f"entry point {point.name}"
             try:
                 loaded = point.load()
                 if callable(loaded):
@@ -187,6 +190,7 @@ class Registry(Generic[T]):
                     f"entry point {point.name!r} of group {self.group} ({point.value}) failed: {error!r}; "
                     f"uninstall or mend the package that provides it"
                 ) from error
+        self._source = "plug-in"
 
 
 SupportedModel: Registry[Any] = Registry("model", home="embodyrl.models.builtin", group="embodyrl.models")
@@ -200,11 +204,13 @@ that lists all task names without importing the simulator, or absent where only 
 ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms")
 """Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: none so far."""
 
-ADVANTAGES: Registry[Any] = Registry("advantage", home="embodyrl.algorithms.builtin", group="embodyrl.advantages")
+ADVANTAGES: Registry[Any] = Registry(
+    "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages"
+)
 """Advantage estimators. Facts: `critic` (bool: needs values), `group` (bool: compares the episodes of a group, so it
 needs group_size > 1 and whole episodes)."""
 
-LOSSES: Registry[Any] = Registry("loss", home="embodyrl.algorithms.builtin", group="embodyrl.losses")
+LOSSES: Registry[Any] = Registry("loss", home="embodyrl.algorithms.builtin_losses", group="embodyrl.losses")
 """Policy losses. Facts: none so far."""
 
 SINKS: Registry[Any] = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks")

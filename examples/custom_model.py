@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embodyrl.config.schema import ModelConfig, setting
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import from_unit_range
+from embodyrl.envs.conventions import from_unit_range, unit_range
 from embodyrl.models import ActOutput, EvalOutput, Policy, PolicySpec
 from embodyrl.registry import SupportedModel
 
@@ -32,8 +32,8 @@ class LinearConfig(ModelConfig):
 class LinearPolicy(Policy):
     """Mean action and value are linear in the state observation; the noise is fixed."""
 
-    low: Tensor
-    high: Tensor
+    centre: Tensor
+    half_width: Tensor
 
     def __init__(self, config: LinearConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
@@ -46,15 +46,16 @@ class LinearPolicy(Policy):
         self.noise = config.noise
         self.mean = nn.Linear(simulator.proprio_dim, simulator.action_dim)
         self.value = nn.Linear(simulator.proprio_dim, 1)
-        self.register_buffer("low", torch.from_numpy(simulator.action_low))
-        self.register_buffer("high", torch.from_numpy(simulator.action_high))
+        centre, half_width = unit_range(simulator)
+        self.register_buffer("centre", torch.from_numpy(centre))
+        self.register_buffer("half_width", torch.from_numpy(half_width))
 
     def act(self, inputs: dict[str, Tensor], mode: str, generator: torch.Generator | None) -> ActOutput:
         """Decide: a sample in training, the mean in evaluation."""
         mean = self.mean(inputs["proprio"])
         sample = mean + self.noise * torch.randn(mean.shape, generator=generator) if mode == "train" else mean
         return ActOutput(
-            actions=from_unit_range(sample, self.low, self.high).unsqueeze(1),
+            actions=from_unit_range(sample, self.centre, self.half_width).unsqueeze(1),
             logprobs=torch.distributions.Normal(mean, self.noise).log_prob(sample),
             values=self.value(inputs["proprio"]).squeeze(-1),
             trace={"sample": sample},

@@ -41,7 +41,7 @@ def show(what: str | None) -> None:
 
 
 def _show_registry(console: Console, registry: Registry[Any]) -> None:
-    table = Table(title=f"{registry.kind}s", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=plural(registry.kind), title_justify="left", box=None, pad_edge=False)
     for title in ("name", "available here?", "from", "what it is"):
         table.add_column(title, overflow="fold")
     for entry in registry.entries():
@@ -50,6 +50,11 @@ def _show_registry(console: Console, registry: Registry[Any]) -> None:
         table.add_row(entry.name, available, entry.source, entry.summary)
     console.print(table)
     console.print()
+
+
+def plural(noun: str) -> str:
+    """`loss` -> `losses`."""
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
 def _show_configs(console: Console) -> None:

@@ -66,6 +66,13 @@ class Device(StrEnum):
 
 
 class Schedule(StrEnum):
+    """How deciding and simulating take turns."""
+
+    lockstep = "lockstep"
+    pipeline = "pipeline"
+
+
+class LearningRate(StrEnum):
     """How the learning rate changes over the run."""
 
     constant = "constant"
@@ -142,6 +149,9 @@ class RolloutConfig:
     """Actions per decision (C), executed without looking in between."""
     episodes: Episodes = setting(Episodes.continuous)
     """continuous: slots reset themselves, episodes span rollouts. whole: each rollout is one whole episode per slot."""
+    schedule: Schedule = setting(Schedule.lockstep)
+    """lockstep: decide for all slots, then simulate all. pipeline: two halves of the slots take turns, one is simulated
+    while the policy decides for the other; pays where deciding takes as long as simulating."""
     group_size: int = setting(1, low=1)
     """Consecutive slots that play the same start state and seed (G), to be compared with each other."""
 
@@ -193,7 +203,7 @@ class OptimizerConfig:
 
     lr: float = setting(3.0e-4, above=0.0)
     """Learning rate at the start."""
-    schedule: Schedule = setting(Schedule.constant)
+    schedule: LearningRate = setting(LearningRate.constant)
     """constant, or linear: down to 0 over run.iterations."""
     betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
     """Decay rates of the two moment averages."""

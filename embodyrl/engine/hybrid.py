@@ -11,13 +11,17 @@ from torch import Tensor
 
 from embodyrl.algorithms.call import call_with
 from embodyrl.algorithms.losses import LossOutput, masked_mean, value_loss
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, OptimizerConfig, Schedule
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError
 from embodyrl.models.policy import ActOutput, Policy
 from embodyrl.seeding import derive_seed
 
 SETTINGS_FOR_LOSSES = ("clip_low", "clip_high")
+
+
+Columns = dict[str, Any]
+"""A batch by column: tensors `[M, ...]`, and `trace`, a table of its own."""
 
 
 class NumericsError(RunError):
@@ -37,11 +41,11 @@ def choose_device(device: Device) -> torch.device:
     return torch.device(device.value)
 
 
-def observation_from(columns: TensorDictBase, sentences: Sequence[str]) -> Observation:
+def observation_from(columns: Columns, sentences: Sequence[str]) -> Observation:
     """The observations in a batch's columns `[M]`, as `Policy.preprocess` takes them."""
     return Observation(
-        images=columns.get("images", None),
-        proprio=columns.get("proprio", None),
+        images=columns.get("images"),
+        proprio=columns.get("proprio"),
         tasks=[sentences[index] for index in columns["task"].tolist()],
     )
 
@@ -81,7 +85,7 @@ class HybridEngine:
         self._action_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "actions"))
         self._shuffling = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, observation: Observation, mode: Literal["train", "eval"]) -> ActOutput:
         """Decide for each slot; see `Policy.act`."""
         return self.policy.act(self.policy.preprocess(observation), mode, self._action_noise)
@@ -97,27 +101,26 @@ class HybridEngine:
         Returns:
             Metrics, each the mean over the optimiser steps taken.
         """
-        batch = batch.to(self.device)
+        columns: Columns = dict(batch.to(self.device).items())
         self._set_learning_rate()
         history: list[dict[str, Tensor]] = []
         passes = 0
         for _ in range(self.algorithm.epochs):
-            if not self._one_pass(batch, sentences, history):
+            if not self._one_pass(columns, sentences, history):
                 break
             passes += 1
         self.version += 1
-        self.policy.update_statistics(self.policy.preprocess(observation_from(batch, sentences)))
+        self.policy.update_statistics(self.policy.preprocess(observation_from(columns, sentences)))
         return mean_metrics(history) | {
             "train/passes": float(passes),
             "train/learning_rate": self._optimizer.param_groups[0]["lr"],
         }
 
-    def _one_pass(self, batch: TensorDictBase, sentences: Sequence[str], history: list[dict[str, Tensor]]) -> bool:
+    def _one_pass(self, columns: Columns, sentences: Sequence[str], history: list[dict[str, Tensor]]) -> bool:
         """One epoch; False if the policy moved so far from the rollout's that it ended early."""
-        order = torch.randperm(batch.shape[0], generator=self._shuffling).to(self.device)
+        order = torch.randperm(len(columns["valid"]), generator=self._shuffling).to(self.device)
         for index in order.tensor_split(min(self.algorithm.minibatches, len(order))):
-            minibatch = batch[index]
-            output = self._loss(minibatch, sentences)
+            output = self._loss({name: column[index] for name, column in columns.items()}, sentences)
             history.append(output.metrics)
             target = self.algorithm.target_kl
             if target is not None and float(output.metrics["approx_kl"]) > target:
@@ -125,7 +128,7 @@ class HybridEngine:
             output.metrics["grad_norm"] = self._descend(output.loss)
         return True
 
-    def _loss(self, minibatch: TensorDictBase, sentences: Sequence[str]) -> LossOutput:
+    def _loss(self, minibatch: Columns, sentences: Sequence[str]) -> LossOutput:
         """Policy loss + value loss - entropy bonus of one minibatch, each decision counting once."""
         settings = self.algorithm
         evaluated = self.policy.evaluate(
@@ -166,7 +169,7 @@ class HybridEngine:
 
     def _set_learning_rate(self) -> None:
         config = self._optimizer_config
-        remaining = 1.0 - self.version / self._iterations if config.schedule is Schedule.linear else 1.0
+        remaining = 1.0 - self.version / self._iterations if config.schedule is LearningRate.linear else 1.0
         for group in self._optimizer.param_groups:
             group["lr"] = config.lr * max(remaining, 0.0)
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embodyrl.envs.types import SimulatorSpec
 
 ArrayT = TypeVar("ArrayT")
 
 
-def from_unit_range(actions: ArrayT, low: ArrayT, high: ArrayT) -> ArrayT:
-    """Map actions from [-1, 1] to a simulator's `low .. high`, cutting off what lies outside.
+def unit_range(spec: SimulatorSpec) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Centre and half width `[D]` of the simulator's action range, in its units."""
+    half = np.float32(0.5)
+    return half * (spec.action_low + spec.action_high), half * (spec.action_high - spec.action_low)
+
+
+def from_unit_range(actions: ArrayT, centre: ArrayT, half_width: ArrayT) -> ArrayT:
+    """Map actions from [-1, 1] to a simulator's range, cutting off what lies outside.
 
     Args:
-        actions: `[..., D]`, numpy array or torch tensor; -1 means `low`, 1 means `high`.
-        low, high: `[D]`, of the same kind, in the simulator's units.
+        actions: `[..., D]`, numpy array or torch tensor; -1 is the lower end of the range, 1 the upper.
+        centre, half_width: `[D]`, of the same kind, from `unit_range`.
     """
-    unit = (actions.clip(-1.0, 1.0) + 1.0) * 0.5  # type: ignore[attr-defined]
-    return low + unit * (high - low)  # type: ignore[operator]
+    return centre + half_width * actions.clip(-1.0, 1.0)  # type: ignore[attr-defined]
 
 
 def is_discrete(spec: SimulatorSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from torch import Tensor
 
 
 class RolloutBuffer:
-    """Tensors `[K, B, ...]`, allocated when a column is first written; what is never written stays zero.
+    """Columns `[K, B, ...]`, allocated when they are first written; what is never written stays zero.
+
+    They are numpy arrays while they fill up, because writing a few numbers costs numpy a tenth of what it costs torch.
 
     Args:
         chunks: `K`. num_envs: `B`.
@@ -19,22 +22,16 @@ class RolloutBuffer:
 
     def __init__(self, chunks: int, num_envs: int) -> None:
         self._size = (chunks, num_envs)
-        self._columns: dict[str, Tensor] = {}
+        self._columns: dict[str, NDArray[Any]] = {}
 
-    def write(self, k: int, slots: NDArray[np.int64], values: dict[str, Tensor | NDArray[Any]]) -> None:
+    def write(self, k: int, slots: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:
         """Write row `k` of several columns for some slots; every value is `[len(slots), ...]`."""
-        everywhere = len(slots) == self._size[1]
         for name, value in values.items():
-            tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
             column = self._columns.get(name)
             if column is None:
-                column = torch.zeros((*self._size, *tensor.shape[1:]), dtype=tensor.dtype)
-                self._columns[name] = column
-            if everywhere:
-                column[k] = tensor
-            else:
-                column[k, torch.from_numpy(slots)] = tensor.to(column.device)
+                column = self._columns[name] = np.zeros((*self._size, *value.shape[1:]), value.dtype)
+            column[k, slots] = value
 
     def columns(self, chunks: int) -> dict[str, Tensor]:
-        """All columns, cut to the first `chunks` rows."""
-        return {name: column[:chunks] for name, column in self._columns.items()}
+        """All columns as tensors, cut to the first `chunks` rows."""
+        return {name: torch.from_numpy(column[:chunks]) for name, column in self._columns.items()}

@@ -1,8 +1,8 @@
-"""Collector: moves observations to the policy and chunks of actions to the simulators, in lockstep."""
+"""Collector: moves observations to the policy and chunks of actions to the simulators."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig
+from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig, Schedule
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager, StepResult
@@ -19,6 +19,8 @@ from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.buffer import RolloutBuffer
 from embodyrl.rollout.clock import Clock
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode
+
+STAGES = {Schedule.lockstep: 1, Schedule.pipeline: 2}
 
 
 @dataclass(kw_only=True)
@@ -33,20 +35,38 @@ class Rollout:
 
 
 @dataclass(kw_only=True)
-class _Cut:
-    """Decisions whose following observation the rollout does not decide on, so that the critic must look at it
-    apart."""
+class Stage:
+    """Slots that are decided on and simulated together, while other stages are at the other of the two."""
 
-    rows: list[int]
-    slots: list[int]
-    observations: list[Observation]
+    slots: NDArray[np.int64]
+    observation: Observation
+    """What these slots show now; to be decided on, or decided on already while a chunk is under way."""
+    decision: ActOutput | None = None
+    """What is being executed."""
+
+
+@dataclass(kw_only=True)
+class _Harvest:
+    """What a rollout has gathered so far."""
+
+    buffer: RolloutBuffer
+    finished: list[FinishedEpisode] = field(default_factory=list)
+    env_steps: int = 0
+    chunks: int = 0
+    cut_rows: list[int] = field(default_factory=list)
+    """Decisions whose following observation the rollout does not decide on, so that the critic looks at it apart."""
+    cut_slots: list[int] = field(default_factory=list)
+    cut_observations: list[Observation] = field(default_factory=list)
 
 
 class Collector:
     """Collects rollouts of `K` decisions in `B` slots.
 
-    continuous: every slot resets itself and episodes span rollouts. whole: every rollout is one whole episode per slot;
-    finished slots are neither stepped nor inferred.
+    Schedules: lockstep decides for all slots, then simulates all. pipeline has two halves of the slots take turns: one
+    is simulated while the policy decides for the other. Both play the same episodes.
+
+    Episodes: continuous slots reset themselves and episodes span rollouts. With whole episodes every rollout is one
+    episode per slot; finished slots are neither stepped nor inferred.
 
     Args:
         manager: the simulators.
@@ -72,81 +92,96 @@ class Collector:
         self.critic = critic
         self.clock = Clock()
         self.sentences = list(dict.fromkeys(manager.spec.tasks.values()))
+        self._whole = rollout.episodes is Episodes.whole
         self._sentence_index = {sentence: index for index, sentence in enumerate(self.sentences)}
         self._source = EpisodeSource(
             tasks=env.tasks, start_states=env.start_states, group_size=rollout.group_size, seed=seed
         )
         self._all = np.arange(manager.num_envs)
+        self._halves = np.array_split(self._all, min(STAGES[rollout.schedule], manager.num_envs))
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
-        self._observation: Observation | None = None
+        self._stages: list[Stage] = []
 
     @property
     def in_progress(self) -> bool:
         """Whether episodes go on in the simulators between rollouts."""
-        return self._observation is not None
+        return bool(self._stages)
 
     def collect(self) -> Rollout:
         """Run the policy in training mode and return what happened."""
-        whole = self.config.episodes is Episodes.whole
-        slots, observation = self._begin(whole)
-        buffer = RolloutBuffer(self.config.chunks, self.manager.num_envs)
-        finished: list[FinishedEpisode] = []
-        cut = _Cut(rows=[], slots=[], observations=[])
-        env_steps = chunks = 0
+        harvest = _Harvest(buffer=RolloutBuffer(self.config.chunks, self.manager.num_envs))
+        running = self._begin()
+        for stage in running:
+            self._decide_and_send(stage)
         for k in range(self.config.chunks):
-            decision = self._decide(observation)
-            result = self._simulate(slots, decision, whole)
-            buffer.write(k, slots, self._row(slots, observation, decision, result))
-            finished += self._tracker.update(slots, result)
-            env_steps += int(result.steps.sum())
-            chunks = k + 1
-            self._note_cut(cut, k, slots, result, last=chunks == self.config.chunks)
-            if whole:
-                slots, observation = slots[~result.ended], take(result.observation, ~result.ended)
-            else:
-                self._numbers[slots[result.ended]] += 1
-                observation = result.observation
-            if not len(slots):
+            last = k + 1 == self.config.chunks
+            for stage in running:
+                self._receive(stage, harvest, k, last)
+                if len(stage.slots) and not last:
+                    self._decide_and_send(stage)
+            harvest.chunks = k + 1
+            running = [stage for stage in running if len(stage.slots)]
+            if not running:
                 break
-        self._observation = None if whole else observation
-        batch = self._batch(buffer.columns(chunks), cut)
-        return Rollout(batch=batch, finished=finished, env_steps=env_steps)
+        if self._whole:
+            self._stages = []
+        return Rollout(batch=self._batch(harvest), finished=harvest.finished, env_steps=harvest.env_steps)
 
-    def _begin(self, whole: bool) -> tuple[NDArray[np.int64], Observation]:
-        """All slots, with the observations to decide on: new episodes, or those in progress."""
-        if self._observation is None or whole:
+    def _begin(self) -> list[Stage]:
+        """The stages, with the observations to decide on: of new episodes, or of those in progress."""
+        if self._whole or not self._stages:
             self._numbers += 1
             episodes = [self._source.episode(slot, number) for slot, number in enumerate(self._numbers.tolist())]
             with self.clock.measure("simulate"):
-                self._observation = self.manager.reset(self._all, episodes)
+                observation = self.manager.reset(self._all, episodes)
             self._tracker.begin(self._all)
-        return self._all, self._observation
+            self._stages = self._split(observation)
+        return list(self._stages)
 
-    def _decide(self, observation: Observation) -> ActOutput:
+    def _split(self, observation: Observation) -> list[Stage]:
+        """An observation of all slots, by stage."""
+        return [Stage(slots=half, observation=take(observation, half)) for half in self._halves]
+
+    def _decide_and_send(self, stage: Stage) -> None:
+        """Decide for the slots of a stage and have them simulate."""
         with self.clock.measure("infer"):
-            return self.engine.act(observation, "train")
-
-    def _simulate(self, slots: NDArray[np.int64], decision: ActOutput, whole: bool) -> StepResult:
-        following: list[EpisodeSpec | None]
-        if whole:
-            following = [None] * len(slots)
-        else:
-            numbers = (self._numbers[slots] + 1).tolist()
-            following = [
-                self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers, strict=True)
-            ]
+            stage.decision = self.engine.act(stage.observation, "train")
+            actions = stage.decision.actions.cpu().numpy()
         with self.clock.measure("simulate"):
-            return self.manager.step(slots, decision.actions.cpu().numpy(), following)
+            self.manager.send(stage.slots, actions, None if self._whole else self._following(stage.slots))
 
-    def _row(
-        self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput, result: StepResult
-    ) -> dict[str, Tensor | NDArray[Any]]:
-        """One decision per slot, as columns `[len(slots), ...]`."""
-        row: dict[str, Tensor | NDArray[Any]] = {
+    def _following(self, slots: NDArray[np.int64]) -> list[EpisodeSpec]:
+        """What each slot plays next if its episode ends."""
+        numbers = (self._numbers[slots] + 1).tolist()
+        return [self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers, strict=True)]
+
+    def _receive(self, stage: Stage, harvest: _Harvest, k: int, last: bool) -> None:
+        """Wait for a stage's chunks, note decision `k` and what came of it, and move on to the next observation."""
+        with self.clock.measure("simulate"):
+            result = self.manager.receive(stage.slots)
+        harvest.buffer.write(k, stage.slots, self._row(stage, result))
+        harvest.finished += self._tracker.update(stage.slots, result)
+        harvest.env_steps += int(result.steps.sum())
+        cut = result.truncated | (last & ~result.ended)
+        if cut.any():
+            harvest.cut_rows += [k] * int(cut.sum())
+            harvest.cut_slots += stage.slots[cut].tolist()
+            harvest.cut_observations.append(take(result.final_observation, cut))
+        if self._whole:
+            stage.slots, stage.observation = stage.slots[~result.ended], take(result.observation, ~result.ended)
+        else:
+            self._numbers[stage.slots[result.ended]] += 1
+            stage.observation = result.observation
+
+    def _row(self, stage: Stage, result: StepResult) -> dict[str, NDArray[Any]]:
+        """One decision per slot of a stage, as columns `[len(slots), ...]`."""
+        slots, observation, decision = stage.slots, stage.observation, stage.decision
+        assert decision is not None, "received without a decision"
+        row: dict[str, NDArray[Any]] = {
             "task": np.array([self._sentence_index[sentence] for sentence in observation.tasks]),
-            "actions": decision.actions,
-            "logprobs": decision.logprobs,
+            "actions": decision.actions.cpu().numpy(),
+            "logprobs": decision.logprobs.cpu().numpy(),
             "rewards": result.rewards,
             "success": result.success,
             "terminated": result.terminated,
@@ -162,34 +197,26 @@ class Collector:
         if observation.images is not None:
             row["images"] = observation.images
         if self.critic and decision.values is not None:
-            row["values"] = decision.values
-        return row | {f"trace/{name}": value for name, value in decision.trace.items()}
+            row["values"] = decision.values.cpu().numpy()
+        return row | {f"trace/{name}": value.cpu().numpy() for name, value in decision.trace.items()}
 
-    def _note_cut(self, cut: _Cut, k: int, slots: NDArray[np.int64], result: StepResult, last: bool) -> None:
-        """Remember the observations after truncation and after the last decision; the critic looks at them at the
-        end."""
-        needed = result.truncated | (last & ~result.ended)
-        if needed.any():
-            cut.rows += [k] * int(needed.sum())
-            cut.slots += slots[needed].tolist()
-            cut.observations.append(take(result.final_observation, needed))
-
-    def _batch(self, columns: dict[str, Tensor], cut: _Cut) -> TrajectoryBatch:
+    def _batch(self, harvest: _Harvest) -> TrajectoryBatch:
+        columns = harvest.buffer.columns(harvest.chunks)
         trace = {name.removeprefix("trace/"): columns.pop(name) for name in list(columns) if name.startswith("trace/")}
         if "values" in columns:
-            columns["next_values"] = self._next_values(columns, cut)
+            columns["next_values"] = self._next_values(columns, harvest)
         return TrajectoryBatch(columns | {"trace": trace}, self.sentences)
 
-    def _next_values(self, columns: dict[str, Tensor], cut: _Cut) -> Tensor:
+    def _next_values(self, columns: dict[str, Tensor], harvest: _Harvest) -> Tensor:
         """Critic's value of the observation that followed each decision, before any reset; 0 after a termination."""
         following = torch.zeros_like(columns["values"])
         following[:-1] = columns["values"][1:]
         following[columns["terminated"]] = 0.0
-        if cut.rows:
+        if harvest.cut_rows:
             with self.clock.measure("infer"):
-                values = self.engine.act(concatenate(cut.observations), "eval").values
+                values = self.engine.act(concatenate(harvest.cut_observations), "eval").values
             assert values is not None, "the same policy gave values in the rollout"
-            following[cut.rows, cut.slots] = values.cpu()
+            following[harvest.cut_rows, harvest.cut_slots] = values.cpu()
         return following
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,15 +231,16 @@ class Collector:
         """Continue from `state_dict`; the manager's slots must have been restored before."""
         self._numbers[:] = state["numbers"]
         self._tracker.load_state_dict(state["tracker"])
-        self._observation = self.manager.observe(self._all) if state["in_progress"] else None
+        self._stages = self._split(self.manager.observe(self._all)) if state["in_progress"] else []
 
 
-def take(observation: Observation, chosen: NDArray[np.bool_]) -> Observation:
-    """The rows of an observation where `chosen [B]` is True."""
+def take(observation: Observation, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Observation:
+    """Some rows of an observation: where `chosen [B]` is True, or those with these numbers."""
+    numbers = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
     return Observation(
-        images=None if observation.images is None else observation.images[chosen],
-        proprio=None if observation.proprio is None else observation.proprio[chosen],
-        tasks=[task for task, keep in zip(observation.tasks, chosen, strict=True) if keep],
+        images=None if observation.images is None else observation.images[numbers],
+        proprio=None if observation.proprio is None else observation.proprio[numbers],
+        tasks=[observation.tasks[number] for number in numbers],
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
+from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SIMULATORS, SINKS, SupportedModel
 
 GOOD = """\
 defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]
@@ -37,6 +38,14 @@ class Workplace:
         with pytest.raises(ConfigError) as caught:
             load_config("my.yaml", overrides)
         return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.fixture(autouse=True)
+def no_strangers(monkeypatch) -> None:
+    """Only what comes with embodyrl is registered, whatever plug-ins other tests have imported."""
+    for registry in (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, SINKS):
+        own = {entry.name: entry for entry in registry.entries() if entry.source == "built-in"}
+        monkeypatch.setattr(registry, "_entries", own)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ CHANGES = {
     "rollout.chunks": ["rollout.chunks=10"],
     "rollout.chunk_size": ["rollout.chunk_size=1"],
     "rollout.episodes": ["rollout.episodes=whole"],
+    "rollout.schedule": ["rollout.schedule=pipeline"],
     "rollout.group_size": [*WHOLE, "rollout.group_size=2"],
     "algorithm.name": [*WHOLE, "rollout.group_size=4"],
     "algorithm.advantage": [*WHOLE, "rollout.group_size=4"],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import from_unit_range
+from embodyrl.envs.conventions import from_unit_range, unit_range
 
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -49,16 +49,17 @@ class GaussianHead(nn.Module):
     by the conversion, not by the distribution. The standard deviations do not depend on the observation."""
 
     kind = "gaussian"
-    low: Tensor
-    high: Tensor
+    centre: Tensor
+    half_width: Tensor
 
     def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
         super().__init__()
         self.chunk_size = chunk_size
         self.outputs = chunk_size * simulator.action_dim
         self.log_std = nn.Parameter(torch.full((self.outputs,), log_std))
-        self.register_buffer("low", torch.from_numpy(simulator.action_low))
-        self.register_buffer("high", torch.from_numpy(simulator.action_high))
+        centre, half_width = unit_range(simulator)
+        self.register_buffer("centre", torch.from_numpy(centre))
+        self.register_buffer("half_width", torch.from_numpy(half_width))
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Head`."""
@@ -71,8 +72,8 @@ class GaussianHead(nn.Module):
 
     def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
         """See `Head`."""
-        deviation = (sample - outputs) * torch.exp(-self.log_std)
-        return -0.5 * deviation.square() - self.log_std - LOG_SQRT_2PI
+        deviation = (sample - outputs) / self.log_std.exp()
+        return torch.addcmul(-LOG_SQRT_2PI - self.log_std, deviation, deviation, value=-0.5)
 
     def entropy(self, outputs: Tensor) -> Tensor:
         """See `Head`."""
@@ -80,7 +81,7 @@ class GaussianHead(nn.Module):
 
     def actions(self, sample: Tensor) -> Tensor:
         """See `Head`."""
-        return from_unit_range(sample.unflatten(-1, (self.chunk_size, -1)), self.low, self.high)
+        return from_unit_range(sample.unflatten(-1, (self.chunk_size, -1)), self.centre, self.half_width)
 
 
 class CategoricalHead(nn.Module):

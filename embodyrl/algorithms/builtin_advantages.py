@@ -1,8 +1,8 @@
-"""Advantage estimators and policy losses that come with embodyrl, declared by name."""
+"""Advantage estimators that come with embodyrl, declared by name."""
 
 from __future__ import annotations
 
-from embodyrl.registry import ADVANTAGES, LOSSES
+from embodyrl.registry import ADVANTAGES
 
 ADVANTAGES.register(
     "gae",
@@ -15,9 +15,4 @@ ADVANTAGES.register(
     target="embodyrl.algorithms.advantages:grpo",
     facts={"critic": False, "group": True},
     summary="group-relative return of whole episodes (Shao et al. 2024); no critic",
-)
-LOSSES.register(
-    "ppo",
-    target="embodyrl.algorithms.losses:ppo",
-    summary="clipped surrogate (Schulman et al. 2017), with separate lower and upper clip",
 )

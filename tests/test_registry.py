@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
+from embodyrl.registry import Registry, Requirement
+
+HOME = """
+from shelf import SHELF
+
+SHELF.register("hammer", target="tools:Hammer", summary="hits nails")
+SHELF.register("saw", target="tools:Saw", summary="cuts wood")
+"""
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """A registry whose home declares two tools that are never imported unless asked for."""
+    registry: Registry = Registry("tool", home="shelf_home", group="embodyrl.tests.none")
+    module = type(sys)("shelf")
+    module.SHELF = registry
+    monkeypatch.setitem(sys.modules, "shelf", module)
+    for name in ("shelf_home", "tools"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "shelf_home.py").write_text(HOME)
+    (tmp_path / "tools.py").write_text("class Hammer: ...\nclass Saw: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return registry
+
+
+def test_a_component_is_imported_only_when_it_is_loaded(shelf: Registry) -> None:
+    assert shelf.names() == ["hammer", "saw"] and "tools" not in sys.modules
+    assert shelf.load("hammer").__name__ == "Hammer"
+
+
+def test_an_unknown_name_brings_the_near_match_and_the_list(shelf: Registry) -> None:
+    message = r"tool 'hamer' is not registered - did you mean 'hammer'\? \(registered: hammer, saw\)"
+    with pytest.raises(UnknownNameError, match=message):
+        shelf.entry("hamer")
+
+
+def test_a_taken_name_is_refused_even_if_nobody_looked_before(shelf: Registry) -> None:
+    with pytest.raises(DuplicateNameError, match=r"tool 'saw' is already registered \(built-in\)"):
+        shelf.register("saw", target=object, summary="another saw")
+
+
+def test_entries_say_where_they_come_from(shelf: Registry) -> None:
+    shelf.register("drill", target=object, summary="makes holes")
+    assert {entry.name: entry.source for entry in shelf.entries()} == {
+        "hammer": "built-in",
+        "saw": "built-in",
+        "drill": "plug-in",
+    }
+
+
+def test_a_missing_package_brings_its_install_command(shelf: Registry) -> None:
+    needs = [Requirement(module="no_such_package_xyz", install="pip install xyz")]
+    shelf.register("laser", target="tools:Laser", summary="burns", requires=needs)
+    assert shelf.entry("laser").missing() == needs
+    with pytest.raises(MissingPackageError, match=r"'laser' needs no_such_package_xyz, .* pip install xyz"):
+        shelf.load("laser")
+
+
+def test_entry_points_are_called_and_a_broken_one_is_named(
+    shelf: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.group = "embodyrl.tests.tools"
+    (tmp_path / "vendor.py").write_text(
+        "from shelf import SHELF\n"
+        "def register():\n    SHELF.register('vise', target=object, summary='holds')\n"
+        "def broken():\n    raise ValueError('out of steel')\n"
+    )
+    info = tmp_path / "vendor-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[embodyrl.tests.tools]\nvise = vendor:register\n")
+    assert shelf.entry("vise").source == "entry point vise"
+
+    shelf._filled, shelf._entries = False, {}
+    monkeypatch.delitem(sys.modules, "shelf_home")
+    (info / "entry_points.txt").write_text("[embodyrl.tests.tools]\nvise = vendor:broken\n")
+    with pytest.raises(PluginError, match=r"entry point 'vise' .*out of steel.*uninstall or mend"):
+        shelf.names()
