@@ -41,17 +41,17 @@ def _section(section: Any, indent: str) -> Iterator[str]:
 def _entry(key: str, value: Any, indent: str) -> Iterator[str]:
     """One key and its value; mappings go below it."""
     if isinstance(value, dict) and value:
-        yield f"{indent}{_text(key)}:"
+        yield f"{indent}{_quoted(key)}:"
         for name, child in value.items():
             yield from _entry(name, child, indent + "  ")
     else:
-        yield f"{indent}{_text(key)}: {_inline(value)}"
+        yield f"{indent}{_quoted(key)}: {_inline(value)}"
 
 
 def _inline(value: Any) -> str:
     """A value on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_text(key)}: {_inline(child)}" for key, child in value.items()) + "}"
+        return "{" + ", ".join(f"{_quoted(key)}: {_inline(child)}" for key, child in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_inline, value)) + "]"
     if value is None or isinstance(value, bool):
@@ -72,8 +72,12 @@ def _float(value: float) -> str:
 
 
 def _text(text: str) -> str:
-    """A text, in quotes where YAML would take it for something else; `${` is kept from being resolved."""
-    text = text.replace("${", "\\${")
+    """A text as a value: `${` is kept from being resolved (in keys it means nothing)."""
+    return _quoted(text.replace("${", "\\${"))
+
+
+def _quoted(text: str) -> str:
+    """A text, in quotes where YAML would take it for something else."""
     try:
         is_plain = yaml.load(f"[{text}]", get_yaml_loader()) == [text]
     except yaml.YAMLError:
