@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from embodyrl.config import ConfigError, load_config
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SIMULATORS, SINKS, SupportedModel
 
+BROKEN = Path(__file__).parent / "broken"
 GOOD = """\
 defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]
 """
@@ -41,11 +45,16 @@ class Workplace:
 
 
 @pytest.fixture(autouse=True)
-def no_strangers(monkeypatch) -> None:
-    """Only what comes with embodyrl is registered, whatever plug-ins other tests have imported."""
+def no_strangers(monkeypatch) -> Iterator[None]:
+    """Only what comes with embodyrl is registered, and plug-ins that a test imports are forgotten after it."""
     for registry in (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, SINKS):
         own = {entry.name: entry for entry in registry.entries() if entry.source == "built-in"}
         monkeypatch.setattr(registry, "_entries", own)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith((str(BROKEN), tempfile.gettempdir())):
+            del sys.modules[name]
 
 
 @pytest.fixture
