@@ -1,0 +1,70 @@
+"""What the shipped experiments learn: final success, steps and wall-clock seconds over several seeds.
+
+    python benchmarks/learning.py [--experiment experiment/metaworld_reach] [--seeds 5] [key=value ...]
+
+Runs them one after the other with `embodyrl run`, prints a table, and writes benchmarks/results/learning_<experiment>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def run_seed(experiment: str, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Train one seed and return what it came to; `process_s` counts from the start of the program to its end."""
+    with tempfile.TemporaryDirectory(prefix="embodyrl-learning-") as folder:
+        run_dir = Path(folder) / "run"
+        command = [sys.executable, "-m", "embodyrl", "run", experiment, f"seed={seed}", f"run.dir={run_dir}", *overrides]
+        start = time.monotonic()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.monotonic() - start
+        summary = json.loads((run_dir / "summary.json").read_text())
+    evaluations = summary["evaluations"]
+    return {
+        "seed": seed,
+        "success": {step: evaluations[step]["eval/success_once"] for step in sorted(evaluations, key=int)},
+        "env_steps": summary["env_steps"],
+        "env_steps_per_s": summary["env_steps_per_s"],
+        "process_s": round(seconds, 1),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", default="experiment/metaworld_reach")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    rows = []
+    for seed in range(1, options.seeds + 1):
+        row = run_seed(options.experiment, seed, options.overrides)
+        rows.append(row)
+        rates = " -> ".join(f"{rate:.2f}" for rate in row["success"].values())
+        print(
+            f"seed {seed}   success {rates}   {row['env_steps']} env steps, {row['env_steps_per_s']:.0f} per second, "
+            f"{row['process_s']} s",
+            flush=True,
+        )
+    final = [list(row["success"].values())[-1] for row in rows]
+    print(f"median final success {statistics.median(final):.2f}, at least 0.90 on {sum(f >= 0.9 for f in final)} of {len(final)}")
+    RESULTS.mkdir(exist_ok=True)
+    name = options.experiment.removeprefix("experiment/")
+    result = {"experiment": options.experiment, "overrides": options.overrides, "runs": rows}
+    (RESULTS / f"learning_{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
