@@ -2,7 +2,8 @@
 
     python benchmarks/learning.py [--experiment experiment/metaworld_reach] [--seeds 5] [key=value ...]
 
-Runs them one after the other with `embodyrl run`, prints a table, and writes benchmarks/results/learning_<experiment>.json.
+Runs them one after the other with `embodyrl run`, prints a table, and writes
+benchmarks/results/learning_<experiment>.json.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def run_seed(experiment: str, seed: int, overrides: list[str]) -> dict[str, Any]
     """Train one seed and return what it came to; `process_s` counts from the start of the program to its end."""
     with tempfile.TemporaryDirectory(prefix="embodyrl-learning-") as folder:
         run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "embodyrl", "run", experiment, f"seed={seed}", f"run.dir={run_dir}", *overrides]
+        settings = [f"seed={seed}", f"run.dir={run_dir}", *overrides]
+        command = [sys.executable, "-m", "embodyrl", "run", experiment, *settings]
         start = time.monotonic()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         seconds = time.monotonic() - start
@@ -59,7 +61,8 @@ def main() -> None:
             flush=True,
         )
     final = [list(row["success"].values())[-1] for row in rows]
-    print(f"median final success {statistics.median(final):.2f}, at least 0.90 on {sum(f >= 0.9 for f in final)} of {len(final)}")
+    good = sum(rate >= 0.9 for rate in final)
+    print(f"median final success {statistics.median(final):.2f}, at least 0.90 on {good} of {len(final)}")
     RESULTS.mkdir(exist_ok=True)
     name = options.experiment.removeprefix("experiment/")
     result = {"experiment": options.experiment, "overrides": options.overrides, "runs": rows}

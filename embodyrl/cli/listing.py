@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from embodyrl.config.sources import builtin_folder, list_experiments
+from embodyrl.config.sources import builtin_folder, list_experiments, list_groups, list_options
 from embodyrl.errors import UserError
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SIMULATORS, SINKS, Registry, SupportedModel, near_match
 
@@ -65,3 +65,10 @@ def _show_configs(console: Console) -> None:
         first_line = (builtin_folder() / f"{name}.yaml").read_text().partition("\n")[0]
         table.add_row(name, first_line.removeprefix("# "))
     console.print(table)
+    console.print()
+    groups = Table(title="config groups (defaults: [GROUP: CHOICE])", title_justify="left", box=None, pad_edge=False)
+    for title in ("group", "choices"):
+        groups.add_column(title, overflow="fold")
+    for group in list_groups((builtin_folder(),)):
+        groups.add_row(group, ", ".join(list_options(group)))
+    console.print(groups)

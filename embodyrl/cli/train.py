@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from embodyrl.cli.header import header
 from embodyrl.config import LoadedConfig
@@ -56,25 +57,18 @@ def _train(loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoin
     return code
 
 
-def closing_lines(summary: dict[str, object], run_dir: Path) -> str:
+def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     """The last lines on the screen: what came of it, and what to do next."""
     evaluations = summary["evaluations"]
-    assert isinstance(evaluations, dict)
     rates = [f"{evaluations[key]['eval/success_once']:.2f}" for key in sorted(evaluations, key=int)]
     success = f"   success {' -> '.join(rates)}" if rates else ""
     ending = "done" if summary["stopped_by"] is None else f"stopped by {summary['stopped_by']}, saved"
     return (
         f"{ending} in {summary['wall_s']:.1f} s   {summary['env_steps']} env steps, "
         f"{summary['env_steps_per_s']:.0f} per second{success}\n"
-        f"next: embodyrl eval {run_dir}   |   embodyrl resume {run_dir} run.iterations={_more(summary)}   |   "
-        f"tensorboard --logdir {run_dir}"
+        f"next: embodyrl eval {run_dir}   |   "
+        f"embodyrl resume {run_dir} run.iterations={2 * summary['iterations']}   |   tensorboard --logdir {run_dir}"
     )
-
-
-def _more(summary: dict[str, object]) -> int:
-    iterations = summary["iterations"]
-    assert isinstance(iterations, int)
-    return iterations * 2
 
 
 def evaluate(path: Path, overrides: Sequence[str]) -> int:
@@ -84,16 +78,13 @@ def evaluate(path: Path, overrides: Sequence[str]) -> int:
     checkpoint = find(path)
     loaded = read_config(checkpoint, overrides)
 
-    from embodyrl.rollout.episodes import evaluation_episodes
     from embodyrl.runner.build import build_engine, open_simulators
     from embodyrl.runner.evaluation import evaluate as play
+    from embodyrl.runner.evaluation import held_out_episodes
 
     config = loaded.config
     print(f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}", flush=True)
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
         engine = build_engine(config, manager, weights=checkpoint / "policy")
-        episodes = evaluation_episodes(
-            tasks=config.env.tasks, first_start_state=config.eval.seed, count=config.eval.episodes, seed=config.seed
-        )
-        print(play(manager, engine, episodes).line(), flush=True)
+        print(play(manager, engine, held_out_episodes(config)).line(), flush=True)
     return 0

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager
 from embodyrl.rollout.collector import take
-from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode
+from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.runner.statistics import wilson_interval
 
 
@@ -60,6 +61,16 @@ class Evaluation:
             f"evaluation  {self.episodes} episodes  success {self.success_once:.2f} [{low:.2f}, {high:.2f}]  "
             f"return {self.mean_return:.2f}  length {self.mean_length:.0f}  ({self.seconds:.1f} s)"
         )
+
+
+def held_out_episodes(config: Config) -> list[EpisodeSpec]:
+    """The episodes that every evaluation of a run plays."""
+    return evaluation_episodes(
+        tasks=config.env.tasks,
+        first_start_state=config.eval.seed,
+        count=config.eval.episodes,
+        seed=config.seed,
+    )
 
 
 def evaluate(manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec]) -> Evaluation:

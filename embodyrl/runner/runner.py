@@ -17,9 +17,8 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.graph import Graph, Iteration
 from embodyrl.rollout.collector import Collector
-from embodyrl.rollout.episodes import evaluation_episodes
 from embodyrl.runner.checkpoint import TrainerState, writing
-from embodyrl.runner.evaluation import Evaluation, borrowed, evaluate
+from embodyrl.runner.evaluation import borrowed, evaluate, held_out_episodes
 from embodyrl.runner.rundir import write_config
 from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
@@ -119,15 +118,8 @@ class Runner:
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
-        config = self.config
-        episodes = evaluation_episodes(
-            tasks=config.env.tasks,
-            first_start_state=config.eval.seed,
-            count=config.eval.episodes,
-            seed=config.seed,
-        )
         with borrowed(self.manager, self.collector.in_progress):
-            result: Evaluation = evaluate(self.manager, self.engine, episodes)
+            result = evaluate(self.manager, self.engine, held_out_episodes(self.config))
         self._message(result.line())
         metrics = result.metrics()
         self.progress.evaluations[str(self.progress.iteration)] = {
