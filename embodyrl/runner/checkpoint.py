@@ -103,6 +103,8 @@ def find(path: Path) -> Path:
     Raises:
         CheckpointError: there is none, or a file is missing or altered (each is named).
     """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist: give a run directory, or one of its checkpoints/ folders")
     place = path / CHECKPOINTS / LAST if (path / CHECKPOINTS).is_dir() else path
     if not place.exists():
         where = place.relative_to(path)

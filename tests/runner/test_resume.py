@@ -163,3 +163,13 @@ def test_a_run_in_use_cannot_be_resumed(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.communicate(timeout=60)
+
+
+def test_what_is_no_checkpoint_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist: give a run directory"):
+        train.evaluate(tmp_path / "nowhere", [])
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint \(no manifest\.json\)"):
+        train.evaluate(tmp_path, [])
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint \(no checkpoints/last\)"):
+        train.evaluate(tmp_path, [])
