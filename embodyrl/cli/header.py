@@ -21,7 +21,7 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
         ("model", model(config)),
         ("simulator", simulator(config)),
         ("algorithm", algorithm(config)),
-        ("output", f"{run_dir}/  (config.yaml, metrics.jsonl, checkpoints/, summary.json)"),
+        ("output", f"{run_dir}/  (metrics.jsonl, checkpoints/, report.html, ...)"),
     ]
     title = f"embodyrl {__version__}   run {config.run.name}   ({loaded.source})"
     return "\n".join([title, *(f"  {name:<11}{text}" for name, text in rows)])

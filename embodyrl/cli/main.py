@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, validate, list."""
+"""`embodyrl`: run, resume, eval, report, validate, list."""
 
 from __future__ import annotations
 
@@ -109,6 +109,14 @@ def evaluate(
 
 
 @app.command()
+def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+    """Write report.html of a run anew (a run does it at its end)."""
+    from embodyrl.cli import train
+
+    raise typer.Exit(train.report(run_dir))
+
+
+@app.command()
 def validate(words: Words = None) -> None:
     """Check a config completely and start nothing."""
     from embodyrl.config import load_config
@@ -154,10 +162,10 @@ def main() -> None:
     except (UserError, RunError) as error:
         if os.environ.get("EMBODYRL_DEBUG") == "1":
             raise
-        sys.exit(report(error))
+        sys.exit(explain(error))
 
 
-def report(error: UserError | RunError) -> int:
+def explain(error: UserError | RunError) -> int:
     """Print an error to stderr; returns the exit code that it stands for."""
     from embodyrl.config import ConfigError
 

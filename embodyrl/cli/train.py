@@ -11,7 +11,7 @@ from typing import Any
 from embodyrl.cli.header import header
 from embodyrl.config import LoadedConfig
 from embodyrl.errors import UserError
-from embodyrl.runner.rundir import RunDir, read_config, write_config
+from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, write_config
 
 RESUMABLE = "run."
 """Settings with this prefix may change when a run goes on; changing others would make it a different run."""
@@ -22,7 +22,7 @@ def run(loaded: LoadedConfig) -> int:
     started = time.monotonic()
     directory = RunDir.create(loaded.config)
     write_config(directory.path, loaded)
-    print(header(loaded, directory.path), flush=True)
+    show(directory, header(loaded, directory.path))
     return _train(loaded, directory, started=started, checkpoint=None)
 
 
@@ -41,20 +41,41 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
 
     checkpoint = find(run_dir)
     loaded = read_config(run_dir, overrides)
-    print(header(loaded, run_dir), flush=True)
-    print(f"  {'resume':<11}from {checkpoint}", flush=True)
+    show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {checkpoint}")
     return _train(loaded, directory, started=started, checkpoint=checkpoint)
 
 
 def _train(loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoint: Path | None) -> int:
     from embodyrl.runner.build import open_runner
 
-    with open_runner(loaded, directory.path, started=started, checkpoint=checkpoint) as runner:
-        code = runner.run()
-        summary = runner.summary()
-    directory.close()
-    print(closing_lines(summary, directory.path), flush=True)
+    try:
+        with open_runner(loaded, directory, started=started, checkpoint=checkpoint) as runner:
+            code = runner.run()
+            summary = runner.summary()
+        show(directory, closing_lines(summary, directory.path))
+    except Exception as error:
+        directory.note(f"failed: {error}")
+        raise
+    finally:
+        directory.close()
     return code
+
+
+def show(directory: RunDir, text: str) -> None:
+    """Put text on the screen and into run.log."""
+    print(text, flush=True)
+    directory.note(text)
+
+
+def report(run_dir: Path) -> int:
+    """Build report.html of a run directory anew."""
+    from embodyrl.tracking.report import write_report
+
+    for name in (CONFIG_FILE, "summary.json"):
+        if not (run_dir / name).is_file():
+            raise UserError(f"{run_dir} holds no {name}: give the directory of a run that ended or was stopped")
+    print(f"written to {write_report(run_dir)}")
+    return 0
 
 
 def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
@@ -66,6 +87,7 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     return (
         f"{ending} in {summary['wall_s']:.1f} s   {summary['env_steps']} env steps, "
         f"{summary['env_steps_per_s']:.0f} per second{success}\n"
+        f"report: {run_dir / 'report.html'}\n"
         f"next: embodyrl eval {run_dir}   |   "
         f"embodyrl resume {run_dir} run.iterations={2 * summary['iterations']}   |   tensorboard --logdir {run_dir}"
     )

@@ -13,6 +13,7 @@ from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
 from embodyrl.envs.manager import EnvManager
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SINKS
+from embodyrl.runner.rundir import RunDir
 from embodyrl.tracking import Sink, SinkContext
 
 if TYPE_CHECKING:
@@ -24,18 +25,18 @@ WORKER_LOGS = "workers"
 
 @contextmanager
 def open_runner(
-    loaded: LoadedConfig, run_dir: Path, *, started: float, checkpoint: Path | None = None
+    loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoint: Path | None = None
 ) -> Iterator[Runner]:
     """Start simulators and sinks, build policy, engine and graph, and close everything at the end.
 
     Args:
         loaded: the config.
-        run_dir: locked run directory.
+        directory: where everything goes.
         started: `time.monotonic()` when the program began.
         checkpoint: verified checkpoint folder to go on from, or None.
     """
     with ExitStack() as stack:
-        manager = stack.enter_context(open_simulators(loaded, run_dir / WORKER_LOGS))
+        manager = stack.enter_context(open_simulators(loaded, directory.path / WORKER_LOGS))
 
         from embodyrl.rollout.collector import Collector
         from embodyrl.runner.checkpoint import TrainerState
@@ -47,7 +48,7 @@ def open_runner(
         engine = build_engine(config, manager, weights=None if checkpoint is None else checkpoint / "policy")
         runner = Runner(
             loaded,
-            run_dir,
+            directory,
             manager=manager,
             engine=engine,
             collector=Collector(
@@ -59,7 +60,7 @@ def open_runner(
                 seed=config.seed,
             ),
             graph=ALGORITHMS.load(config.algorithm.name)(config),
-            sinks=stack.enter_context(open_sinks(config, run_dir, progress.iteration)),
+            sinks=stack.enter_context(open_sinks(config, directory.path, progress.iteration)),
             progress=progress,
             started=started,
         )

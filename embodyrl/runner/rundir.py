@@ -16,6 +16,7 @@ from embodyrl.errors import UserError
 CONFIG_FILE = "config.yaml"
 ORIGIN_FILE = "origin.json"
 LOCK_FILE = ".lock"
+LOG_FILE = "run.log"
 
 
 class RunDirError(UserError):
@@ -74,6 +75,12 @@ class RunDir:
                 f"{path} is not a run directory (no {CONFIG_FILE}): give the folder that `embodyrl run` made"
             )
         return cls(path)
+
+    def note(self, text: str) -> None:
+        """Append lines to run.log, with the time: what was on the screen, apart from the table."""
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        with (self.path / LOG_FILE).open("a") as log:
+            log.writelines(f"{now}  {line}\n" for line in text.splitlines())
 
     def close(self) -> None:
         """Release the lock."""

@@ -7,7 +7,6 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +18,10 @@ from embodyrl.pipelines.graph import Graph, Iteration
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.checkpoint import TrainerState, writing
 from embodyrl.runner.evaluation import borrowed, evaluate, held_out_episodes
-from embodyrl.runner.rundir import write_config
+from embodyrl.runner.rundir import RunDir, write_config
 from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
+from embodyrl.tracking.report import write_report
 from embodyrl.version import __version__
 
 SUMMARY_FILE = "summary.json"
@@ -47,7 +47,7 @@ class Runner:
 
     Args:
         loaded: the whole config, and where it came from.
-        run_dir: where everything goes; exists.
+        directory: where everything goes.
         manager, engine, collector, graph, sinks: what the config asks for, built by `build_runner`.
         started: `time.monotonic()` when the program began, for wall-clock figures.
     """
@@ -55,7 +55,7 @@ class Runner:
     def __init__(
         self,
         loaded: LoadedConfig,
-        run_dir: Path,
+        directory: RunDir,
         *,
         manager: EnvManager,
         engine: HybridEngine,
@@ -67,7 +67,8 @@ class Runner:
     ) -> None:
         self.loaded = loaded
         self.config = loaded.config
-        self.run_dir = run_dir
+        self.directory = directory
+        self.run_dir = directory.path
         self.manager = manager
         self.engine = engine
         self.collector = collector
@@ -168,12 +169,14 @@ class Runner:
 
     def _write_summary(self) -> None:
         (self.run_dir / SUMMARY_FILE).write_text(json.dumps(self.summary(), indent=2) + "\n")
+        write_report(self.run_dir)
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
         evaluations = self.progress.evaluations
         final = evaluations[max(evaluations, key=int)] if evaluations else {}
         return {
+            "name": self.config.run.name,
             **final,
             "iterations": self.progress.iteration,
             "env_steps": self.progress.env_steps,
@@ -191,6 +194,7 @@ class Runner:
             sink.log(self.progress.iteration, metrics)
 
     def _message(self, text: str) -> None:
+        self.directory.note(text)
         for sink in self.sinks:
             sink.message(text)
 

@@ -1,0 +1,136 @@
+"""report.html: what a run came to, in one file that needs nothing else to be looked at."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embodyrl.tracking.jsonl import METRICS_FILE
+
+REPORT_FILE = "report.html"
+WIDTH, HEIGHT, MARGIN = 420, 200, 44
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 960px; padding: 0 1rem; color: #1c2330; }}
+h1 {{ font-size: 1.4rem; margin-bottom: .2rem; }}
+h2 {{ font-size: 1.05rem; margin-top: 2rem; }}
+.curves {{ display: flex; flex-wrap: wrap; gap: 1rem; }}
+figure {{ margin: 0; border: 1px solid #d9dee7; border-radius: 6px; padding: .5rem; }}
+figcaption {{ font-size: .85rem; color: #4a5568; }}
+svg text {{ font: 11px system-ui, sans-serif; fill: #4a5568; }}
+table {{ border-collapse: collapse; }}
+td, th {{ padding: .2rem .9rem .2rem 0; text-align: right; font-variant-numeric: tabular-nums; }}
+td:first-child, th:first-child {{ text-align: left; }}
+pre {{ background: #f5f7fa; padding: .8rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }}
+</style></head><body>
+<h1>{title}</h1>
+<p>{subtitle}</p>
+<h2>Curves</h2>
+<div class="curves">{curves}</div>
+<h2>Evaluations</h2>
+<table><tr><th>iteration</th><th>success</th><th>95 % interval</th><th>return</th><th>length</th><th>episodes</th></tr>
+{evaluations}</table>
+<h2>Config</h2>
+<pre>{config}</pre>
+</body></html>
+"""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A diagram: one or two metrics over env steps."""
+
+    title: str
+    keys: tuple[str, ...]
+
+
+CURVES = (
+    Curve("success: evaluation (points) and exploring policy (line)", ("env/success_once", "eval/success_once")),
+    Curve("return of training episodes", ("env/return",)),
+    Curve("approximate KL per update [nats]", ("train/approx_kl",)),
+    Curve("explained variance of the critic", ("train/explained_variance",)),
+    Curve("env steps per second", ("time/env_steps_per_s",)),
+)
+
+
+def write_report(run_dir: Path) -> Path:
+    """Build report.html from summary.json, config.yaml and metrics.jsonl (no curves without it) of a run directory;
+    returns its path."""
+    metrics = run_dir / METRICS_FILE
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    summary = json.loads((run_dir / "summary.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    text = PAGE.format(
+        title=html.escape(f"{summary['name']}, seed {summary['seed']}"),
+        subtitle=html.escape(
+            f"{summary['iterations']} iterations, {summary['env_steps']} env steps in {summary['wall_s']:.0f} s "
+            f"({summary['env_steps_per_s']:.0f} per second); {versions}; config {summary['config_hash'][:12]}"
+        ),
+        curves="".join(draw(curve, rows) for curve in CURVES),
+        evaluations="".join(evaluation_row(step, each) for step, each in sorted_evaluations(summary)),
+        config=html.escape((run_dir / "config.yaml").read_text()),
+    )
+    path = run_dir / REPORT_FILE
+    path.write_text(text)
+    return path
+
+
+def sorted_evaluations(summary: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
+    """Iteration and metrics of every evaluation, in order."""
+    return sorted(summary["evaluations"].items(), key=lambda item: int(item[0]))
+
+
+def evaluation_row(iteration: str, metrics: dict[str, float]) -> str:
+    """One row of the table."""
+    cells = [
+        iteration,
+        f"{metrics['eval/success_once']:.2f}",
+        f"{metrics['eval/success_low']:.2f} to {metrics['eval/success_high']:.2f}",
+        f"{metrics['eval/return']:.2f}",
+        f"{metrics['eval/episode_length']:.0f}",
+        f"{metrics['eval/episodes']:.0f}",
+    ]
+    return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>\n"
+
+
+def draw(curve: Curve, rows: Sequence[dict[str, Any]]) -> str:
+    """A curve as an SVG figure; evaluations as points, everything else as a line. Empty if there is nothing to draw."""
+    series = {key: points_of(key, rows) for key in curve.keys}
+    points = [point for each in series.values() for point in each]
+    if not points:
+        return ""
+    right = max(x for x, _ in points) or 1.0
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    if high == low:
+        low, high = low - 0.5, high + 0.5
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        x = MARGIN + point[0] / right * (WIDTH - MARGIN - 12)
+        return x, 12 + (high - point[1]) / (high - low) * (HEIGHT - 40)
+
+    shapes = []
+    for key, each in series.items():
+        placed = [place(point) for point in each]
+        if key.startswith("eval/"):
+            shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#c2410c"/>' for x, y in placed]
+        else:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+            shapes.append(f'<polyline points="{path}" fill="none" stroke="#2563eb" stroke-width="1.5"/>')
+    labels = (
+        f'<text x="2" y="16">{high:.3g}</text><text x="2" y="{HEIGHT - 28}">{low:.3g}</text>'
+        f'<text x="{MARGIN}" y="{HEIGHT - 8}">0</text>'
+        f'<text x="{WIDTH - 8}" y="{HEIGHT - 8}" text-anchor="end">{right:,.0f} env steps</text>'
+    )
+    svg = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(shapes)}{labels}</svg>'
+    return f"<figure>{svg}<figcaption>{html.escape(curve.title)}</figcaption></figure>\n"
+
+
+def points_of(key: str, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """`(env steps, value)` of every row that has the metric; iteration 0 stands at 0 env steps."""
+    return [(row.get("env/total_steps", 0.0), row[key]) for row in rows if row.get(key) is not None]
