@@ -43,7 +43,7 @@ def test_the_front_never_imports_torch_or_a_simulator(command: str) -> None:
 def test_help_names_every_command() -> None:
     done = embodyrl("--help")
     assert done.returncode == 0
-    for command in ("run", "resume", "eval", "validate", "list"):
+    for command in ("run", "resume", "eval", "report", "validate", "list"):
         assert f"  {command} " in done.stdout
     assert "Exit codes" in done.stdout
 
@@ -90,7 +90,7 @@ def test_a_run_shows_and_leaves_what_it_should(tmp_path: Path) -> None:
     (run_dir,) = (tmp_path / "runs" / "gym-pendulum").iterdir()
     assert str(run_dir.relative_to(tmp_path)) in done.stdout
     names = {path.name for path in run_dir.iterdir()}
-    assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"} <= names
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "run.log", "report.html"} <= names
     summary = json.loads((run_dir / "summary.json").read_text())
     wanted = {"eval/success_once", "env_steps", "wall_s", "iterations", "env_steps_per_s", "config_hash", "versions"}
     assert wanted <= summary.keys() and summary["env_steps"] == 2 * 2 * 8
