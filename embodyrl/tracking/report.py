@@ -101,7 +101,7 @@ def evaluation_row(iteration: str, metrics: dict[str, float]) -> str:
 
 def draw(curve: Curve, rows: Sequence[dict[str, Any]]) -> str:
     """A curve as an SVG figure; evaluations as points, everything else as a line. Empty if there is nothing to draw."""
-    series = {key: points_of(key, rows) for key in curve.keys}
+    series = {key: found for key in curve.keys if (found := points_of(key, rows))}
     points = [point for each in series.values() for point in each]
     if not points:
         return ""
