@@ -41,6 +41,7 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
 
     checkpoint = find(run_dir)
     loaded = read_config(run_dir, overrides)
+    write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
     show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {checkpoint}")
     return _train(loaded, directory, started=started, checkpoint=checkpoint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -104,7 +105,8 @@ def read_config(folder: Path, overrides: Sequence[str]) -> LoadedConfig:
     if not (folder / CONFIG_FILE).is_file():
         raise RunDirError(f"{folder} holds no {CONFIG_FILE}: give a folder that `embodyrl run` made")
     origin = json.loads((folder / ORIGIN_FILE).read_text())
-    return load_config(folder / CONFIG_FILE, overrides, plugin_dir=Path(origin["plugin_dir"]))
+    loaded = load_config(folder / CONFIG_FILE, overrides, plugin_dir=Path(origin["plugin_dir"]))
+    return dataclasses.replace(loaded, source=origin["source"])
 
 
 def _make_numbered(path: Path) -> Path:

@@ -15,6 +15,7 @@ import pytest
 from runs import SMALL, Run
 
 from embodyrl.cli import train
+from embodyrl.config import load_config
 from embodyrl.errors import UserError
 from embodyrl.runner.checkpoint import CheckpointError
 from embodyrl.runner.rundir import RunDirError
@@ -27,6 +28,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_run: Callable[..., Ru
     half = small_run("half", "run.iterations=3")
     assert train.resume(half.path, ["run.iterations=6"]) == 0
     resumed = Run(half.path)
+    assert load_config(half.path / "config.yaml").config.run.iterations == 6, "a later resume would stop at once"
     assert len(whole.metrics()) == 7  # iteration 0 is the evaluation before training
     assert [row["iteration"] for row in resumed.metrics()] == list(range(7))
     final_only = {row["iteration"]: row for row in resumed.metrics()}
