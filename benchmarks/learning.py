@@ -43,6 +43,14 @@ def run_seed(experiment: str, seed: int, overrides: list[str]) -> dict[str, Any]
     }
 
 
+def write(experiment: str, overrides: list[str], rows: list[dict[str, Any]]) -> None:
+    """Write what is known so far; a benchmark that is stopped keeps the seeds that it finished."""
+    RESULTS.mkdir(exist_ok=True)
+    name = experiment.removeprefix("experiment/")
+    result = {"experiment": experiment, "overrides": overrides, "runs": rows}
+    (RESULTS / f"learning_{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
 def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -54,6 +62,7 @@ def main() -> None:
     for seed in range(1, options.seeds + 1):
         row = run_seed(options.experiment, seed, options.overrides)
         rows.append(row)
+        write(options.experiment, options.overrides, rows)
         rates = " -> ".join(f"{rate:.2f}" for rate in row["success"].values())
         print(
             f"seed {seed}   success {rates}   {row['env_steps']} env steps, {row['env_steps_per_s']:.0f} per second, "
@@ -63,10 +72,6 @@ def main() -> None:
     final = [list(row["success"].values())[-1] for row in rows]
     good = sum(rate >= 0.9 for rate in final)
     print(f"median final success {statistics.median(final):.2f}, at least 0.90 on {good} of {len(final)}")
-    RESULTS.mkdir(exist_ok=True)
-    name = options.experiment.removeprefix("experiment/")
-    result = {"experiment": options.experiment, "overrides": options.overrides, "runs": rows}
-    (RESULTS / f"learning_{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
