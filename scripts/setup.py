@@ -29,7 +29,6 @@ import tempfile
 import threading
 import time
 import tomllib
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ NEEDS_TORCHVISION = {"vla"}
 """Extras that pull torchvision in, which must match torch's build."""
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PIP_ZIPAPP = "https://bootstrap.pypa.io/pip/pip.pyz"
-DEFAULT_INDEX = ""
 UNFINISHED = ".setup-unfinished"
 """File in the environment while it is being changed; still there afterwards, the set-up was killed."""
 
@@ -435,10 +433,10 @@ def bootstrap_pip(venv: Venv, log: IO[str], lock: int) -> None:
         if run(command, log, lock).ok and venv.has_pip():
             return
     with tempfile.TemporaryDirectory(prefix="embodyrl-setup-") as folder:
-        for download in (download_zipapp, download_pip_wheel):
+        for download in (download_debian_wheel, download_zipapp):
             try:
                 program = download(Path(folder))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
                 log.write(f"{download.__name__}: {error}\n")
                 continue
             if run([venv.python, program, "install", "pip"], log, lock).ok and venv.has_pip():
@@ -457,23 +455,13 @@ def download_zipapp(folder: Path) -> Path:
     return target
 
 
-def download_pip_wheel(folder: Path) -> Path:
-    """Fetch pip's newest wheel from the package index, and check its hash."""
-    index = os.environ.get("PIP_INDEX_URL", DEFAULT_INDEX).rstrip("/") + "/pip/"
-    with urllib.request.urlopen(index, timeout=30) as response:
-        page = response.read().decode()
-    wheels: list[tuple[str, str, str, str]] = re.findall(
-        r'href="([^"#]*/(pip-(\d+(?:\.\d+)*)-py3-none-any\.whl))#sha256=([0-9a-f]{64})"', page
-    )
-    if not wheels:
-        raise ValueError(f"{index} lists no wheel of pip")
-    url, name, _, digest = max(wheels, key=lambda wheel: [int(part) for part in wheel[2].split(".")])
-    with urllib.request.urlopen(urllib.parse.urljoin(index, url), timeout=60) as response:
-        content = response.read()
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise ValueError(f"{url} does not match its hash")
-    (folder / name).write_bytes(content)
-    return folder / name / "pip"  # Python runs a package inside a zip file
+def download_debian_wheel(folder: Path) -> Path:
+    """Fetch pip's wheel from the machine's own Debian or Ubuntu packages; that needs no root."""
+    subprocess.run(["apt-get", "download", "python3-pip-whl"], cwd=folder, check=True, capture_output=True, timeout=120)
+    (package,) = folder.glob("*.deb")
+    subprocess.run(["dpkg", "-x", package, folder], check=True, capture_output=True, timeout=60)
+    (wheel,) = folder.glob("usr/share/python-wheels/pip-*.whl")
+    return wheel / "pip"  # Python runs a package inside a zip file
 
 
 def install_torch(venv: Venv, build: str, log: IO[str], lock: int) -> None:
