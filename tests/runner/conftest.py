@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # where `runs` is
+sys.path.append(str(Path(__file__).parent))  # where `small_runs` is
 
-from runs import SMALL, Run
+from small_runs import SMALL, Run
 
 from embodyrl.cli import train
 from embodyrl.config import load_config

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import SMALL, Run
+from small_runs import SMALL, Run
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
