@@ -49,6 +49,7 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
 def _train(loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoint: Path | None) -> int:
     from embodyrl.runner.build import open_runner
 
+    print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
     try:
         with open_runner(loaded, directory, started=started, checkpoint=checkpoint) as runner:
             code = runner.run()
