@@ -202,7 +202,8 @@ SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", 
 that lists all task names without importing the simulator, or absent where only the simulator knows them)."""
 
 ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms")
-"""Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: none so far."""
+"""Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: `critic` (bool: its nodes pass a critic's
+values on, or absent where either will do)."""
 
 ADVANTAGES: Registry[Any] = Registry(
     "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages"

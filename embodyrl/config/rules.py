@@ -11,7 +11,7 @@ from typing import Any
 from embodyrl.config.compose import Composed
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
 from embodyrl.config.schema import Bootstrap, Config, Episodes
-from embodyrl.registry import ADVANTAGES, SIMULATORS, Registry, SupportedModel, load_target, near_match
+from embodyrl.registry import ADVANTAGES, ALGORITHMS, SIMULATORS, Registry, SupportedModel, load_target, near_match
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,21 @@ def groups_play_whole_episodes(config: Config) -> Iterator[Finding]:
             ("rollout.episodes", "algorithm.advantage"),
             f"advantage {name!r} compares whole episodes, but rollout.episodes is {config.rollout.episodes.value!r}",
             "set rollout.episodes to whole",
+        )
+
+
+@rule
+def graph_fits_advantage(config: Config) -> Iterator[Finding]:
+    """A graph that passes a critic's values on has an estimator that wants them, and the other way round."""
+    graph = fact(ALGORITHMS, config.algorithm.name, "critic")
+    estimator = fact(ADVANTAGES, config.algorithm.advantage, "critic")
+    if graph is not None and estimator is not None and graph is not estimator:
+        fitting = [entry.name for entry in ALGORITHMS.entries() if entry.facts.get("critic") is estimator]
+        yield Finding(
+            ("algorithm.advantage", "algorithm.name"),
+            f"advantage {config.algorithm.advantage!r} {'uses a' if estimator else 'has no'} critic, and algorithm "
+            f"{config.algorithm.name!r} is made for one {'without' if estimator else 'with'}",
+            f"choose algorithm.name among: {', '.join(fitting) or 'none so far'}",
         )
 
 

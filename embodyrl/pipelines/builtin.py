@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from embodyrl.registry import ALGORITHMS
 
-ALGORITHMS.register("ppo", target="embodyrl.pipelines.graphs:ppo", summary="proximal policy optimisation with a critic")
 ALGORITHMS.register(
-    "grpo", target="embodyrl.pipelines.graphs:grpo", summary="group-relative policy optimisation, no critic"
+    "ppo",
+    target="embodyrl.pipelines.graphs:ppo",
+    facts={"critic": True},
+    summary="proximal policy optimisation with a critic",
+)
+ALGORITHMS.register(
+    "grpo",
+    target="embodyrl.pipelines.graphs:grpo",
+    facts={"critic": False},
+    summary="group-relative policy optimisation, no critic",
 )

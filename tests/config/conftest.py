@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,15 +44,13 @@ class Workplace:
 
 
 @pytest.fixture(autouse=True)
-def no_strangers(monkeypatch) -> Iterator[None]:
-    """Only what comes with embodyrl is registered, and plug-ins that a test imports are forgotten after it."""
+def no_strangers(monkeypatch) -> None:
+    """Only what comes with embodyrl is registered, and plug-ins that other tests imported are imported anew."""
     for registry in (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, SINKS):
         own = {entry.name: entry for entry in registry.entries() if entry.source == "built-in"}
         monkeypatch.setattr(registry, "_entries", own)
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith((str(BROKEN), tempfile.gettempdir())):
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith((str(BROKEN), tempfile.gettempdir())):
             del sys.modules[name]
 
 

@@ -97,6 +97,7 @@ def test_a_rule_points_at_what_the_user_wrote(workplace):
     text = PPO.replace("metaworld/reach", "nine") + "algorithm: {minibatches: 1}\n"
     [in_file] = workplace.faults(
         text + "rollout:\n  group_size: 2\n  episodes: whole\n  chunks: 100\n",
+        "algorithm.name=grpo",
         "algorithm.advantage=grpo",
         "algorithm.bootstrap=none",
         "algorithm.value_coef=0",

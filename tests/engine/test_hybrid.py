@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig
+from embodyrl.engine.hybrid import HybridEngine, NumericsError
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.errors import UserError
+from embodyrl.models import build_policy
+from embodyrl.models.mlp.options import MLPConfig
+from embodyrl.registry import LOSSES
+
+SPEC = SimulatorSpec(
+    tasks={"push": "push"},
+    actions=(ActionField(name="arm", meaning="force", unit="N", low=(-1.0,), high=(1.0,)),),
+    proprio_dim=3,
+    max_episode_steps=10,
+    control_frequency=1.0,
+)
+
+
+def make_engine(*, optimizer: OptimizerConfig | None = None, **algorithm: object) -> HybridEngine:
+    return HybridEngine(
+        build_policy(MLPConfig(name="mlp", hidden_sizes=[8]), SPEC, chunk_size=1, seed=1),
+        config=EngineConfig(device=Device.cpu, optimizer=optimizer or OptimizerConfig(lr=0.01)),
+        algorithm=AlgorithmConfig(name="ppo", minibatches=2, epochs=2, **algorithm),  # type: ignore[arg-type]
+        loss=LOSSES.load("ppo"),
+        iterations=4,
+        seed=1,
+    )
+
+
+def make_batch(engine: HybridEngine, size: int = 16) -> TensorDict:
+    """Decisions of the engine's own policy, with advantages that favour large samples."""
+    draw = np.random.default_rng(0)
+    observation = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), tasks=["push"] * size)
+    output = engine.act(observation, "train")
+    sample = output.trace["sample"].clone()
+    return TensorDict(
+        {
+            "proprio": torch.from_numpy(observation.proprio),
+            "task": torch.zeros(size, dtype=torch.int64),
+            "trace": TensorDict({"sample": sample}, [size]),
+            "valid": torch.ones(size, dtype=torch.bool),
+            "advantages": sample.squeeze(-1) - sample.mean(),
+            "returns": torch.ones(size),
+            "old_logprobs": output.logprobs.sum(-1).clone(),
+            "old_values": output.values.clone(),
+        },
+        [size],
+    )
+
+
+def weights(engine: HybridEngine) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach().clone()
+
+
+def test_learning_makes_good_decisions_likelier() -> None:
+    engine = make_engine()
+    batch = make_batch(engine)
+    good = batch["advantages"] > 0
+
+    def likelihood() -> torch.Tensor:
+        return engine.policy.evaluate({"proprio": batch["proprio"]}, dict(batch["trace"].items())).logprobs.sum(-1)
+
+    before = likelihood()
+    metrics = engine.update(batch, ["push"])
+    # Normalisation statistics change after an update and move all inputs; compare good with bad, not with before alone.
+    change = likelihood() - before
+    assert change[good].mean() > change[~good].mean()
+    assert metrics["train/passes"] == 2 and engine.version == 1 and metrics["train/grad_norm"] > 0
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_and_leaves_the_weights() -> None:
+    engine = make_engine()
+    batch = make_batch(engine)
+    batch["returns"][3] = float("nan")
+    before = weights(engine)
+    with pytest.raises(NumericsError, match=r"gradient norm is nan in update 1 .*engine\.optimizer\.lr"):
+        engine.update(batch, ["push"])
+    # The broken decision is in one of two minibatches; the other may have been learned from before.
+    after = weights(engine)
+    assert bool(after.isfinite().all()) and (after - before).abs().max() <= 0.011
+
+
+def test_target_kl_ends_an_update_before_the_step_that_would_exceed_it() -> None:
+    free, bound = make_engine(), make_engine(target_kl=1e-9)
+    free.update(make_batch(free), ["push"])
+    metrics = bound.update(make_batch(bound), ["push"])
+    assert metrics["train/passes"] == 0 and not torch.equal(weights(free), weights(bound))
+
+
+def test_a_linear_learning_rate_falls_to_zero_over_the_run() -> None:
+    engine = make_engine(optimizer=OptimizerConfig(lr=0.01, schedule=LearningRate.linear))
+    rates = [engine.update(make_batch(engine), ["push"])["train/learning_rate"] for _ in range(4)]
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+
+
+def test_state_brings_back_optimiser_and_random_streams() -> None:
+    first, second = make_engine(), make_engine()
+    first.update(make_batch(first), ["push"])
+    second.policy.load_state_dict(first.policy.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))  # a checkpoint copies, too
+    for engine in (first, second):
+        engine.update(make_batch(engine), ["push"])
+    assert torch.equal(weights(first), weights(second)) and first.version == second.version == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_that_is_not_there_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UserError, match=r"no CUDA device here: set engine\.device=auto or cpu"):
+        HybridEngine(
+            build_policy(MLPConfig(name="mlp"), SPEC, chunk_size=1, seed=1),
+            config=EngineConfig(device=Device.cuda),
+            algorithm=AlgorithmConfig(name="ppo"),
+            loss=LOSSES.load("ppo"),
+            iterations=1,
+            seed=1,
+        )
