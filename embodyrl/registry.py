@@ -7,6 +7,7 @@ lists under `plugins:`.
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import importlib
 import importlib.metadata
@@ -47,6 +48,19 @@ class Requirement:
             return importlib.util.find_spec(self.module) is not None
         except ModuleNotFoundError:  # the package around a submodule is missing
             return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemLibrary(Requirement):
+    """A shared library of the operating system that a component's package links to; `module` is its file name."""
+
+    def is_met(self) -> bool:
+        """Whether the dynamic linker finds it."""
+        try:
+            ctypes.CDLL(self.module)
+        except OSError:
+            return False
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)

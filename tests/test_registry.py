@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
-from embodyrl.registry import Registry, Requirement
+from embodyrl.registry import Registry, Requirement, SystemLibrary
 
 HOME = """
 from shelf import SHELF
@@ -62,6 +62,14 @@ def test_a_missing_package_brings_its_install_command(shelf: Registry) -> None:
     assert shelf.entry("laser").missing() == needs
     with pytest.raises(MissingPackageError, match=r"'laser' needs no_such_package_xyz, .* pip install xyz"):
         shelf.load("laser")
+
+
+def test_a_missing_system_library_is_a_missing_requirement_too(shelf: Registry) -> None:
+    there = SystemLibrary(module="libc.so.6", install="none")
+    absent = SystemLibrary(module="libnosuchthing.so.9", install="apt install nosuchthing")
+    shelf.register("mill", target="tools:Saw", summary="grinds", requires=[there, absent])
+    with pytest.raises(MissingPackageError, match=r"'mill' needs libnosuchthing\.so\.9, .* apt install nosuchthing"):
+        shelf.load("mill")
 
 
 def test_entry_points_are_called_and_a_broken_one_is_named(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embodyrl.registry import SIMULATORS, Requirement
+from embodyrl.registry import SIMULATORS, Requirement, SystemLibrary
 
 SIMULATORS.register(
     "metaworld",
@@ -16,7 +16,10 @@ SIMULATORS.register(
     "maniskill",
     target="embodyrl.envs.maniskill:ManiSkill",
     options="embodyrl.envs.options:ManiSkillConfig",
-    requires=[Requirement(module="mani_skill", install="pip install 'embodyrl[maniskill]'")],
+    requires=[
+        Requirement(module="mani_skill", install="pip install 'embodyrl[maniskill]'"),
+        SystemLibrary(module="libX11.so.6", install="apt install libx11-6  (as root; SAPIEN links to it)"),
+    ],
     summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU)",
 )
 SIMULATORS.register(

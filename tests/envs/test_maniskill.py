@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("mani_skill", reason="mani_skill not installed")
+from embodyrl.registry import SIMULATORS
+
+if missing := [requirement.module for requirement in SIMULATORS.entry("maniskill").missing()]:
+    pytest.skip(f"not installed: {', '.join(missing)}", allow_module_level=True)
 
 from embodyrl.envs import maniskill
 from embodyrl.envs.base import RenderError
