@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -45,9 +46,11 @@ class Workplace:
 
 @pytest.fixture(autouse=True)
 def no_strangers(monkeypatch) -> None:
-    """Only what comes with embodyrl is registered, and plug-ins that other tests imported are imported anew."""
+    """Only what comes with embodyrl is registered, whether or not its packages are installed here, and plug-ins that
+    other tests imported are imported anew."""
     for registry in (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, SINKS):
-        own = {entry.name: entry for entry in registry.entries() if entry.source == "built-in"}
+        entries = [entry for entry in registry.entries() if entry.source == "built-in"]
+        own = {entry.name: dataclasses.replace(entry, requires=()) for entry in entries}
         monkeypatch.setattr(registry, "_entries", own)
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith((str(BROKEN), tempfile.gettempdir())):
