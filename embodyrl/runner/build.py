@@ -111,7 +111,6 @@ def open_sinks(config: Config, run_dir: Path, start_iteration: int) -> Iterator[
     """Open the sinks that the config names, and close them."""
     context = SinkContext(
         run_dir=run_dir,
-        run_name=config.run.name,
         iterations=config.run.iterations,
         start_iteration=start_iteration,
     )

@@ -78,7 +78,7 @@ class Runner:
         self.stopper = Stopper()
         self._earlier_s = progress.wall_s
         self._started = started
-        self._saved_at = progress.iteration
+        self._saved_at = progress.iteration or -1  # a run that never got to an iteration has saved nothing
 
     def run(self) -> int:
         """Train to the end, or until stopped; returns the exit code."""
@@ -86,16 +86,14 @@ class Runner:
         with self.stopper:
             if self.progress.iteration == 0 and config.eval_every:
                 self._log(self._evaluate())
-            while self.progress.iteration < config.iterations and not self._is_good_enough():
+            while self._goes_on():
                 metrics = self._iterate()
                 last = self.progress.iteration == config.iterations
                 if self.stopper.signal is None and (last or is_due(self.progress.iteration, config.eval_every)):
                     metrics |= self._evaluate()
                 self._log(metrics)
-                if last or self.stopper.signal is not None or is_due(self.progress.iteration, config.save_every):
+                if is_due(self.progress.iteration, config.save_every):
                     self._save()
-                if self.stopper.signal is not None:
-                    break
             if self._saved_at < self.progress.iteration:
                 self._save()
         self._write_summary()
@@ -127,6 +125,11 @@ class Runner:
             name: value for name, value in metrics.items() if name.startswith("eval/")
         }
         return metrics
+
+    def _goes_on(self) -> bool:
+        """Whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
+        unfinished = self.progress.iteration < self.config.run.iterations
+        return unfinished and self.stopper.signal is None and not self._is_good_enough()
 
     def _is_good_enough(self) -> bool:
         target = self.config.run.stop_at_success

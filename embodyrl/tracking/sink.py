@@ -14,7 +14,6 @@ class SinkContext:
 
     run_dir: Path
     """Folder of the run; exists."""
-    run_name: str
     iterations: int
     """Iterations that the run will have at its end."""
     start_iteration: int

@@ -83,6 +83,12 @@ def test_a_run_directory_is_never_overwritten(small_run: Callable[..., Run]) -> 
     assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
 
 
+def test_a_run_that_is_good_enough_at_once_stops_and_is_saved(small_run: Callable[..., Run]) -> None:
+    run = small_run("run", "env.success_return=-1.0e9", "run.stop_at_success=0.5")
+    assert run.summary["iterations"] == 0 and run.summary["eval/success_once"] == 1.0
+    assert train.evaluate(run.path, []) == 0
+
+
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match=r"is not a run directory \(no config\.yaml\)"):
         train.resume(tmp_path, [])

@@ -23,7 +23,7 @@ METRICS = {
 
 
 def context(folder: Path, *, start: int = 0, iterations: int = 10) -> SinkContext:
-    return SinkContext(run_dir=folder, run_name="test", iterations=iterations, start_iteration=start)
+    return SinkContext(run_dir=folder, iterations=iterations, start_iteration=start)
 
 
 def test_jsonl_writes_one_object_per_iteration_and_null_for_nan(tmp_path: Path) -> None:
