@@ -109,6 +109,10 @@ class EnvConfig:
     """Simulator slots that run side by side (B)."""
     workers: int | str = setting("auto", low=1, words=("auto",))
     """Simulator processes; num_envs must be a multiple. auto: num_envs' largest divisor up to the usable cores."""
+    cameras: list[str] = setting([])
+    """Cameras whose pictures the policy sees (V), in this order, by the backend's names; []: state observations only."""
+    image_size: list[int] = setting([224, 224], low=16, high=2048)
+    """Height and width of every camera's picture [pixels]."""
     max_episode_steps: int = setting(100, low=1)
     """Control steps after which an episode is cut off (truncated)."""
     start_states: int = setting(10000, low=1)

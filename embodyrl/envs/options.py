@@ -17,8 +17,24 @@ class RewardMode(StrEnum):
     sparse = "sparse"
 
 
+class RenderQuality(StrEnum):
+    """How MuJoCo draws pictures."""
+
+    full = "full"
+    fast = "fast"
+
+
 @dataclass(frozen=True, kw_only=True)
-class MetaWorldConfig(EnvConfig):
+class MujocoConfig(EnvConfig):
+    """What all backends on MuJoCo share."""
+
+    render_quality: RenderQuality = setting(RenderQuality.full)
+    """full: as the simulator's authors draw it. fast: without shadows, reflections and smoothed edges, several times
+    faster on a CPU; pictures differ from those that public checkpoints were trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaWorldConfig(MujocoConfig):
     """MetaWorld."""
 
     end_at_success: bool = setting(False)
