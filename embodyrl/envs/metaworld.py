@@ -83,8 +83,8 @@ class MetaWorldSlot(Slot):
     def render(self) -> NDArray[np.uint8]:
         """The scene as MetaWorld's camera `corner2` sees it, `[480, 480, 3]`."""
         if self._painter is None:
-            self._painter = Painter(self._env.model, size=480)
-        upside_down = self._painter.paint(self._env.data, camera="corner2")
+            self._painter = Painter(self._env.model, height=480, width=480)
+        upside_down = self._painter.paint(self._env.data, "corner2")
         return np.ascontiguousarray(upside_down[::-1, ::-1])
 
     def close(self) -> None:
