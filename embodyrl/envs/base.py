@@ -414,6 +414,18 @@ def check_task_list(tasks: Sequence[str], backend: str) -> None:
         raise UserError(f"env.tasks names {twice!r} twice: name each task once")
 
 
+def check_cameras(cameras: Sequence[str], known: Iterable[str], backend: str) -> None:
+    """Raise `UserError` if `env.cameras` names one twice or one that `backend` does not have."""
+    names = list(known)
+    for index, camera in enumerate(cameras):
+        if camera not in names:
+            near = near_match(camera, names)
+            hint = f" - did you mean {near!r}?" if near else ""
+            raise UnknownNameError(f"{backend} has no camera {camera!r}{hint} (cameras: {', '.join(names) or 'none'})")
+        if camera in cameras[:index]:
+            raise UserError(f"env.cameras names {camera!r} twice: name each camera once")
+
+
 def _check_array(seat: _Seat, name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: type) -> None:
     if array.shape != shape or array.dtype != dtype:
         want = f"{np.dtype(dtype).name} {shape}"

@@ -9,7 +9,10 @@ SIMULATORS.register(
     target="embodyrl.envs.metaworld:MetaWorld",
     options="embodyrl.envs.options:MetaWorldConfig",
     requires=[Requirement(module="metaworld", install="pip install 'embodyrl[metaworld]'")],
-    facts={"tasks": "embodyrl.envs.metaworld_tasks:known_tasks"},
+    facts={
+        "tasks": "embodyrl.envs.metaworld_tasks:known_tasks",
+        "cameras": "embodyrl.envs.metaworld_tasks:known_cameras",
+    },
     summary="MetaWorld 3: 50 tabletop tasks of a Sawyer arm (MuJoCo, CPU)",
 )
 SIMULATORS.register(

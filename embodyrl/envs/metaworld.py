@@ -1,6 +1,9 @@
 """MetaWorld 3: 50 tabletop tasks of a Sawyer arm, simulated by MuJoCo on the CPU.
 
-Observations are MetaWorld's 39 numbers: hand and object poses now (18) and one step ago (18), then the goal (3).
+Observations are MetaWorld's 39 numbers: hand and object poses now (18) and one step ago (18), then the goal (3). With
+`proprio: robot` they are the first 4 of them, hand position [m] and gripper opening (0 .. 1). Pictures are those of
+MetaWorld's own cameras, turned the right way up.
+
 Actions are 4 numbers in -1 .. 1: the hand's displacement in x, y, z (1 is 1 cm per step) and the gripper (-1 opens).
 """
 
@@ -9,61 +12,88 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list, check_tasks
-from embodyrl.envs.metaworld_tasks import TASKS, known_tasks
-from embodyrl.envs.mujoco_painter import Painter
-from embodyrl.envs.options import MetaWorldConfig
+from embodyrl.envs import mujoco_gl
+from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
+from embodyrl.envs.metaworld_tasks import CAMERAS, TASKS, known_cameras, known_tasks
+from embodyrl.envs.mujoco_painter import Painter, Painters
+from embodyrl.envs.options import MetaWorldConfig, Proprio
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 
 STEP_LIMIT = 500
 """MetaWorld refuses to step an episode further than this."""
 
+PROPRIO_DIM = {Proprio.full: 39, Proprio.robot: 4}
+"""How many of MetaWorld's numbers a policy is told."""
+
+FOR_PEOPLE = "corner2", (480, 480)
+"""Camera and size [pixels] of pictures for people where the policy has none, as MetaWorld's own."""
+
+KEPT_PAINTERS = 10
+"""Tasks whose painters a process keeps, as many as MT10 has; more if it has more slots."""
+
 
 class MetaWorld(SlotSimulator):
-    """MetaWorld with state observations."""
+    """MetaWorld with state observations, pictures, or both."""
 
     def __init__(self, config: MetaWorldConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "metaworld")
         check_tasks(config.tasks, known_tasks(), "metaworld")
+        check_cameras(config.cameras, known_cameras(), "metaworld")
         if config.max_episode_steps > STEP_LIMIT:
             raise UserError(
                 f"env.max_episode_steps is {config.max_episode_steps}, but MetaWorld ends its episodes at "
                 f"{STEP_LIMIT} steps: set at most that"
             )
-        self._end_at_success = config.end_at_success
+        height, width = config.image_size
+        if config.cameras:
+            mujoco_gl.context(height, width).free()  # what is missing is said now, not at the first reset
+        mujoco_gl.import_mujoco()
+        self._config = config
+        self._painters = Painters(most=max(num_slots, KEPT_PAINTERS))
+        arm = ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.01)
+        gripper = ActionField(name="gripper", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,))
         super().__init__(
             SimulatorSpec(
                 tasks={task: TASKS[task] for task in config.tasks},
-                actions=(
-                    ActionField(
-                        name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.01
-                    ),
-                    ActionField(name="gripper", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,)),
-                ),
-                proprio_dim=39,
+                actions=(arm, gripper),
+                proprio_dim=PROPRIO_DIM[config.proprio],
                 max_episode_steps=config.max_episode_steps,
                 control_frequency=80.0,
+                cameras=tuple(config.cameras),
+                image_size=(height, width) if config.cameras else (0, 0),
             ),
             num_slots,
         )
 
     def make_slot(self, task: str) -> Slot:
         """An environment of `task`."""
-        return MetaWorldSlot(task, end_at_success=self._end_at_success)
+        return MetaWorldSlot(task, self._config, self._painters)
+
+    def close(self) -> None:
+        """Release everything; calling it twice is harmless."""
+        super().close()
+        self._painters.close()
 
 
 class MetaWorldSlot(Slot):
-    """One MetaWorld environment."""
+    """One MetaWorld environment.
 
-    def __init__(self, task: str, *, end_at_success: bool) -> None:
+    Args:
+        task: its name.
+        config: MetaWorld's options.
+        painters: painters that the environments of the process share, one for each task and size.
+    """
+
+    def __init__(self, task: str, config: MetaWorldConfig, painters: Painters) -> None:
         from embodyrl.envs import metaworld_driver
 
         self._driver = metaworld_driver
         self._env = metaworld_driver.make(task)
-        self._end_at_success = end_at_success
+        self._task, self._config, self._painters = task, config, painters
+        self._size = config.image_size[0], config.image_size[1]
+        self._proprio_dim = PROPRIO_DIM[config.proprio]
         self._observation: NDArray[np.float64] = np.zeros(39)
-        self._painter: Painter | None = None
 
     def reset(self, episode: EpisodeSpec) -> None:
         """Place goal and objects as `episode.start_state` says; MetaWorld draws nothing random after that."""
@@ -74,20 +104,20 @@ class MetaWorldSlot(Slot):
         """Execute `action [4]`."""
         self._observation, reward, info = self._env.step(action)
         success = bool(info["success"])
-        return Transition(float(reward), success and self._end_at_success, success)
+        return Transition(float(reward), success and self._config.end_at_success, success)
 
-    def observe(self) -> tuple[None, NDArray[np.float32]]:
-        """No images; proprio `[39]`."""
-        return None, self._observation.astype(np.float32)
+    def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
+        """Images `[V, H, W, 3]`, or None without cameras, and proprio `[39 or 4]`."""
+        images = [self._paint(camera, self._size) for camera in self._config.cameras]
+        return np.stack(images) if images else None, self._observation[: self._proprio_dim].astype(np.float32)
 
     def render(self) -> NDArray[np.uint8]:
-        """The scene as MetaWorld's camera `corner2` sees it, `[480, 480, 3]`."""
-        if self._painter is None:
-            self._painter = Painter(self._env.model, height=480, width=480)
-        upside_down = self._painter.paint(self._env.data, "corner2")
-        return np.ascontiguousarray(upside_down[::-1, ::-1])
+        """What the policy's first camera sees `[H, W, 3]`, else what MetaWorld's camera `corner2` does."""
+        return self._paint(self._config.cameras[0], self._size) if self._config.cameras else self._paint(*FOR_PEOPLE)
 
-    def close(self) -> None:
-        """Release the environment."""
-        if self._painter is not None:
-            self._painter.close()
+    def _paint(self, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
+        """The picture of one camera, the right way up."""
+        quality = self._config.render_quality
+        painter = self._painters.get((self._task, size), lambda: Painter(self._env.model, *size, quality))
+        picture = painter.paint(self._env.data, camera)
+        return np.ascontiguousarray(picture[::-1, ::-1]) if CAMERAS[camera] else picture

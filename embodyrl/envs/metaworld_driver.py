@@ -74,7 +74,18 @@ def reset(env: Any, start_state: int) -> NDArray[np.float64]:
     observation: NDArray[np.float64] = env.reset_model()
     env._prev_obs = observation[:18].copy()
     observation[18:36] = env._prev_obs
+    _place(env.model, env.data)
     return observation
+
+
+def _place(model: Any, data: Any) -> None:
+    """Compute where everything is, for pictures: tasks move things in the model at the end of their reset.
+
+    MetaWorld draws them where they were until the first step. That recomputes the same, so only the picture changes.
+    """
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_comPos(model, data)
+    mujoco.mj_camlight(model, data)
 
 
 class _Driver:

@@ -1,4 +1,4 @@
-"""Names and sentences of the MetaWorld tasks, in a module that imports nothing: a config is checked quickly."""
+"""Names of MetaWorld's tasks and cameras, in a module that imports nothing: a config is checked quickly."""
 
 from __future__ import annotations
 
@@ -56,7 +56,23 @@ TASKS = {
 }
 """Task name -> the sentence that tells a policy what to do."""
 
+CAMERAS = {
+    "corner": True,
+    "corner2": True,
+    "corner3": True,
+    "corner4": True,
+    "topview": False,
+    "behindGripper": False,
+    "gripperPOV": False,
+}
+"""Camera name -> whether it is mounted upside down, so that its pictures have to be turned by 180 degrees."""
+
 
 def known_tasks() -> list[str]:
     """All task names (imports nothing heavy)."""
     return sorted(TASKS)
+
+
+def known_cameras() -> list[str]:
+    """All camera names; every task has the same (imports nothing heavy)."""
+    return list(CAMERAS)

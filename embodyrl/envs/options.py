@@ -9,6 +9,20 @@ from typing import Any
 from embodyrl.config.schema import EnvConfig, setting
 
 
+class Proprio(StrEnum):
+    """Which numbers a policy is given beside pictures."""
+
+    full = "full"
+    robot = "robot"
+
+
+class Sim(StrEnum):
+    """Where ManiSkill computes the physics."""
+
+    cpu = "cpu"
+    gpu = "gpu"
+
+
 class RewardMode(StrEnum):
     """Which reward ManiSkill computes."""
 
@@ -24,6 +38,13 @@ class RenderQuality(StrEnum):
     fast = "fast"
 
 
+class Proprio(StrEnum):
+    """What the numbers of an observation tell."""
+
+    full = "full"
+    robot = "robot"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MujocoConfig(EnvConfig):
     """What all backends on MuJoCo share."""
@@ -37,18 +58,28 @@ class MujocoConfig(EnvConfig):
 class MetaWorldConfig(MujocoConfig):
     """MetaWorld."""
 
+    proprio: Proprio = setting(Proprio.full)
+    """full: all 39 numbers, poses of the objects and the goal included. robot: hand position and gripper opening (4
+    numbers), the rest has to be seen."""
     end_at_success: bool = setting(False)
     """End the episode (terminated) as soon as the task is solved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManiSkillConfig(EnvConfig):
-    """ManiSkill with state observations."""
+    """ManiSkill."""
 
-    control_mode: str = setting("pd_joint_delta_pos")
-    """Controller of the robot, as ManiSkill names it; it defines what an action means."""
+    sim: Sim = setting(Sim.cpu)
+    """cpu: PhysX on the CPU, each slot an environment of its own. gpu: all slots of a process as one batch on an NVIDIA
+    GPU (one process per GPU); faster with many slots, but what one slot does can change another's last digits."""
+    control_mode: str = setting("auto")
+    """Controller of the robot, as ManiSkill names it; it defines what an action means. auto: pd_joint_delta_pos where
+    the task's robot has it, else the robot's own."""
     reward_mode: RewardMode = setting(RewardMode.normalized_dense)
-    """Reward that the task computes."""
+    """Reward that the task computes. sparse: 1 while its success condition holds (minus 1 while it reports failure)."""
+    proprio: Proprio = setting(Proprio.full)
+    """full: ManiSkill's state vector, poses of objects and goal included. robot: joint positions and velocities and the
+    pose of the tool centre point, as a real robot measures them."""
     end_at_success: bool = setting(False)
     """End the episode (terminated) as soon as the task is solved."""
 
