@@ -38,13 +38,6 @@ class RenderQuality(StrEnum):
     fast = "fast"
 
 
-class Proprio(StrEnum):
-    """What the numbers of an observation tell."""
-
-    full = "full"
-    robot = "robot"
-
-
 @dataclass(frozen=True, kw_only=True)
 class MujocoConfig(EnvConfig):
     """What all backends on MuJoCo share."""
