@@ -65,6 +65,13 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Numa(StrEnum):
+    """Whether simulator processes keep to one NUMA node each."""
+
+    auto = "auto"
+    off = "off"
+
+
 class Schedule(StrEnum):
     """How deciding and simulating take turns."""
 
@@ -109,6 +116,9 @@ class EnvConfig:
     """Simulator slots that run side by side (B)."""
     workers: int | str = setting("auto", low=1, words=("auto",))
     """Simulator processes; num_envs must be a multiple. auto: num_envs' largest divisor up to the usable cores."""
+    numa: Numa = setting(Numa.auto)
+    """auto: each process keeps to the CPUs and the memory of one NUMA node, that of the policy's GPU while it has room.
+    off: they run where the kernel puts them."""
     cameras: list[str] = setting([])
     """Cameras whose pictures the policy sees (V), in this order, by the backend's names; []: state observations only."""
     image_size: list[int] = setting([224, 224], low=16, high=2048)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from embodyrl.errors import PluginError, UserError
+from embodyrl.placement.binding import bind
 from embodyrl.placement.channel import Channel
 from embodyrl.placement.messages import Call, Failure, decode_call, encode_reply
 
@@ -76,11 +77,18 @@ def serve(channel: Channel) -> None:
             return
 
 
-def start(cpus: tuple[int, ...], plugin_path: str | None, plugins: Sequence[str], payload: bytes) -> object:
+def start(
+    cpus: tuple[int, ...],
+    memory_node: int | None,
+    plugin_path: str | None,
+    plugins: Sequence[str],
+    payload: bytes,
+) -> object:
     """Prepare the process and build the object whose methods are called.
 
     Args:
         cpus: CPUs to run on; empty: as inherited.
+        memory_node: NUMA node to take memory from; None: as inherited.
         plugin_path: folder in which plug-ins may be, or None.
         plugins: modules to import before anything else, as the parent did; they may define what `payload` refers to.
         payload: pickle of `(factory, args)`.
@@ -88,8 +96,7 @@ def start(cpus: tuple[int, ...], plugin_path: str | None, plugins: Sequence[str]
     Raises:
         PluginError: a plug-in cannot be imported here.
     """
-    if cpus and set(cpus) != os.sched_getaffinity(0):
-        os.sched_setaffinity(0, cpus)
+    bind(cpus, memory_node)
     if plugin_path is not None and plugin_path not in sys.path:
         sys.path.append(plugin_path)
     for name in plugins:

@@ -277,7 +277,7 @@ class LocalLauncher:
                 worker = self._spawn(spec)
                 started.append(worker)
                 payload = pickle.dumps((factory, arguments), pickle.HIGHEST_PROTOCOL)
-                call = (spec.cpus, self._plugin_path, self._plugins, payload)
+                call = (spec.cpus, spec.memory_node, self._plugin_path, self._plugins, payload)
                 requests.append(worker.request("start", *call, timeout=timeout))
             self.gather(requests, timeout=timeout)
         except BaseException:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 
+from embodyrl.config.schema import Device, EnvConfig, Numa
 from embodyrl.errors import UserError
+from embodyrl.placement.topology import (
+    PROCFS,
+    SYSFS,
+    Gpu,
+    Node,
+    allowed_cpus,
+    allowed_memory_nodes,
+    cpu_limit,
+    format_ids,
+    read_gpus,
+    read_nodes,
+)
 
 SINGLE_THREADED = {
     "OMP_NUM_THREADS": "1",
@@ -22,12 +34,21 @@ SINGLE_THREADED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What this machine lets the program use."""
+    """What a machine lets the program use."""
 
     cpus: tuple[int, ...]
     """Ids of the allowed CPUs, ascending; at least one."""
     cores: int
     """How many of them can be busy at once: fewer than `cpus` where a container limits CPU time. At least 1."""
+    nodes: tuple[Node, ...] = ()
+    """NUMA nodes by id; none where the kernel shows none."""
+    gpus: tuple[Gpu, ...] = ()
+    """NVIDIA GPUs in CUDA's order."""
+
+    @property
+    def usable_nodes(self) -> list[Node]:
+        """The nodes on which a process may run."""
+        return [node for node in self.nodes if node.cpus]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +63,10 @@ class WorkerSpec:
     """The simulator slots it serves, as numbered in the whole run."""
     cpus: tuple[int, ...] = ()
     """CPUs it may run on; empty: those of the parent."""
+    numa_node: int | None = None
+    """The NUMA node whose CPUs these are; None: it is not bound to one."""
+    memory_node: int | None = None
+    """The NUMA node from which it takes memory while there is some; None: the kernel decides."""
     env_vars: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that are set before its interpreter starts."""
 
@@ -51,20 +76,26 @@ class WorkerSpec:
         return f"{self.role} worker {self.rank}"
 
 
-def cpu_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """CPUs' worth of time that this process's control group may use, rounded up; None without a limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return None if quota == "max" else max(1, ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return None
+def inventory(sysfs: Path = SYSFS, procfs: Path = PROCFS, cpus: Sequence[int] | None = None) -> Inventory:
+    """What this machine lets the program use: the CPUs this process is allowed, not those that exist.
+
+    Args:
+        sysfs, procfs: where these are mounted, or copies of another machine's.
+        cpus: CPUs to use instead of those this process is allowed.
+    """
+    usable = tuple(sorted(cpus)) if cpus else allowed_cpus()
+    limit = cpu_limit(sysfs / "fs/cgroup")
+    return Inventory(
+        cpus=usable,
+        cores=len(usable) if limit is None else min(limit, len(usable)),
+        nodes=tuple(read_nodes(sysfs, usable, allowed_memory_nodes(procfs))),
+        gpus=tuple(read_gpus(sysfs, procfs, os.environ)),
+    )
 
 
-def inventory() -> Inventory:
-    """What this machine lets the program use: the CPUs this process is allowed, not those that exist."""
-    cpus = tuple(sorted(os.sched_getaffinity(0)))
-    limit = cpu_limit()
-    return Inventory(cpus=cpus, cores=len(cpus) if limit is None else min(limit, len(cpus)))
+def policy_gpu(device: Device, machine: Inventory) -> Gpu | None:
+    """The GPU on which the policy of this process computes, or None."""
+    return machine.gpus[0] if machine.gpus and device is not Device.cpu else None
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -72,31 +103,74 @@ def largest_divisor(number: int, limit: int) -> int:
     return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)
 
 
-def plan_env_workers(num_envs: int, workers: int | str, machine: Inventory) -> list[WorkerSpec]:
-    """Spread `num_envs` simulator slots evenly over worker processes, in order: worker 0 serves the first slots.
+def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = None) -> list[WorkerSpec]:
+    """Spread the simulator slots evenly over worker processes, in order: worker 0 serves the first slots.
 
     Args:
-        num_envs: simulator slots, >= 1.
-        workers: number of processes, or `auto` for the largest divisor of `num_envs` up to the usable cores.
+        config: `num_envs`, `workers` and `numa` decide.
         machine: what the machine has.
+        near: the GPU to which observations go.
 
     Raises:
         UserError: the slots cannot be spread evenly over that many workers.
     """
+    count = _count_workers(config.num_envs, config.workers, machine)
+    share = config.num_envs // count
+    homes = _assign_nodes(count, machine.usable_nodes, near) if binds(config.numa, machine) else [None] * count
+    return [
+        WorkerSpec(
+            role="env",
+            rank=rank,
+            slots=range(rank * share, (rank + 1) * share),
+            cpus=machine.cpus if home is None else home.cpus,
+            numa_node=None if home is None else home.id,
+            memory_node=home.id if home is not None and home.memory else None,
+            env_vars=SINGLE_THREADED,
+        )
+        for rank, home in enumerate(homes)
+    ]
+
+
+def _count_workers(num_envs: int, workers: int | str, machine: Inventory) -> int:
     if num_envs < 1:
         raise UserError(f"num_envs must be at least 1, got {num_envs}")
     count = largest_divisor(num_envs, machine.cores) if workers == "auto" else workers
     if isinstance(count, str) or count < 1 or num_envs % count:
         near = f"{largest_divisor(num_envs, count)}" if isinstance(count, int) and count >= 1 else "auto"
         raise UserError(f"num_envs ({num_envs}) must be a multiple of workers, got {workers!r}: use {near}")
-    share = num_envs // count
-    return [
-        WorkerSpec(
-            role="env",
-            rank=rank,
-            slots=range(rank * share, (rank + 1) * share),
-            cpus=machine.cpus,
-            env_vars=SINGLE_THREADED,
+    return count
+
+
+def binds(numa: Numa, machine: Inventory) -> bool:
+    """Whether workers are bound to NUMA nodes: with one node there is nothing to choose."""
+    return numa is Numa.auto and len(machine.nodes) > 1 and bool(machine.usable_nodes)
+
+
+def describe_binding(numa: Numa, machine: Inventory, near: Gpu | None = None) -> str:
+    """One sentence on what becomes of NUMA. Starts with `warning:` where it was wanted and cannot be had."""
+    if numa is Numa.off:
+        return "env.numa is off: processes are bound to no node"
+    if len(machine.nodes) < 2:
+        return f"{'one NUMA node' if machine.nodes else 'no NUMA nodes shown'}: nothing to bind processes to"
+    if not machine.usable_nodes:
+        return (
+            f"warning: none of the allowed CPUs {format_ids(machine.cpus)} belongs to a NUMA node, so processes are "
+            "bound to none"
         )
-        for rank in range(count)
-    ]
+    usable = machine.usable_nodes
+    said = f"processes are bound to NUMA node{'s' if len(usable) > 1 else ''} {format_ids(node.id for node in usable)}"
+    if near is not None and near.node is not None and near.node not in [node.id for node in usable]:
+        said = f"warning: the GPU's NUMA node {near.node} has no allowed CPU; {said}"
+    return said
+
+
+def _assign_nodes(count: int, nodes: Sequence[Node], near: Gpu | None) -> list[Node]:
+    """A node for each of `count` workers: all on the node of the GPU `near` if each has a CPU of its own there, else on
+    every node in proportion to its CPUs. Neighbours in rank share a node, and so do their rows of shared memory."""
+    home = [node for node in nodes if near is not None and node.id == near.node and count <= len(node.cpus)]
+    if home:
+        return home * count
+    loads = dict.fromkeys(range(len(nodes)), 0)
+    for _ in range(count):  # to the node where the newcomer finds most CPUs per worker (D'Hondt)
+        loads[max(loads, key=lambda index: len(nodes[index].cpus) / (loads[index] + 1))] += 1
+    return [nodes[index] for index, load in loads.items() for _ in range(load)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
 from embodyrl.envs.manager import EnvManager
+from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SINKS
 from embodyrl.runner.rundir import RunDir
 from embodyrl.tracking import Sink, SinkContext
@@ -83,6 +84,7 @@ def open_simulators(loaded: LoadedConfig, log_dir: Path) -> Iterator[EnvManager]
         plugins=config.plugins,
         plugin_path=str(loaded.plugin_dir),
         log_dir=log_dir,
+        near=policy_gpu(config.engine.device, inventory()),
     ) as manager:
         warm_up.join()
         yield manager

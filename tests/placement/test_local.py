@@ -1,6 +1,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -9,6 +10,7 @@ from placement_services import MarksItsEnd, Service, SlowToClose
 from embodyrl.placement import RemoteError, WorkerDied, WorkerTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
+from embodyrl.placement.topology import SYSFS, allowed_cpus, read_nodes
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -149,6 +151,30 @@ def test_environment_and_cpus_are_set_before_the_start(launcher):
     (worker,) = launcher.start(specs(1, cpus=(cpu,), env_vars={"EMBODYRL_TEST": "set"}), Service, [(0,)], timeout=60)
     assert call(launcher, worker, "environment", "EMBODYRL_TEST") == "set"
     assert call(launcher, worker, "cpus") == [cpu]
+
+
+def test_memory_comes_from_the_node_of_the_plan(launcher):
+    node = read_nodes(SYSFS, allowed_cpus())[0].id if Path("/sys/devices/system/node").is_dir() else None
+    if node is None:
+        pytest.skip("this kernel shows no NUMA nodes")
+    bound, free = launcher.start(
+        [WorkerSpec(role="test", rank=0, memory_node=node), WorkerSpec(role="test", rank=1)],
+        Service,
+        [(0,), (1,)],
+        timeout=60,
+    )
+    preferred = 1
+    assert call(launcher, bound, "memory_policy") == (preferred, [node])
+    assert call(launcher, free, "memory_policy") == (0, [])
+
+
+def test_a_binding_that_the_kernel_refuses_is_said_in_the_log(tmp_path):
+    launcher = LocalLauncher(log_dir=tmp_path)
+    (worker,) = launcher.start(specs(1, memory_node=1000), Service, [(0,)], timeout=60)
+    assert call(launcher, worker, "echo", 1) == 1
+    launcher.close()
+    assert "warning: NUMA binding failed, going on without: " in (tmp_path / "test-0.log").read_text()
+    assert "set_mempolicy for node 1000: Invalid argument" in (tmp_path / "test-0.log").read_text()
 
 
 def test_close_lets_the_service_close(launcher, tmp_path):

@@ -26,6 +26,7 @@ from embodyrl.placement.errors import RemoteError, WorkerError
 from embodyrl.placement.launcher import Launcher, Request, Worker
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import inventory, plan_env_workers
+from embodyrl.placement.topology import Gpu
 from embodyrl.registry import SIMULATORS
 
 Slots = Sequence[int] | NDArray[np.int64]
@@ -83,6 +84,7 @@ class EnvManager:
         plugin_path: folder in which they may be, besides what is installed.
         log_dir: folder for the processes' output; None: kept only while they run.
         launcher: where the processes run; None: on this machine. With one given, the three above are its business.
+        near: the GPU to which observations go, so that processes run close to it.
 
     Raises:
         UserError: the slots cannot be spread over the processes, or the simulator cannot be built for a reason that
@@ -106,6 +108,7 @@ class EnvManager:
         plugin_path: str | None = None,
         log_dir: Path | None = None,
         launcher: Launcher | None = None,
+        near: Gpu | None = None,
     ) -> None:
         self.num_envs = config.num_envs
         self.chunk_size = chunk_size
@@ -123,16 +126,16 @@ class EnvManager:
         self._steps = np.zeros(self.num_envs, np.int64)
         self._known_shares: dict[bytes, list[_Share]] = {}
         try:
-            self._start(config)
+            self._start(config, near)
         except BaseException as error:
             self.close()
             if isinstance(error, RemoteError) and error.is_user_error:
                 raise UserError(error.remote_message) from error
             raise
 
-    def _start(self, config: EnvConfig) -> None:
+    def _start(self, config: EnvConfig, near: Gpu | None) -> None:
         _check_importable(config)
-        plan = plan_env_workers(config.num_envs, config.workers, inventory())
+        plan = plan_env_workers(config, inventory(), near)
         self._share = len(plan[0].slots)
         self.workers = self._launcher.start(
             plan, EnvWorker, [(spec, config) for spec in plan], timeout=config.startup_timeout_s
