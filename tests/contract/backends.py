@@ -6,18 +6,24 @@ import importlib.util
 import json
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs.types import EpisodeSpec, Simulator
+from embodyrl.envs import mujoco_gl
+from embodyrl.envs.mujoco_gl import NoOpenGLError
+from embodyrl.envs.options import Proprio, RenderQuality
+from embodyrl.envs.types import EpisodeSpec, Observation, Simulator
 from embodyrl.registry import SIMULATORS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT = 12
 """Time limit of the suite's episodes [control steps]."""
+ON_MUJOCO = ("metaworld", "libero")
+"""Backends whose pictures MuJoCo draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,23 @@ class Backend:
 BACKENDS = [
     Backend(label="metaworld", name="metaworld", tasks=("reach-v3",)),
     Backend(label="metaworld-mixed", name="metaworld", tasks=("push-v3", "drawer-open-v3")),
+    Backend(
+        label="metaworld-rgb",
+        name="metaworld",
+        tasks=("push-v3",),
+        options={"cameras": ["corner4", "gripperPOV"], "image_size": [48, 80], "render_quality": RenderQuality.fast},
+    ),
+    Backend(
+        label="metaworld-rgb-mixed",
+        name="metaworld",
+        tasks=("push-v3", "drawer-open-v3"),
+        options={
+            "cameras": ["corner"],
+            "image_size": [64, 64],
+            "proprio": Proprio.robot,
+            "render_quality": RenderQuality.fast,
+        },
+    ),
     Backend(label="maniskill", name="maniskill", tasks=("PushCube-v1",)),
     Backend(label="maniskill-mixed", name="maniskill", tasks=("PushCube-v1", "PullCube-v1")),
     Backend(label="gymnasium-box", name="gymnasium", tasks=("Pendulum-v1",), options={"success_return": -50.0}),
@@ -62,7 +85,19 @@ def missing(backend: Backend) -> str | None:
     if backend.name == "point_mass":
         return None
     packages = [requirement.module for requirement in SIMULATORS.entry(backend.name).missing()]
-    return f"{', '.join(packages)} not installed" if packages else None
+    if packages:
+        return f"{', '.join(packages)} not installed"
+    return _cannot_draw() if backend.options.get("cameras") and backend.name in ON_MUJOCO else None
+
+
+@cache
+def _cannot_draw() -> str | None:
+    """Why MuJoCo draws no pictures here, or None."""
+    try:
+        mujoco_gl.context(16, 16).free()
+    except NoOpenGLError as error:
+        return str(error)
+    return None
 
 
 def episode(backend: Backend, number: int) -> EpisodeSpec:
@@ -82,9 +117,11 @@ def actions(simulator: Simulator, number: int, steps: int = LIMIT) -> NDArray[np
 
 @dataclass(eq=False)
 class Trajectory:
-    """What came out of a slot: observations `[steps + 1, S]`, rewards and success `[steps]`, ends `[steps, 2]`."""
+    """What came out of a slot: pictures `[steps + 1, V, H, W, 3]` and proprio `[steps + 1, S]` (empty where it has
+    none), rewards and success `[steps]`, ends `[steps, 2]`."""
 
-    observations: NDArray[np.float32]
+    images: NDArray[np.uint8]
+    proprio: NDArray[np.float32]
     rewards: NDArray[np.float32]
     success: NDArray[np.bool_]
     ends: NDArray[np.bool_]
@@ -98,23 +135,47 @@ class Trajectory:
 
     def arrays(self) -> list[NDArray[Any]]:
         """All of it."""
-        return [self.observations, self.rewards, self.success, self.ends]
+        return [self.images, self.proprio, self.rewards, self.success, self.ends]
+
+    def after(self, done: int) -> Trajectory:
+        """What follows its first `done` actions."""
+        return Trajectory(*[array[done:] for array in self.arrays()])
+
+    def shows(self, step: int, observation: Observation, row: int = 0) -> bool:
+        """Whether `row` of `observation` is the one after `step` actions, bit for bit."""
+        images, proprio = arrays_of(observation)
+        return np.array_equal(self.images[step], images[row]) and np.array_equal(self.proprio[step], proprio[row])
+
+
+def arrays_of(observation: Observation) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Pictures `[B, V, H, W, 3]` and proprio `[B, S]` of an observation; `[B, 0]` where it has none."""
+    nothing = len(observation.tasks), 0
+    images = np.empty(nothing, np.uint8) if observation.images is None else observation.images
+    return images, np.empty(nothing, np.float32) if observation.proprio is None else observation.proprio
+
+
+def same(one: Observation, other: Observation) -> bool:
+    """Whether two observations are equal, bit for bit."""
+    pairs = zip(arrays_of(one), arrays_of(other), strict=True)
+    return one.tasks == other.tasks and all(np.array_equal(a, b) for a, b in pairs)
 
 
 def go_on(simulator: Simulator, slot: int, plan: NDArray[np.float32]) -> Trajectory:
     """Execute `plan [steps, D]` one action at a time, up to the end of the episode; starts with `observe`."""
-    observations = [simulator.observe([slot]).proprio]
+    observations = [simulator.observe([slot])]
     rewards, success, ends = [], [], []
     for action in plan:
         result = simulator.step_chunk([slot], action[None, None])
-        observations.append(result.observation.proprio)
+        observations.append(result.observation)
         rewards.append(result.rewards[0, 0])
         success.append(result.success[0, 0])
         ends.append([result.terminated[0], result.truncated[0]])
         if result.terminated[0] or result.truncated[0]:
             break
+    images, proprio = zip(*[arrays_of(observation) for observation in observations], strict=True)
     return Trajectory(
-        observations=np.concatenate([value for value in observations if value is not None]),
+        images=np.concatenate(images),
+        proprio=np.concatenate(proprio),
         rewards=np.array(rewards, np.float32),
         success=np.array(success, np.bool_),
         ends=np.array(ends, np.bool_),

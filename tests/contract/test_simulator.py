@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from embodyrl.envs.base import EpisodeOverError, RenderError, SimulatorError
 from embodyrl.envs.types import Simulator
 
 from . import backends
-from .backends import BACKENDS, LIMIT, Backend, Trajectory, actions, episode, go_on, missing, play
+from .backends import BACKENDS, LIMIT, Backend, Trajectory, actions, arrays_of, episode, go_on, missing, play, same
 
 
 @pytest.fixture(scope="module", params=BACKENDS, ids=lambda backend: backend.label)
@@ -55,6 +56,9 @@ def test_spec_says_what_is_offered(simulator: Simulator, backend: Backend) -> No
     assert all(len(field.low) == len(field.high) and field.name and field.unit for field in spec.actions)
     assert np.isfinite(spec.action_low).all() and np.isfinite(spec.action_high).all()
     assert (spec.action_low < spec.action_high).all()
+    assert list(spec.cameras) == backend.options.get("cameras", [])
+    assert list(spec.image_size) == (backend.options["image_size"] if spec.cameras else [0, 0])
+    assert spec.cameras or spec.proprio_dim
 
 
 def test_shapes_and_types(simulator: Simulator, backend: Backend) -> None:
@@ -63,8 +67,12 @@ def test_shapes_and_types(simulator: Simulator, backend: Backend) -> None:
     plan = np.stack([actions(simulator, 0), actions(simulator, 1)])[:, :3]
     result = simulator.step_chunk([0, 1], plan)
     for observation in (first, result.observation):
-        assert observation.images is None and observation.proprio is not None
-        assert observation.proprio.shape == (2, spec.proprio_dim) and observation.proprio.dtype == np.float32
+        assert (observation.images is not None) == bool(spec.cameras)
+        assert (observation.proprio is not None) == (spec.proprio_dim > 0)
+        images, proprio = arrays_of(observation)
+        assert images.dtype == np.uint8 and proprio.dtype == np.float32
+        assert images.shape == ((2, len(spec.cameras), *spec.image_size, 3) if spec.cameras else (2, 0))
+        assert proprio.shape == (2, spec.proprio_dim)
         assert observation.tasks == [spec.tasks[episode(backend, number).task] for number in (0, 1)]
     assert result.rewards.shape == (2, 3) and result.rewards.dtype == np.float32
     assert result.success.shape == (2, 3) and result.success.dtype == np.bool_
@@ -74,11 +82,10 @@ def test_shapes_and_types(simulator: Simulator, backend: Backend) -> None:
 
 
 def test_order_of_slots_is_the_callers(simulator: Simulator, backend: Backend) -> None:
-    forth = simulator.reset([0, 1], [episode(backend, 0), episode(backend, 1)]).proprio
-    back = simulator.reset([1, 0], [episode(backend, 0), episode(backend, 1)]).proprio
-    assert forth is not None and back is not None and np.array_equal(forth, back)
-    swapped = simulator.observe([0, 1]).proprio
-    assert swapped is not None and np.array_equal(swapped, back[::-1])
+    forth = simulator.reset([0, 1], [episode(backend, 0), episode(backend, 1)])
+    back = simulator.reset([1, 0], [episode(backend, 0), episode(backend, 1)])
+    assert same(forth, back)
+    assert same(simulator.observe([1, 0]), back) and not same(simulator.observe([0, 1]), back)
 
 
 def test_same_episode_same_trajectory_in_any_slot(simulator: Simulator, backend: Backend) -> None:
@@ -95,21 +102,18 @@ def test_interleaved_slots_do_not_disturb_each_other(simulator: Simulator, backe
         result = simulator.step_chunk([0, 1], np.stack([plan[index : index + 1] for plan in plans]))
         for row, trajectory in enumerate(alone):
             assert result.rewards[row, 0] == trajectory.rewards[index]
-            assert result.observation.proprio is not None
-            assert np.array_equal(result.observation.proprio[row], trajectory.observations[index + 1])
+            assert trajectory.shows(index + 1, result.observation, row)
 
 
 def test_chunks_do_not_change_the_trajectory(simulator: Simulator, backend: Backend) -> None:
     single = play(simulator, 0, backend, 0)
-    first = simulator.reset([0], [episode(backend, 0)])
-    assert first.proprio is not None and np.array_equal(first.proprio[0], single.observations[0])
+    assert single.shows(0, simulator.reset([0], [episode(backend, 0)]))
     rewards: list[float] = []
     plan = actions(simulator, 0)
     while True:
         result = simulator.step_chunk([0], plan[None, len(rewards) : len(rewards) + 4])
         rewards += result.rewards[0, : result.steps[0]].tolist()
-        assert result.observation.proprio is not None
-        assert np.array_equal(result.observation.proprio[0], single.observations[len(rewards)])
+        assert single.shows(len(rewards), result.observation)
         if result.terminated[0] or result.truncated[0]:
             break
     assert rewards == single.rewards.tolist()
@@ -117,15 +121,16 @@ def test_chunks_do_not_change_the_trajectory(simulator: Simulator, backend: Back
 
 def test_start_states_differ(simulator: Simulator, backend: Backend) -> None:
     same_task = range(0, 4 * len(backend.tasks), len(backend.tasks))
-    starts = [simulator.reset([0], [episode(backend, number)]).proprio for number in same_task]
-    assert len({start.tobytes() for start in starts if start is not None}) == 4
+    starts = [arrays_of(simulator.reset([0], [episode(backend, number)])) for number in same_task]
+    assert len({images.tobytes() + proprio.tobytes() for images, proprio in starts}) == 4
+    if simulator.spec.cameras:
+        assert len({images.tobytes() for images, _ in starts}) == 4
 
 
 def test_start_state_decides_the_start_and_the_seed_does_not(simulator: Simulator, backend: Backend) -> None:
     one = episode(backend, 0)
     other = type(one)(task=one.task, start_state=one.start_state, seed=one.seed + 12345, group=9)
-    starts = [simulator.reset([0], [spec]).proprio for spec in (one, other)]
-    assert starts[0] is not None and starts[1] is not None and np.array_equal(starts[0], starts[1])
+    assert same(simulator.reset([0], [one]), simulator.reset([0], [other]))
 
 
 def test_truncated_exactly_at_the_time_limit(backend: Backend, simulator: Simulator) -> None:
@@ -171,9 +176,7 @@ def test_observe_gives_the_last_observation(simulator: Simulator, backend: Backe
     first = simulator.reset([0], [episode(backend, 0)])
     later = simulator.step_chunk([0], actions(simulator, 0)[None, :2]).observation
     seen = simulator.observe([0])
-    assert first.proprio is not None and later.proprio is not None and seen.proprio is not None
-    assert np.array_equal(seen.proprio, later.proprio) and not np.array_equal(seen.proprio, first.proprio)
-    assert seen.tasks == later.tasks
+    assert same(seen, later) and not same(seen, first)
 
 
 def test_state_goes_on_in_the_same_and_in_another_slot(simulator: Simulator, backend: Backend) -> None:
@@ -183,7 +186,7 @@ def test_state_goes_on_in_the_same_and_in_another_slot(simulator: Simulator, bac
     simulator.step_chunk([0], actions(simulator, 3)[None, :done])
     (state,) = simulator.get_state([0])
     assert isinstance(state, bytes)
-    rest = _from(whole, done)
+    rest = whole.after(done)
     assert go_on(simulator, 0, actions(simulator, 3)[done:]) == rest  # saving changed nothing
     for slot in (0, 1):
         play(simulator, slot, backend, 4)
@@ -198,8 +201,7 @@ def test_state_of_a_fresh_and_of_an_ended_episode(simulator: Simulator, backend:
     whole = go_on(simulator, 0, actions(simulator, 0))
     ended = simulator.get_state([0])
     simulator.set_state([1], ended)
-    seen = simulator.observe([1]).proprio
-    assert seen is not None and np.array_equal(seen[0], whole.observations[-1])
+    assert whole.shows(-1, simulator.observe([1]))
     with pytest.raises(EpisodeOverError):
         simulator.step_chunk([1], actions(simulator, 0)[None, :1])
     simulator.set_state([1], fresh)
@@ -221,8 +223,8 @@ def test_another_process_plays_and_goes_on_bit_for_bit(simulator: Simulator, bac
     command = [sys.executable, "-W", "error::RuntimeWarning", backends.__file__, json.dumps(job)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=120)
     with np.load(tmp_path / "out.npz") as there:
-        assert Trajectory(*[there[f"whole{index}"] for index in range(4)]) == whole
-        assert Trajectory(*[there[f"rest{index}"] for index in range(4)]) == _from(whole, done)
+        assert Trajectory(*[there[f"whole{index}"] for index in range(len(whole.arrays()))]) == whole
+        assert Trajectory(*[there[f"rest{index}"] for index in range(len(whole.arrays()))]) == whole.after(done)
 
 
 def test_pictures_are_for_people_or_refused_in_words(simulator: Simulator, backend: Backend) -> None:
@@ -238,7 +240,18 @@ def test_pictures_are_for_people_or_refused_in_words(simulator: Simulator, backe
 def test_nothing_is_nan(simulator: Simulator, backend: Backend) -> None:
     for number in range(3):
         trajectory = play(simulator, 0, backend, number)
-        assert np.isfinite(trajectory.observations).all() and np.isfinite(trajectory.rewards).all()
+        assert np.isfinite(trajectory.proprio).all() and np.isfinite(trajectory.rewards).all()
+
+
+def test_every_camera_sees_the_scene_change(simulator: Simulator, backend: Backend) -> None:
+    if not simulator.spec.cameras:
+        pytest.skip("it has no cameras")
+    images = play(simulator, 0, backend, 0).images
+    assert (images.std(axis=(2, 3, 4)) > 1).all(), "a picture of one colour"
+    for view in range(images.shape[1]):
+        assert (images[0, view] != images[-1, view]).any(), simulator.spec.cameras[view]
+    for one, other in itertools.combinations(range(images.shape[1]), 2):
+        assert (images[0, one] != images[0, other]).any(), "two cameras show the same"
 
 
 def test_closing_twice_is_harmless_and_a_closed_simulator_says_so(backend: Backend) -> None:
@@ -248,8 +261,3 @@ def test_closing_twice_is_harmless_and_a_closed_simulator_says_so(backend: Backe
     simulator.close()
     with pytest.raises(SimulatorError, match="closed"):
         simulator.reset([0], [episode(backend, 0)])
-
-
-def _from(whole: Trajectory, done: int) -> Trajectory:
-    """The trajectory after its first `done` actions."""
-    return Trajectory(whole.observations[done:], whole.rewards[done:], whole.success[done:], whole.ends[done:])
