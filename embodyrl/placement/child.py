@@ -39,9 +39,8 @@ def main(fd: int, parent: int) -> None:
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
     os.set_inheritable(fd, False)
-    channel = Channel(socket.socket(fileno=fd), blocking=True)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        serve(channel)
+        serve(Channel(socket.socket(fileno=fd), blocking=True))
 
 
 def die_with_parent(parent: int) -> None:

@@ -85,7 +85,7 @@ class LocalWorker:
         if not self._awaited:
             self._last_method = method
         try:
-            self._channel.send(message, fds=fds, deadline=time.monotonic() + timeout)
+            self._channel.send(message, fds=fds, timeout=timeout)
         except TimeoutError:
             raise _late({self: [Request(self, number, method)]}, timeout) from None
         except OSError:
@@ -219,7 +219,7 @@ class LocalWorker:
         """Tell the worker to end, if it still listens."""
         if self._end is None and not self._channel.at_end:
             with contextlib.suppress(OSError):
-                self._channel.send(encode_call(Call(next(self._numbers), 0, "close", ())), deadline=time.monotonic())
+                self._channel.send(encode_call(Call(next(self._numbers), 0, "close", ())), timeout=0.0)
 
     def join(self, deadline: float) -> None:
         """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and whatever it started."""
