@@ -291,15 +291,44 @@ def tasks_are_named_once(config: Config) -> Iterator[Finding]:
 @rule
 def tasks_are_known(config: Config) -> Iterator[Finding]:
     """The simulator has the tasks, as far as that can be said without importing it."""
-    listing = fact(SIMULATORS, config.env.name, "tasks")
+    yield from _unknown(config, "task", config.env.tasks)
+
+
+@rule
+def cameras_are_known(config: Config) -> Iterator[Finding]:
+    """The simulator has the cameras, as far as that can be said without importing it."""
+    yield from _unknown(config, "camera", config.env.cameras)
+
+
+def _unknown(config: Config, kind: str, names: list[str]) -> Iterator[Finding]:
+    """Those of `names` that are not among the simulator's tasks or cameras."""
+    listing = fact(SIMULATORS, config.env.name, f"{kind}s")
     if listing is None or SIMULATORS.entry(config.env.name).missing():
         return
     known: list[str] = load_target(listing)()
-    for index, task in enumerate(config.env.tasks):
-        if task not in known:
-            near = near_match(task, known)
+    for index, name in enumerate(names):
+        if name not in known:
+            near = near_match(name, known)
             remedy = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
-            yield Finding((f"env.tasks.{index}",), f"{config.env.name} has no task {task!r}", remedy)
+            yield Finding((f"env.{kind}s.{index}",), f"{config.env.name} has no {kind} {name!r}", remedy)
+
+
+@rule
+def cameras_are_named_once(config: Config) -> Iterator[Finding]:
+    """No picture is drawn twice."""
+    yield from _repeated("env.cameras", config.env.cameras)
+
+
+@rule
+def image_size_is_two(config: Config) -> Iterator[Finding]:
+    """A picture has a height and a width."""
+    size = config.env.image_size
+    if len(size) != 2:
+        yield Finding(
+            ("env.image_size",),
+            f"env.image_size must have 2 entries, got {len(size)}",
+            "write height and width [pixels], as in [224, 224]",
+        )
 
 
 @rule
