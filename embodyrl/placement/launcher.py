@@ -29,7 +29,8 @@ class Worker(Protocol):
             method: a public method of the worker's object.
             args: small picklable arguments. Arrays go through shared memory.
             fds: file descriptors to hand over; the worker gets its own copies.
-            timeout: longest time that handing over the message may take [s].
+            timeout: longest time that handing over the message may take, and longest time for the reply once the worker
+                has answered what it was asked before [s]; `Launcher.wait_any` minds the latter.
 
         Raises:
             WorkerError: the worker is dead, or does not read its messages.
@@ -44,6 +45,10 @@ class Request:
     worker: Worker
     id: int
     method: str
+    timeout: float
+    """As given to `Worker.request` [s]."""
+    deadline: float
+    """`time.monotonic()` at which the reply is late."""
 
 
 class Launcher(Protocol):
@@ -81,6 +86,18 @@ class Launcher(Protocol):
             RemoteError: a method raised. The other requests are given up: their replies will be dropped.
             WorkerDied: a worker's process ended.
             WorkerTimeout: time is up; the workers that did not answer have been killed.
+        """
+        ...
+
+    def wait_any(self, requests: Sequence[Request]) -> list[Request]:
+        """Wait until at least one of these requests has its reply; returns all that have, in their order.
+
+        Gathering those then takes no time. The others stay under way.
+
+        Raises:
+            RemoteError: a method raised.
+            WorkerDied: a worker's process ended.
+            WorkerTimeout: a reply is late (`Request.deadline`); its worker has been killed.
         """
         ...
 

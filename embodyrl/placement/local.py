@@ -55,10 +55,12 @@ class LocalWorker:
         self._channel = channel
         self._log = log
         self._exit_fd = _open_pidfd(process.pid)
+        self._poll_fds = [channel.fileno()] if self._exit_fd is None else [channel.fileno(), self._exit_fd]
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
         self._awaited: set[int] = set()
         self._last_method = "start"
+        self._last_deadline = 0.0
         self._end: WorkerError | None = None
         self._reaped = False
 
@@ -82,17 +84,21 @@ class LocalWorker:
         self.raise_if_ended()
         number = next(self._numbers)
         message = encode_call(Call(number, len(fds), method, args))
-        if not self._awaited:
+        start = time.monotonic()
+        if self._awaited:
+            start = max(start, self._last_deadline)
+        else:
             self._last_method = method
+        request = Request(self, number, method, timeout, start + timeout)
         try:
             self._channel.send(message, fds=fds, timeout=timeout)
         except TimeoutError:
-            raise _late({self: [Request(self, number, method)]}, timeout) from None
+            raise _late({self: [request]}, timeout) from None
         except OSError:
             raise self.died() from None
-        self._last_method = method
+        self._last_method, self._last_deadline = method, request.deadline
         self._awaited.add(number)
-        return Request(self, number, method)
+        return request
 
     def has_reply(self, number: int) -> bool:
         """Whether the reply to this request has arrived."""
@@ -120,9 +126,7 @@ class LocalWorker:
 
     def poll_fds(self) -> list[int]:
         """File descriptors that become readable when the worker says something or ends."""
-        if self._end is not None:
-            return []
-        return [self._channel.fileno()] if self._exit_fd is None else [self._channel.fileno(), self._exit_fd]
+        return self._poll_fds if self._end is None else []
 
     def pump(self) -> None:
         """File the replies that have arrived; those that nobody waits for are dropped."""
@@ -287,13 +291,31 @@ class LocalLauncher:
 
     def gather(self, requests: Sequence[Request], *, timeout: float) -> list[Any]:
         """Wait for results; see `launcher.Launcher.gather`."""
-        missing = [(_local(request.worker), request) for request in requests]
+        pairs = [(_local(request.worker), request) for request in requests]
         try:
-            _wait(missing, timeout)
-            return [worker.take_reply(request) for worker, request in missing]
+            waiting = _Waiting(pairs)
+            deadline = time.monotonic() + timeout
+            while waiting.missing:
+                if not waiting.listen(deadline):
+                    raise _late(waiting.missing, timeout)
+            return [worker.take_reply(request) for worker, request in pairs]
         finally:
-            for worker, request in missing:
+            for worker, request in pairs:
                 worker.forget(request.id)
+
+    def wait_any(self, requests: Sequence[Request]) -> list[Request]:
+        """Wait for the first reply; see `launcher.Launcher.wait_any`."""
+        pairs = [(_local(request.worker), request) for request in requests]
+        waiting = _Waiting(pairs)
+        waiting.listen(0.0)
+        while waiting.missing:
+            first = min(waiting.requests(), key=lambda request: request.deadline)
+            if first.deadline <= time.monotonic():
+                raise _late({_local(first.worker): [first]}, first.timeout)
+            if len(waiting.requests()) < len(pairs):
+                break
+            waiting.listen(first.deadline)
+        return [request for worker, request in pairs if worker.has_reply(request.id)]
 
     def stop(self, workers: Sequence[Worker], *, timeout: float = 5.0) -> None:
         """End workers; see `launcher.Launcher.stop`."""
@@ -354,28 +376,43 @@ def _local(worker: Worker) -> LocalWorker:
     return worker
 
 
-def _wait(pairs: Sequence[tuple[LocalWorker, Request]], timeout: float) -> None:
-    """Wait until every request has its reply, or raise for the first one that failed, died or is late."""
-    deadline = time.monotonic() + timeout
-    missing: dict[LocalWorker, list[Request]] = {}
-    for worker, request in pairs:
-        if not worker.has_reply(request.id):
-            worker.raise_if_ended()
-            missing.setdefault(worker, []).append(request)
-    poll = select.poll()
-    owners = {fd: worker for worker in missing for fd in worker.poll_fds()}
-    for fd in owners:
-        poll.register(fd, select.POLLIN)
-    while missing:
-        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
-        if not events:
-            raise _late(missing, timeout)
-        for worker in dict.fromkeys(owners[fd] for fd, _ in events):
-            missing[worker] = _collect(worker, missing[worker])
-            if not missing[worker]:
-                del missing[worker]
+class _Waiting:
+    """Requests that have no reply yet.
+
+    Raises:
+        WorkerError: one of their workers is known to have ended.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[LocalWorker, Request]]) -> None:
+        self.missing: dict[LocalWorker, list[Request]] = {}
+        for worker, request in pairs:
+            if not worker.has_reply(request.id):
+                worker.raise_if_ended()
+                self.missing.setdefault(worker, []).append(request)
+        self._poll = select.poll()
+        self._owners = {fd: worker for worker in self.missing for fd in worker.poll_fds()}
+        for fd in self._owners:
+            self._poll.register(fd, select.POLLIN)
+
+    def requests(self) -> list[Request]:
+        """All of them."""
+        return [request for requests in self.missing.values() for request in requests]
+
+    def listen(self, deadline: float) -> bool:
+        """Wait until something happens, and take note of it; returns False if nothing has by `deadline`.
+
+        Raises:
+            RemoteError: a method raised.
+            WorkerDied: a worker's process ended.
+        """
+        events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
+        for worker in dict.fromkeys(self._owners[fd] for fd, _ in events):
+            self.missing[worker] = _collect(worker, self.missing[worker])
+            if not self.missing[worker]:
+                del self.missing[worker]
                 for fd in worker.poll_fds():
-                    poll.unregister(fd)
+                    self._poll.unregister(fd)
+        return bool(events)
 
 
 def _collect(worker: LocalWorker, requests: list[Request]) -> list[Request]:

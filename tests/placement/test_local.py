@@ -10,7 +10,7 @@ from placement_services import MarksItsEnd, Service, SlowToClose
 from embodyrl.placement import RemoteError, WorkerDied, WorkerTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
-from embodyrl.placement.topology import SYSFS, allowed_cpus, read_nodes
+from embodyrl.placement.topology import ROOT, allowed_cpus, read_nodes
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -57,6 +57,41 @@ def test_file_descriptors_are_handed_over(launcher, pair, tmp_path):
     with open(tmp_path / "file") as file:
         requests = [pair[0].request("echo", 1), pair[0].request("read", fds=[file.fileno()])]
         assert launcher.gather(requests, timeout=60) == [1, b"from the parent"]
+
+
+def test_waiting_for_any_returns_what_is_there_and_leaves_the_rest_under_way(launcher, pair):
+    slow, quick = pair[0].request("slow_echo", "slow", 0.5), pair[1].request("echo", "quick")
+    assert launcher.wait_any([slow, quick]) == [quick]
+    assert launcher.gather([quick], timeout=60) == ["quick"]
+    assert launcher.wait_any([slow]) == [slow]
+    assert launcher.wait_any([slow]) == [slow]
+    assert launcher.gather([slow], timeout=60) == ["slow"]
+
+
+def test_waiting_for_any_kills_the_worker_that_is_late_though_others_answer(launcher, pair):
+    hung = pair[0].request("hang", timeout=0.5)
+    with pytest.raises(WorkerTimeout, match=r"worker 0 .* did not answer 'hang' within 0\.5 s and was killed"):
+        while True:
+            quick = pair[1].request("echo", 1)
+            assert launcher.wait_any([hung, quick]) == [quick]
+            launcher.gather([quick], timeout=60)
+    assert not psutil.pid_exists(pair[0].pid)
+    assert call(launcher, pair[1], "echo", "fine") == "fine"
+
+
+def test_a_request_is_not_late_because_of_those_before_it(launcher, pair):
+    requests = [pair[0].request("slow_echo", number, 0.4, timeout=0.7) for number in range(3)]
+    for request in requests:
+        assert launcher.wait_any([request]) == [request]
+
+
+def test_waiting_for_any_notices_a_death_and_an_exception(launcher, pair):
+    hung, failing = pair[0].request("hang"), pair[1].request("fail", "lost")
+    with pytest.raises(RemoteError, match="'fail' raised KeyError"):
+        launcher.wait_any([hung, failing])
+    os.kill(pair[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
+        launcher.wait_any([hung])
 
 
 def test_a_late_reply_never_answers_a_later_call(launcher, pair):
@@ -154,7 +189,7 @@ def test_environment_and_cpus_are_set_before_the_start(launcher):
 
 
 def test_memory_comes_from_the_node_of_the_plan(launcher):
-    node = read_nodes(SYSFS, allowed_cpus())[0].id if Path("/sys/devices/system/node").is_dir() else None
+    node = read_nodes(ROOT, allowed_cpus())[0].id if Path("/sys/devices/system/node").is_dir() else None
     if node is None:
         pytest.skip("this kernel shows no NUMA nodes")
     bound, free = launcher.start(
