@@ -9,24 +9,20 @@ Shapes: `B` simulator slots, `C` actions in a chunk, `D` action dims, `S` propri
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 import warnings
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import RunError, UnknownNameError, UserError
 from embodyrl.registry import near_match
-
-STATE_MAGIC = b"embodyrl-replay\0"
-STATE_VERSION = 1
 
 
 class SimulatorError(RunError):
@@ -45,15 +41,11 @@ class ActionError(SimulatorError, ValueError):
     """Raised when actions have the wrong shape, type or value."""
 
 
-class StateError(SimulatorError):
-    """Raised when a saved state does not fit this simulator or is damaged."""
-
-
 class RenderError(SimulatorError):
     """Raised when a simulator cannot draw a picture here; the text says what is missing."""
 
 
-class ReplayMismatchWarning(RuntimeWarning):
+class RestoreMismatchWarning(RuntimeWarning):
     """Given when a restored episode differs from the saved one, for instance on a machine with another processor."""
 
 
@@ -73,7 +65,7 @@ class Slot(ABC):
     """One environment that plays one task.
 
     It must be deterministic: equal episodes and actions give equal trajectories, bit for bit, whatever was played
-    before and in whichever process. States are saved by replay, which rests on that.
+    before and in whichever process. States are saved by replay, which rests on that, unless it offers a `snapshot`.
     """
 
     @abstractmethod
@@ -87,6 +79,18 @@ class Slot(ABC):
     @abstractmethod
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
         """Images `[V, H, W, 3]` or None, and proprio `[S]` or None: new arrays that the slot does not change later."""
+
+    def snapshot(self) -> Mapping[str, NDArray[Any]] | None:
+        """Everything that decides how the running episode goes on and what it looks like now, as named arrays of
+        numbers or bools. None (the default): states are saved by replay.
+
+        Worth it where steps are expensive. The continuation must be exact, bit for bit, in another process too.
+        """
+        return None
+
+    def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with `episode` from a `snapshot` of it, whatever was played here before."""
+        raise NotImplementedError(f"{type(self).__name__} offers snapshots, but does not restore them")
 
     def render(self) -> NDArray[np.uint8]:
         """A picture for people, `[H, W, 3]`."""
@@ -190,11 +194,11 @@ class SlotSimulator(ABC):
         return self._observation([self._playing(seat) for seat in self._take(slots)])
 
     def get_state(self, slots: Sequence[int]) -> list[bytes]:
-        """One self-contained state per slot: the episode and the actions executed so far. Never a pickle."""
+        """One self-contained state per slot: the episode, and a snapshot or the actions so far. Never a pickle."""
         return [self._save(self._playing(seat)) for seat in self._take(slots)]
 
     def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
-        """Continue from states of `get_state`, bit for bit, by playing the episode again up to there."""
+        """Continue from states of `get_state`, bit for bit: from the snapshot, or by playing the episode again."""
         if len(slots) != len(states):
             raise SimulatorError(f"set_state got {len(slots)} slots and {len(states)} states: one state per slot")
         for seat, state in zip(self._take(slots), states, strict=True):
@@ -253,19 +257,24 @@ class SlotSimulator(ABC):
 
     def _start(self, seat: _Seat, episode: EpisodeSpec) -> None:
         """Begin `episode` at `seat`, with an environment that plays its task."""
-        seat.over = True  # stays so if anything below fails
-        if seat.slot is None or seat.episode is None or seat.episode.task != episode.task:
-            self._switch(seat, episode.task)
-        seat.episode, seat.steps, seat.sentence = episode, 0, self.spec.tasks[episode.task]
-        assert seat.slot is not None
+        slot = self._admit(seat, episode)
         try:
-            seat.slot.reset(episode)
+            slot.reset(episode)
         except Exception as error:
             error.add_note(f"while resetting {seat.where()}")
             raise
+        seat.over = False
+
+    def _admit(self, seat: _Seat, episode: EpisodeSpec) -> Slot:
+        """Note down `episode` at `seat`; returns an environment that plays its task, which has yet to begin."""
+        seat.over = True  # stays so if the beginning fails
+        if seat.slot is None or seat.episode is None or seat.episode.task != episode.task:
+            self._switch(seat, episode.task)
+        seat.episode, seat.steps, seat.sentence = episode, 0, self.spec.tasks[episode.task]
         if len(seat.actions) == 0:
             seat.actions = np.empty((self.spec.max_episode_steps, self.spec.action_dim), np.float32)
-        seat.over = False
+        assert seat.slot is not None
+        return seat.slot
 
     def _switch(self, seat: _Seat, task: str) -> None:
         """Seat an environment of `task`; the one that leaves waits for whoever needs its task next."""
@@ -335,11 +344,11 @@ class SlotSimulator(ABC):
         return Observation(images=images, proprio=proprio, tasks=[seat.sentence for seat in seats])
 
     def _save(self, seat: _Seat) -> bytes:
-        """The state of `seat`: a JSON header and the raw actions."""
-        episode = seat.episode
-        assert episode is not None
+        """The state of `seat`: the episode, and a snapshot of its environment or the actions so far."""
+        episode, slot = seat.episode, seat.slot
+        assert episode is not None and slot is not None
+        snapshot = slot.snapshot()
         header: dict[str, Any] = {
-            "version": STATE_VERSION,
             "simulator": type(self).__name__,
             "task": episode.task,
             "start_state": episode.start_state,
@@ -349,50 +358,51 @@ class SlotSimulator(ABC):
             "action_dim": self.spec.action_dim,
             "over": seat.over,
             "check": _fingerprint(seat),
+            "saved_by": "replay" if snapshot is None else "snapshot",
         }
-        text = json.dumps(header).encode()
-        return STATE_MAGIC + struct.pack("<I", len(text)) + text + seat.actions[: seat.steps].astype("<f4").tobytes()
+        return pack(header, {"actions": seat.actions[: seat.steps]} if snapshot is None else snapshot)
 
     def _restore(self, seat: _Seat, state: bytes) -> None:
-        """Play the episode of `state` again at `seat`, up to where it was saved."""
-        header, actions = self._parsed(state)
+        """Bring the episode of `state` to where it was saved, at `seat`."""
+        header, arrays = unpack(state)
+        self._check_header(header)
         names = ("task", "start_state", "seed", "group")
-        self._start(seat, EpisodeSpec(**{name: header[name] for name in names}))
-        if len(actions):
-            self._run(seat, actions, np.empty(len(actions), np.float32), np.empty(len(actions), np.bool_))
+        episode = EpisodeSpec(**{name: header[name] for name in names})
+        if header["saved_by"] == "snapshot":
+            self._restore_snapshot(seat, episode, arrays)
+            seat.steps, seat.over = header["steps"], header["over"]
+        else:
+            self._start(seat, episode)
+            actions = arrays["actions"]
+            if len(actions):
+                self._run(seat, actions, np.empty(len(actions), np.float32), np.empty(len(actions), np.bool_))
         self._look(seat)
         if (seat.steps, seat.over, _fingerprint(seat)) != (header["steps"], header["over"], header["check"]):
             warnings.warn(
-                f"{seat.where()}: the restored episode is not bit for bit the saved one; it goes on from what the same "
-                f"actions led to here (saved on another machine, or with other versions of the simulator?)",
-                ReplayMismatchWarning,
+                f"{seat.where()}: the restored episode is not bit for bit the saved one; it goes on from what was "
+                f"restored (saved on another machine, or with other versions of the simulator?)",
+                RestoreMismatchWarning,
                 stacklevel=3,
             )
 
-    def _parsed(self, state: bytes) -> tuple[dict[str, Any], NDArray[np.float32]]:
-        """The header and the actions `[steps, D]` of a saved state, once they are known to fit this simulator."""
-        start = len(STATE_MAGIC) + 4
-        if state[: len(STATE_MAGIC)] != STATE_MAGIC or len(state) < start:
-            raise StateError("the state was not saved by this kind of simulator")
-        (length,) = struct.unpack_from("<I", state, len(STATE_MAGIC))
+    def _restore_snapshot(self, seat: _Seat, episode: EpisodeSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Give `seat`'s environment its snapshot back."""
+        slot = self._admit(seat, episode)
         try:
-            header = json.loads(state[start : start + length])
-        except ValueError as error:
-            raise StateError("the state is damaged: its header cannot be read") from error
-        if header["version"] != STATE_VERSION:
-            raise StateError(f"the state has version {header['version']}, want {STATE_VERSION}")
+            slot.restore(episode, arrays)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the state does not fit this environment of {episode.task!r}: {error}") from error
+
+    def _check_header(self, header: Mapping[str, Any]) -> None:
+        """Raise `StateError` if a state with this header is not one of this simulator."""
         if header["simulator"] != type(self).__name__:
             raise StateError(f"the state is one of {header['simulator']}, this simulator is {type(self).__name__}")
-        want = (header["steps"], self.spec.action_dim)
-        if header["action_dim"] != want[1] or header["steps"] > self.spec.max_episode_steps:
+        want = self.spec.action_dim, self.spec.max_episode_steps
+        if header["action_dim"] != want[0] or header["steps"] > want[1]:
             raise StateError(
                 f"the state has {header['action_dim']} action dims and {header['steps']} steps, this simulator "
-                f"{self.spec.action_dim} action dims and at most {self.spec.max_episode_steps} steps"
+                f"{want[0]} action dims and at most {want[1]} steps"
             )
-        if len(state) != start + length + 4 * want[0] * want[1]:
-            raise StateError(f"the state is damaged: {len(state)} bytes, want {start + length + 4 * want[0] * want[1]}")
-        actions = np.frombuffer(state, "<f4", offset=start + length).reshape(want)
-        return header, actions.astype(np.float32)
 
 
 def check_tasks(tasks: Iterable[str], known: Iterable[str], backend: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from embodyrl.envs.base import (
     EpisodeOverError,
     NotFiniteError,
     RenderError,
-    ReplayMismatchWarning,
+    RestoreMismatchWarning,
     SimulatorError,
     Slot,
     SlotSimulator,
@@ -34,9 +35,11 @@ class Counter(Slot):
         self.sum = 0.0
         self.steps = 0
         self.closed = 0
+        self.resets = 0
 
     def reset(self, episode: EpisodeSpec) -> None:
         self.start, self.sum, self.steps = episode.start_state, 0.0, 0
+        self.resets += 1
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         self.steps += 1
@@ -54,6 +57,15 @@ class Counter(Slot):
             return None, None
         value = math.inf if self.task == "inf" and self.steps else self.sum
         return None, np.array([self.start, value], np.float32)
+
+    def snapshot(self) -> dict[str, NDArray[Any]] | None:
+        if self.task != "exact":
+            return None
+        return {"start": np.array([self.start]), "counts": np.array([[self.sum, self.steps]])}
+
+    def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
+        (self.start,) = snapshot["start"].tolist()
+        ((self.sum, self.steps),) = snapshot["counts"].tolist()
 
     def close(self) -> None:
         self.closed += 1
@@ -227,7 +239,9 @@ def test_state_is_a_header_and_raw_actions() -> None:
         (lambda state: state[:-1], "is damaged: [0-9]+ bytes, want"),
         (lambda state: state + b"x", "is damaged"),
         (lambda state: state.replace(b'{"', b"{,"), "header cannot be read"),
-        (lambda state: state.replace(b'"version": 1', b'"version": 9'), "has version 9, want 1"),
+        (lambda state: state.replace(b'"arrays"', b'"array5"'), "header cannot be read"),
+        (lambda state: state.replace(b'"<f4"', b'"O__"'), "header cannot be read"),
+        (lambda state: state.replace(b'"version": 2', b'"version": 9'), "has version 9, want 2"),
         (lambda state: state.replace(b"Counters", b"MuJoCo22"), "is one of MuJoCo22, this simulator is Counters"),
         (lambda state: state.replace(b'"action_dim": 2', b'"action_dim": 7'), "7 action dims"),
     ],
@@ -240,13 +254,43 @@ def test_a_state_that_does_not_fit_is_refused(change: Any, message: str) -> None
         simulator.set_state([0], [change(state)])
 
 
+def test_a_snapshot_is_restored_without_playing_the_episode_again() -> None:
+    simulator = running("exact")
+    simulator.step_chunk([1], plan(2, value=0.5))
+    (state,) = simulator.get_state([1])
+    assert b'["counts", "<f8", [1, 2]]' in state and state.endswith(np.array([1.0, 2.0], "<f8").tobytes())
+    elsewhere = Counters("exact")
+    elsewhere.set_state([0], [state])
+    assert [counter.resets for counter in elsewhere.built] == [0, 0]
+    assert elsewhere.observe([0]).proprio == pytest.approx(np.array([[3.0, 1.0]]))
+    assert elsewhere.get_state([0]) == [state]
+    assert elsewhere.step_chunk([0], plan(9)).steps[0] == 3
+
+
+def test_a_snapshot_of_an_ended_episode_stays_ended() -> None:
+    simulator = running("exact")
+    simulator.step_chunk([1], plan(5))
+    simulator.set_state([0], simulator.get_state([1]))
+    with pytest.raises(EpisodeOverError, match="slot 0 was stepped but its episode is over"):
+        simulator.step_chunk([0], plan())
+
+
+def test_a_snapshot_that_does_not_fit_is_refused() -> None:
+    simulator = running("exact")
+    (state,) = simulator.get_state([1])
+    with pytest.raises(StateError, match="does not fit this environment of 'exact': 'counts'"):
+        simulator.set_state([0], [state.replace(b'["counts"', b'["counta"')])
+    with pytest.raises(EpisodeOverError):
+        simulator.step_chunk([0], plan())
+
+
 def test_a_restored_episode_that_differs_is_reported() -> None:
     simulator = running()
     simulator.step_chunk([1], plan(2))
     (state,) = simulator.get_state([1])
     elsewhere = Counters("count")
     elsewhere.built[-1].reset = lambda episode: None  # type: ignore[method-assign]  # a simulator that forgets
-    with pytest.warns(ReplayMismatchWarning, match="not bit for bit the saved one"):
+    with pytest.warns(RestoreMismatchWarning, match="not bit for bit the saved one"):
         elsewhere.set_state([0], [state])
 
 
