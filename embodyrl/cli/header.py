@@ -9,6 +9,7 @@ import psutil
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, Device
+from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.version import __version__
 
 
@@ -18,6 +19,7 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
     rows = [
         ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (--print-config shows them)"),
         ("machine", machine(config.engine.device)),
+        ("placement", placement(config)),
         ("model", model(config)),
         ("simulator", simulator(config)),
         ("algorithm", algorithm(config)),
@@ -39,6 +41,14 @@ def machine(device: Device) -> str:
     return f"{cores} usable cores, {memory:.0f} GiB, {'NVIDIA GPU' if gpu else 'no GPU'} -> {place}"
 
 
+def placement(config: Config) -> str:
+    """How many simulator processes there will be, and what becomes of NUMA."""
+    here = inventory()
+    near = policy_gpu(config.engine.device, here)
+    workers = plan_env_workers(config.env, here, near)
+    return f"{len(workers)} simulator processes; {describe_binding(config.env.numa, here, workers, near)}"
+
+
 def has_nvidia_gpu() -> bool:
     """Whether the NVIDIA driver shows a GPU (torch is not asked: importing it takes seconds)."""
     gpus = Path("/proc/driver/nvidia/gpus")
@@ -52,11 +62,9 @@ def model(config: Config) -> str:
 
 
 def simulator(config: Config) -> str:
-    """Tasks, slots and processes."""
+    """Tasks and slots."""
     env = config.env
-    workers = "one process per core at most" if env.workers == "auto" else f"{env.workers} processes"
-    length = f"episodes of {env.max_episode_steps} steps"
-    return f"{env.name} {', '.join(env.tasks)}   {env.num_envs} slots, {workers}, {length}"
+    return f"{env.name} {', '.join(env.tasks)}   {env.num_envs} slots, episodes of {env.max_episode_steps} steps"
 
 
 def algorithm(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, report, validate, list."""
+"""`embodyrl`: run, resume, eval, report, validate, plan, list."""
 
 from __future__ import annotations
 
@@ -126,6 +126,31 @@ def validate(words: Words = None) -> None:
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
     if loaded.config.plugins:
         typer.echo(f"note: this config runs Python code of its own: {', '.join(loaded.config.plugins)}")
+
+
+@app.command()
+def plan(
+    words: Words = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Plan for another machine: a folder with a copy of its sys/devices/system/{cpu,node}, "
+            "sys/bus/pci/devices and proc/driver/nvidia.",
+            show_default=False,
+        ),
+    ] = None,
+    cpus: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Plan for these CPUs, e.g. 0-7,16.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+) -> None:
+    """Show which processes a run would start and where, and start nothing."""
+    from embodyrl.cli import plan as planning
+    from embodyrl.config import load_config
+
+    source, overrides = split_words(words)
+    planning.show(load_config(source, overrides), planning.read_machine(machine, cpus), as_json=as_json)
 
 
 @app.command("list")

@@ -12,6 +12,7 @@ SIMULATORS.register(
     facts={
         "tasks": "embodyrl.envs.metaworld_tasks:known_tasks",
         "cameras": "embodyrl.envs.metaworld_tasks:known_cameras",
+        "graphics": "opengl",
     },
     summary="MetaWorld 3: 50 tabletop tasks of a Sawyer arm (MuJoCo, CPU)",
 )
@@ -31,4 +32,5 @@ SIMULATORS.register(
     options="embodyrl.envs.options:GymnasiumConfig",
     requires=[Requirement(module="gymnasium", install="pip install gymnasium")],
     summary="any registered Gymnasium environment with vector observations",
+    facts={"graphics": "opengl"},
 )

@@ -9,18 +9,9 @@ from pathlib import Path
 
 from embodyrl.config.schema import Device, EnvConfig, Numa
 from embodyrl.errors import UserError
-from embodyrl.placement.topology import (
-    PROCFS,
-    SYSFS,
-    Gpu,
-    Node,
-    allowed_cpus,
-    allowed_memory_nodes,
-    cpu_limit,
-    format_ids,
-    read_gpus,
-    read_nodes,
-)
+from embodyrl.placement.graphics import Graphics, graphics_variables, read_graphics
+from embodyrl.placement.topology import ROOT, Gpu, Node, allowed_cpus, cpu_limit, format_ids, read_gpus, read_nodes
+from embodyrl.registry import SIMULATORS
 
 SINGLE_THREADED = {
     "OMP_NUM_THREADS": "1",
@@ -44,6 +35,8 @@ class Inventory:
     """NUMA nodes by id; none where the kernel shows none."""
     gpus: tuple[Gpu, ...] = ()
     """NVIDIA GPUs in CUDA's order."""
+    graphics: Graphics = field(default_factory=Graphics)
+    """What it can draw with."""
 
     @property
     def usable_nodes(self) -> list[Node]:
@@ -76,20 +69,21 @@ class WorkerSpec:
         return f"{self.role} worker {self.rank}"
 
 
-def inventory(sysfs: Path = SYSFS, procfs: Path = PROCFS, cpus: Sequence[int] | None = None) -> Inventory:
+def inventory(root: Path = ROOT, cpus: Sequence[int] | None = None) -> Inventory:
     """What this machine lets the program use: the CPUs this process is allowed, not those that exist.
 
     Args:
-        sysfs, procfs: where these are mounted, or copies of another machine's.
+        root: the root folder, or one with a copy of another machine's sys/ and proc/.
         cpus: CPUs to use instead of those this process is allowed.
     """
     usable = tuple(sorted(cpus)) if cpus else allowed_cpus()
-    limit = cpu_limit(sysfs / "fs/cgroup")
+    limit = cpu_limit(root)
     return Inventory(
         cpus=usable,
         cores=len(usable) if limit is None else min(limit, len(usable)),
-        nodes=tuple(read_nodes(sysfs, usable, allowed_memory_nodes(procfs))),
-        gpus=tuple(read_gpus(sysfs, procfs, os.environ)),
+        nodes=tuple(read_nodes(root, usable)),
+        gpus=tuple(read_gpus(root, os.environ)),
+        graphics=read_graphics(root, os.environ),
     )
 
 
@@ -107,7 +101,7 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     """Spread the simulator slots evenly over worker processes, in order: worker 0 serves the first slots.
 
     Args:
-        config: `num_envs`, `workers` and `numa` decide.
+        config: `num_envs`, `workers` and `numa` decide, and how the simulator `name` draws.
         machine: what the machine has.
         near: the GPU to which observations go.
 
@@ -116,6 +110,7 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     """
     count = _count_workers(config.num_envs, config.workers, machine)
     share = config.num_envs // count
+    draws_with = SIMULATORS.entry(config.name).facts.get("graphics")
     homes = _assign_nodes(count, machine.usable_nodes, near) if binds(config.numa, machine) else [None] * count
     return [
         WorkerSpec(
@@ -125,7 +120,7 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
             cpus=machine.cpus if home is None else home.cpus,
             numa_node=None if home is None else home.id,
             memory_node=home.id if home is not None and home.memory else None,
-            env_vars=SINGLE_THREADED,
+            env_vars={**SINGLE_THREADED, **graphics_variables(draws_with, machine.graphics, machine.gpus, rank)},
         )
         for rank, home in enumerate(homes)
     ]
@@ -146,7 +141,7 @@ def binds(numa: Numa, machine: Inventory) -> bool:
     return numa is Numa.auto and len(machine.nodes) > 1 and bool(machine.usable_nodes)
 
 
-def describe_binding(numa: Numa, machine: Inventory, near: Gpu | None = None) -> str:
+def describe_binding(numa: Numa, machine: Inventory, workers: Sequence[WorkerSpec], near: Gpu | None = None) -> str:
     """One sentence on what becomes of NUMA. Starts with `warning:` where it was wanted and cannot be had."""
     if numa is Numa.off:
         return "env.numa is off: processes are bound to no node"
@@ -157,11 +152,13 @@ def describe_binding(numa: Numa, machine: Inventory, near: Gpu | None = None) ->
             f"warning: none of the allowed CPUs {format_ids(machine.cpus)} belongs to a NUMA node, so processes are "
             "bound to none"
         )
-    usable = machine.usable_nodes
-    said = f"processes are bound to NUMA node{'s' if len(usable) > 1 else ''} {format_ids(node.id for node in usable)}"
-    if near is not None and near.node is not None and near.node not in [node.id for node in usable]:
-        said = f"warning: the GPU's NUMA node {near.node} has no allowed CPU; {said}"
-    return said
+    homes = {spec.numa_node for spec in workers if spec.numa_node is not None}
+    said = f"processes are bound to NUMA node{'s' if len(homes) > 1 else ''} {format_ids(homes)}"
+    if near is None or near.node is None:
+        return said
+    if near.node not in [node.id for node in machine.usable_nodes]:
+        return f"warning: the GPU's NUMA node {near.node} has no allowed CPU; {said}"
+    return f"{said}, the GPU's" if homes == {near.node} else f"{said} (the GPU's, {near.node}, has not CPUs for all)"
 
 
 def _assign_nodes(count: int, nodes: Sequence[Node], near: Gpu | None) -> list[Node]:

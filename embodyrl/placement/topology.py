@@ -1,6 +1,7 @@
 """NUMA nodes, CPUs and NVIDIA GPUs as the kernel shows them, read from files alone: no torch, no driver call.
 
-Every function takes the folders it reads, so that another machine's tree can be planned for.
+Every function takes the root folder under which it reads sys/, proc/ and dev/, so that one can plan for a copy of
+another machine's files.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-SYSFS = Path("/sys")
-PROCFS = Path("/proc")
+ROOT = Path("/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Gpu:
     """One NVIDIA GPU."""
 
     index: int
-    """Its number among all GPUs of the machine in the order of their addresses."""
+    """Its number among the machine's GPUs that this container shows, in the order of their addresses."""
     address: str
     """PCI address with its domain, lower-case: `0000:3b:00.0`."""
     uuid: str
@@ -64,20 +64,20 @@ def format_ids(ids: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def read_nodes(sysfs: Path, allowed_cpus: Iterable[int], allowed_memory: Iterable[int] | None = None) -> list[Node]:
+def read_nodes(root: Path, allowed_cpus: Iterable[int]) -> list[Node]:
     """The online NUMA nodes, by id; [] where the kernel shows none.
 
     Args:
-        sysfs: where sysfs is mounted.
+        root: the root folder.
         allowed_cpus: CPUs this process may use.
-        allowed_memory: ids of the nodes whose memory it may use; None: all.
     """
-    folder = sysfs / "devices/system/node"
+    folder = root / "sys/devices/system/node"
     usable = set(allowed_cpus)
-    online_cpus = _read_ids(sysfs / "devices/system/cpu/online")
+    online_cpus = _read_ids(root / "sys/devices/system/cpu/online")
     if online_cpus is not None:
         usable &= set(online_cpus)
     ids = _read_ids(folder / "online") or ()
+    allowed_memory = _allowed_memory(root / "proc/self/status")
     memory = set(ids if allowed_memory is None else allowed_memory)
     return [
         Node(
@@ -89,21 +89,21 @@ def read_nodes(sysfs: Path, allowed_cpus: Iterable[int], allowed_memory: Iterabl
     ]
 
 
-def read_gpus(sysfs: Path, procfs: Path, environment: Mapping[str, str]) -> list[Gpu]:
+def read_gpus(root: Path, environment: Mapping[str, str]) -> list[Gpu]:
     """The NVIDIA GPUs that CUDA shows this process, in CUDA's order on a machine whose GPUs are alike.
 
     CUDA sorts unlike GPUs by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID, which cannot be seen from here.
 
     Args:
-        sysfs: where sysfs is mounted.
-        procfs: where procfs is mounted.
+        root: the root folder.
         environment: the process's variables; CUDA_VISIBLE_DEVICES selects by number or by (the start of) the UUID.
     """
-    folder = procfs / "driver/nvidia/gpus"
-    by_address = {path.name.lower(): path for path in folder.iterdir()} if folder.is_dir() else {}
+    folder = root / "proc/driver/nvidia/gpus"
+    found = {path.name.lower(): _information(path) for path in folder.iterdir()} if folder.is_dir() else {}
+    addresses = sorted(address for address, facts in found.items() if _is_open_to_us(root, facts))
     every = [
-        Gpu(index=index, address=address, uuid=_gpu_uuid(by_address[address]), node=_pci_node(sysfs, address))
-        for index, address in enumerate(sorted(by_address))
+        Gpu(index=index, address=address, uuid=found[address].get("GPU UUID", ""), node=_pci_node(root, address))
+        for index, address in enumerate(addresses)
     ]
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     return every if chosen is None else _visible(every, chosen)
@@ -123,18 +123,22 @@ def _visible(gpus: list[Gpu], chosen: str) -> list[Gpu]:
     return found
 
 
-def _gpu_uuid(folder: Path) -> str:
-    for line in _read(folder / "information").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "GPU UUID":
-            return value.strip()
-    return ""
+def _information(folder: Path) -> dict[str, str]:
+    """What the driver says about a GPU: `GPU UUID`, `Device Minor`, ..."""
+    rows = (line.partition(":") for line in _read(folder / "information").splitlines())
+    return {name.strip(): value.strip() for name, _, value in rows}
 
 
-def _pci_node(sysfs: Path, address: str) -> int | None:
+def _is_open_to_us(root: Path, information: Mapping[str, str]) -> bool:
+    """Whether a GPU's device file is there: a container may show the driver's whole list and few of the devices."""
+    minor = information.get("Device Minor")
+    return minor is None or (root / f"dev/nvidia{minor}").exists()
+
+
+def _pci_node(root: Path, address: str) -> int | None:
     """The node of a PCI device; the kernel writes -1 where the firmware does not say."""
     try:
-        node = int(_read(sysfs / "bus/pci/devices" / address / "numa_node"))
+        node = int(_read(root / "sys/bus/pci/devices" / address / "numa_node"))
     except ValueError:
         return None
     return node if node >= 0 else None
@@ -149,18 +153,18 @@ def _has_memory(meminfo: Path) -> bool:
     return False
 
 
-def allowed_memory_nodes(procfs: Path = PROCFS) -> tuple[int, ...] | None:
-    """Ids of the nodes whose memory this process may use (its cpuset); None where the kernel does not say."""
-    for line in _read(procfs / "self/status").splitlines():
+def _allowed_memory(status: Path) -> tuple[int, ...] | None:
+    """Ids of the nodes whose memory a process may use (its cpuset); None where its status does not say."""
+    for line in _read(status).splitlines():
         if line.startswith("Mems_allowed_list:"):
             return parse_ids(line.partition(":")[2])
     return None
 
 
-def cpu_limit(cgroup: Path = SYSFS / "fs/cgroup") -> int | None:
+def cpu_limit(root: Path) -> int | None:
     """CPUs' worth of time that this process's control group may use, rounded up; None without a limit."""
     try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else max(1, ceil(int(quota) / int(period)))
     except (OSError, ValueError):
         return None

@@ -18,7 +18,7 @@ def make_machine(
     online_cpus: str | None = None,
     gpus: dict[str, int | None] | None = None,
     mems_allowed: str | None = None,
-) -> tuple[Path, Path]:
+) -> Path:
     """Write the tree.
 
     Args:
@@ -28,9 +28,6 @@ def make_machine(
         online_cpus: the kernel's list of online CPUs; no such file where it is not said.
         gpus: PCI address as the driver writes it -> numa_node; None: no such file.
         mems_allowed: what /proc/self/status says; nothing where it is not said.
-
-    Returns:
-        sysfs and procfs.
     """
     sysfs, procfs = root / "sys", root / "proc"
     folder = sysfs / "devices/system/node"
@@ -49,4 +46,4 @@ def make_machine(
             write(sysfs / "bus/pci/devices" / address.lower() / "numa_node", str(node))
     if mems_allowed is not None:
         write(procfs / "self/status", f"Name:\tpython\nMems_allowed_list:\t{mems_allowed}")
-    return sysfs, procfs
+    return root

@@ -145,11 +145,10 @@ def test_inventory_is_what_this_process_may_use():
 
 
 def plan_on(tree, num_envs, workers="auto", *, cpus, numa=Numa.auto, device=Device.auto):
-    sysfs, procfs = tree
-    machine = inventory(sysfs, procfs, cpus)
+    machine = inventory(tree, cpus)
     near = policy_gpu(device, machine)
     plan = plan_env_workers(settings(num_envs, workers, numa=numa), machine, near)
-    return [(spec.numa_node, spec.cpus, spec.memory_node) for spec in plan], describe_binding(numa, machine, near)
+    return [(spec.numa_node, spec.cpus, spec.memory_node) for spec in plan], describe_binding(numa, machine, plan, near)
 
 
 def test_one_node_is_left_alone_and_says_so(tmp_path):
@@ -201,8 +200,12 @@ def test_cpus_of_no_node_bind_nothing_and_warn(tmp_path):
 
 def test_beside_the_gpu_while_there_is_room(tmp_path):
     tree = make_machine(tmp_path, {0: "0-3", 1: "4-7"}, gpus={"0001:C1:00.0": 1})
-    assert plan_on(tree, 4, 4, cpus=range(8))[0] == [(1, (4, 5, 6, 7), 1)] * 4
-    assert [node for node, _, _ in plan_on(tree, 8, 8, cpus=range(8))[0]] == [0] * 4 + [1] * 4
+    plan, said = plan_on(tree, 4, 4, cpus=range(8))
+    assert plan == [(1, (4, 5, 6, 7), 1)] * 4
+    assert said == "processes are bound to NUMA node 1, the GPU's"
+    plan, said = plan_on(tree, 8, 8, cpus=range(8))
+    assert [node for node, _, _ in plan] == [0] * 4 + [1] * 4
+    assert said == "processes are bound to NUMA nodes 0-1 (the GPU's, 1, has not CPUs for all)"
     on_cpu, _ = plan_on(tree, 4, 4, cpus=range(8), device=Device.cpu)
     assert [node for node, _, _ in on_cpu] == [0, 0, 1, 1]
 
