@@ -18,13 +18,14 @@ SIMULATORS.register(
 )
 SIMULATORS.register(
     "maniskill",
-    target="embodyrl.envs.maniskill:ManiSkill",
+    target="embodyrl.envs.maniskill.simulator:open_simulator",
     options="embodyrl.envs.options:ManiSkillConfig",
     requires=[
         Requirement(module="mani_skill", install="pip install 'embodyrl[maniskill]'"),
         SystemLibrary(module="libX11.so.6", install="apt install libx11-6  (as root; SAPIEN links to it)"),
     ],
-    summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU)",
+    facts={"tasks": "embodyrl.envs.maniskill.catalogue:known_tasks"},
+    summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU or a GPU)",
 )
 SIMULATORS.register(
     "gymnasium",

@@ -74,6 +74,12 @@ BACKENDS = [
     ),
     Backend(label="maniskill", name="maniskill", tasks=("PushCube-v1",)),
     Backend(label="maniskill-mixed", name="maniskill", tasks=("PushCube-v1", "PullCube-v1")),
+    Backend(
+        label="maniskill-rgb",
+        name="maniskill",
+        tasks=("PickCube-v1",),
+        options={"cameras": ["base_camera"], "image_size": [48, 64], "proprio": Proprio.robot},
+    ),
     Backend(label="gymnasium-box", name="gymnasium", tasks=("Pendulum-v1",), options={"success_return": -50.0}),
     Backend(label="gymnasium-discrete", name="gymnasium", tasks=("CartPole-v1",), ends_itself=True),
     Backend(label="custom", name="point_mass", tasks=("reach",)),
@@ -87,6 +93,10 @@ def missing(backend: Backend) -> str | None:
     packages = [requirement.module for requirement in SIMULATORS.entry(backend.name).missing()]
     if packages:
         return f"{', '.join(packages)} not installed"
+    if backend.options.get("cameras") and backend.name == "maniskill":
+        from embodyrl.envs.maniskill.scene import rendering_device
+
+        return None if rendering_device() else "no Vulkan driver that SAPIEN can draw with"
     return _cannot_draw() if backend.options.get("cameras") and backend.name in ON_MUJOCO else None
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from embodyrl.registry import SIMULATORS
 
 if missing := [requirement.module for requirement in SIMULATORS.entry("maniskill").missing()]:
     pytest.skip(f"not installed: {', '.join(missing)}", allow_module_level=True)
 
-from embodyrl.envs import maniskill
-from embodyrl.envs.base import RenderError
-from embodyrl.envs.maniskill import ManiSkill, sentence
-from embodyrl.envs.options import ManiSkillConfig, RewardMode
+import sapien
+
+from embodyrl.envs.maniskill import scene
+from embodyrl.envs.maniskill.catalogue import SENTENCES, _registered, known_tasks, missing_assets, sentence
+from embodyrl.envs.maniskill.slots import ManiSkill
+from embodyrl.envs.options import ManiSkillConfig, Proprio, RewardMode
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
 
@@ -45,7 +51,7 @@ def nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ["PickSingleYCB-v1"],
             {},
             UserError,
-            "not on this machine: python -m mani_skill.utils.download_asset PickSing",
+            "not on this machine: python -m mani_skill.utils.download_asset ycb",
         ),
         (["TwoRobotPickCube-v1"], {}, UserError, "has several robots"),
         (["PushCube-v1"], {"control_mode": "pd_joint_delta"}, UserError, "did you mean 'pd_joint_delta_pos'"),
@@ -63,8 +69,12 @@ def test_a_question_on_the_terminal_becomes_an_error(monkeypatch: pytest.MonkeyP
     def build(cls: type, **_: Any) -> None:
         download_asset.prompt_yes_no("Robot widow has assets available for download. Download them now?")
 
-    entry = maniskill._load().REGISTERED_ENVS["PushCube-v1"]
-    monkeypatch.setattr(entry, "cls", type("Asks", (), {"SUPPORTED_REWARD_MODES": ["dense"], "__new__": build}))
+    entry = scene.load().REGISTERED_ENVS["PushCube-v1"]
+    monkeypatch.setattr(
+        entry,
+        "cls",
+        type("Asks", (), {"SUPPORTED_REWARD_MODES": ["dense"], "SUPPORTED_OBS_MODES": [], "__new__": build}),
+    )
     before = download_asset.prompt_yes_no
     with pytest.raises(UserError, match="assets of the ManiSkill task 'PushCube-v1' are not on this machine"):
         simulator("PushCube-v1", reward_mode=RewardMode.dense)
@@ -101,13 +111,13 @@ def test_an_action_of_one_moves_the_target_by_the_scale() -> None:
 def test_numbers_are_those_of_maniskill_bit_for_bit(task: str, control_mode: str) -> None:
     from mani_skill.utils.registration import REGISTERED_ENVS
 
-    from embodyrl.envs import maniskill_driver
+    from embodyrl.envs.maniskill import driver
 
     ours = simulator(task, control_mode=control_mode)
     ours.reset([0], [EpisodeSpec(task=task, start_state=5, seed=0)])
     low, high = ours.spec.action_low, ours.spec.action_high
     actions = np.random.default_rng(0).uniform(low, high, (20, len(low))).astype(np.float32)
-    maniskill_driver.uninstall()
+    driver.uninstall()
     try:
         env = REGISTERED_ENVS[task].cls(
             obs_mode="state",
@@ -119,7 +129,7 @@ def test_numbers_are_those_of_maniskill_bit_for_bit(task: str, control_mode: str
         env.reset(seed=5)
         expected = [env.step(action) for action in actions]
     finally:
-        maniskill_driver.install()
+        driver.install()
     for action, (observation, reward, _, _, info) in zip(actions, expected, strict=True):
         result = ours.step_chunk([0], action[None, None])
         assert result.observation.proprio is not None
@@ -135,11 +145,147 @@ def test_tasks_of_different_shapes_are_refused() -> None:
 
 def test_sentences() -> None:
     assert sentence("PushCube-v1") == "push the cube to the goal region"
-    assert sentence("MS-CartpoleSwingUp-v1") == "cartpole swing up"
+    assert sentence("OpenCabinetDrawer-v1") == "open cabinet drawer"
 
 
-def test_rendering_says_that_it_cannot() -> None:
+def test_every_task_whose_files_come_with_maniskill_has_a_written_sentence() -> None:
+    registered = scene.load().REGISTERED_ENVS
+    shipped = [task for task, entry in registered.items() if not missing_assets(task) and not entry.asset_download_ids]
+    elsewhere = ("SceneManipulation", "Empty-v1", "UnitreeGo2", "OpenCabinetDoor")  # no task, or no files either
+    assert {task for task in shipped if not any(part in task for part in elsewhere)} == SENTENCES.keys()
+
+
+def test_the_catalogue_agrees_with_what_maniskill_registers() -> None:
+    registered = scene.load().REGISTERED_ENVS
+    read = _registered()
+    assert read == {
+        task: entry.asset_download_ids or []
+        for task, entry in registered.items()
+        if not task.endswith("SceneManipulation-v1")  # scenes without a task
+    }
+    assert set(known_tasks()) == set(registered)  # once ManiSkill is imported, those of plug-ins are known too
+
+
+WITHOUT_DRIVER = """
+from embodyrl.envs.base import RenderError
+from embodyrl.envs.maniskill.slots import ManiSkill
+from embodyrl.envs.options import ManiSkillConfig
+from embodyrl.envs.types import EpisodeSpec
+from embodyrl.errors import UserError
+
+def config(**options):
+    return ManiSkillConfig(name="maniskill", tasks=["PushCube-v1"], **options)
+
+ours = ManiSkill(config(), 1)
+print(ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=5, seed=0)]).proprio.tobytes().hex())
+for attempt in (lambda: ours.render([0]), lambda: ManiSkill(config(cameras=["base_camera"]), 1)):
+    try:
+        attempt()
+    except (RenderError, UserError) as error:
+        print(error)
+"""
+
+
+def test_without_a_driver_states_are_the_same_and_pictures_are_refused_in_words() -> None:
+    ours = simulator("PushCube-v1")
+    first = ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=5, seed=0)]).proprio
+    assert first is not None
+    environment = {**os.environ, "VK_ICD_FILENAMES": os.devnull, "VK_DRIVER_FILES": os.devnull}
+    command = [sys.executable, "-c", WITHOUT_DRIVER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    there, drawing, camera = done.stdout.splitlines()
+    assert there == first.tobytes().hex()
+    assert drawing.startswith("ManiSkill cannot draw 'PushCube-v1' on this machine: install a Vulkan driver")
+    assert camera.startswith("env.cameras: ManiSkill cannot draw pictures on this machine: install a Vulkan driver")
+
+
+@pytest.fixture
+def driver() -> None:
+    """For tests that draw."""
+    if scene.rendering_device() is None:
+        pytest.skip("no Vulkan driver that SAPIEN can draw with")
+
+
+def test_pictures_show_what_the_state_says(driver: None) -> None:
+    """The red cube of PickCube is where the camera should see it: moving it moves the red pixels."""
+    ours = simulator("PickCube-v1", cameras=["base_camera"], image_size=[96, 128])
+    middles = []
+    for start_state in range(4):
+        seen = ours.reset([0], [EpisodeSpec(task="PickCube-v1", start_state=start_state, seed=0)])
+        assert seen.images is not None and seen.images.shape == (1, 1, 96, 128, 3) and seen.images.dtype == np.uint8
+        red, green, blue = (seen.images[0, 0, :, :, channel].astype(int) for channel in range(3))
+        rows, columns = np.nonzero((red > 100) & (green < 40) & (blue < 40))
+        assert len(rows) > 3
+        cube = ours._seats[0].slot._env.cube.pose.p[0].numpy()  # type: ignore[union-attr]
+        middles.append([rows.mean(), columns.mean(), *cube[:2]])
+    down, right, forward, left = np.array(middles).T
+    # The camera looks at the robot from the front: away from the robot is down, the robot's left is on the right.
+    assert np.corrcoef(down, forward)[0, 1] > 0.95 and np.corrcoef(right, left)[0, 1] > 0.95
+
+
+def test_pictures_are_drawn_at_chunk_ends_only(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = simulator("PushCube-v1", cameras=["base_camera"], image_size=[32, 32])
+    ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=0, seed=0)])
+    env = ours._seats[0].slot._env  # type: ignore[union-attr]
+    drawn = []
+    draw = env._get_obs_sensor_data
+    monkeypatch.setattr(env, "_get_obs_sensor_data", lambda *args: drawn.append(1) or draw(*args))
+    ours.step_chunk([0], np.zeros((1, 8, 8), np.float32))
+    assert len(drawn) == 1
+
+
+def test_states_are_the_same_with_and_without_cameras(driver: None) -> None:
+    episode = EpisodeSpec(task="PickCube-v1", start_state=2, seed=0)
+    blind, seeing = simulator("PickCube-v1"), simulator("PickCube-v1", cameras=["base_camera"], image_size=[32, 32])
+    actions = np.random.default_rng(0).uniform(-1, 1, (1, 10, 8)).astype(np.float32)
+    for ours in (blind, seeing):
+        ours.reset([0], [episode])
+    one, other = (ours.step_chunk([0], actions) for ours in (blind, seeing))
+    assert one.observation.proprio is not None and other.observation.proprio is not None
+    assert np.array_equal(one.observation.proprio, other.observation.proprio)
+    assert np.array_equal(one.rewards, other.rewards)
+
+
+def test_a_camera_of_the_hand_and_an_unknown_one(driver: None) -> None:
+    with pytest.raises(UserError, match=r"'base_cam', which 'PushCube-v1' does not have - did you mean 'base_camera'"):
+        simulator("PushCube-v1", cameras=["base_cam"])
+
+
+def test_a_lens_given_in_pixels_keeps_its_view(driver: None) -> None:
+    """A camera whose intrinsics belong to its own size is drawn at that size and then shrunk."""
+    from mani_skill.sensors.camera import CameraConfig
+
+    from embodyrl.envs.maniskill.driver import _drawn, _resized
+
+    lens = np.array([[623.588, 0, 319.501], [0, 623.588, 239.545], [0, 0, 1]])
+    assert _drawn(CameraConfig("a", sapien.Pose(), 640, 480, intrinsic=lens), (224, 224)).keys() == {"shader_pack"}
+    half = torch.zeros((1, 480, 640, 3), dtype=torch.uint8)
+    half[:, :, 320:] = 200
+    small = _resized(half, (12, 16))
+    assert small.shape == (1, 12, 16, 3) and small.dtype == torch.uint8
+    assert (small[:, :, :7] == 0).all() and (small[:, :, 9:] == 200).all()
+
+
+def test_people_see_a_picture(driver: None) -> None:
     ours = simulator("PushCube-v1")
     ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=0, seed=0)])
-    with pytest.raises(RenderError, match="without a renderer"):
-        ours.render([0])
+    (picture,) = ours.render([0])
+    assert picture.shape == (512, 512, 3) and picture.std() > 20
+
+
+def test_proprio_of_the_robot_has_no_objects() -> None:
+    full, robot = simulator("PushCube-v1"), simulator("PushCube-v1", proprio=Proprio.robot)
+    assert (full.spec.proprio_dim, robot.spec.proprio_dim) == (35, 25)  # 9 positions, 9 velocities, pose of the tool
+    starts = [robot.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=2, seed=0)]).proprio for _ in range(2)]
+    robot._seats[0].slot._env.obj.set_pose(sapien.Pose([0.3, 0.3, 0.02]))  # type: ignore[union-attr]
+    moved = robot._seats[0].slot.observe()[1]  # type: ignore[union-attr]
+    assert starts[0] is not None and moved is not None and np.array_equal(starts[0][0], moved)
+
+
+def test_the_sparse_reward_is_success() -> None:
+    ours = simulator("PushCube-v1", reward_mode=RewardMode.sparse)
+    ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=0, seed=0)])
+    assert not ours.step_chunk([0], np.zeros((1, 3, 8), np.float32)).rewards.any()
+    env = ours._seats[0].slot._env  # type: ignore[union-attr]
+    env.obj.set_pose(env.goal_region.pose)
+    assert ours.step_chunk([0], np.zeros((1, 1, 8), np.float32)).rewards.tolist() == [[1.0]]

@@ -1,0 +1,143 @@
+"""ManiSkill's environments as they are driven here: state vectors at every step, pictures only when somebody looks.
+
+ManiSkill's code is written for batches on the GPU. On the CPU every pose and every joint target goes through general
+conversions, several dozen per step. The three short cuts here give the same numbers bit for bit
+(`tests/envs/test_maniskill.py` compares them) and save a fifth to a third of the time.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import sapien
+import torch
+from mani_skill.envs.tasks.digital_twins.base_env import BaseDigitalTwinEnv
+from mani_skill.sensors.camera import parse_camera_configs
+from mani_skill.utils import common
+from mani_skill.utils.structs import Articulation
+from mani_skill.utils.structs.pose import Pose
+
+_create = Pose.create.__func__
+_set_joint_drive_targets = Articulation.set_joint_drive_targets
+
+
+def install() -> None:
+    """Put the short cuts for poses and joint targets in place of ManiSkill's methods, in this process."""
+    Pose.create = classmethod(_quick_pose)
+    Articulation.set_joint_drive_targets = _quick_joint_targets
+
+
+def uninstall() -> None:
+    """Put ManiSkill's own methods back."""
+    Pose.create = classmethod(_create)
+    Articulation.set_joint_drive_targets = _set_joint_drive_targets
+
+
+def trust_actions(env: Any) -> None:
+    """Skip ManiSkill's search for NaN in the actions of `env`: `SlotSimulator` has checked them."""
+    agent = env.agent
+    agent.set_action = lambda action: agent.controller.set_action(action)
+
+
+def _quick_pose(cls: type[Pose], pose: Any, device: Any = None) -> Pose:
+    """`Pose.create`, without conversions for the one pose of one object on the CPU."""
+    if type(pose) is not list or len(pose) != 1 or type(pose[0]) is not sapien.Pose or str(device or "cpu") != "cpu":
+        return _create(cls, pose, device)
+    raw = np.empty((1, 7), np.float32)
+    raw[0, :3], raw[0, 3:] = pose[0].p, pose[0].q
+    return cls(raw_pose=torch.from_numpy(raw))
+
+
+def _quick_joint_targets(self: Any, targets: Any, joints: Any = None, joint_indices: Any = None) -> None:
+    """`Articulation.set_joint_drive_targets`, with one conversion for all joints instead of one each."""
+    if self.scene.gpu_sim_enabled or joints is None or not isinstance(targets, torch.Tensor):
+        _set_joint_drive_targets(self, targets, joints, joint_indices)
+        return
+    values = targets[0].to(torch.float32).numpy()
+    for index, joint in enumerate(joints):
+        joint._objs[0].drive_target = values[index : index + 1]
+
+
+@cache
+def lean(cls: type, cameras: tuple[str, ...], image_size: tuple[int, int]) -> Any:
+    """A subclass of a task's class that draws pictures of `image_size` (H, W) from `cameras`, and only when asked.
+
+    Every task gets state vectors and the sparse reward, which its base class can compute whatever the task declares.
+    """
+    twin = issubclass(cls, BaseDigitalTwinEnv)
+    mode = "state+rgb+segmentation" if twin else "state+rgb"  # a twin puts a photograph behind what it draws
+    attributes: dict[str, Any] = {
+        "cameras": cameras,
+        "image_size": image_size,
+        "obs_mode_with_pictures": mode,
+        "SUPPORTED_OBS_MODES": (*cls.SUPPORTED_OBS_MODES, "state", mode),  # type: ignore[attr-defined]
+        "SUPPORTED_REWARD_MODES": (*cls.SUPPORTED_REWARD_MODES, "sparse"),  # type: ignore[attr-defined]
+    }
+    if twin and not cameras:
+        attributes["rgb_overlay_mode"] = "none"
+    return type(cls.__name__, (_Lean, cls), attributes)
+
+
+class _Lean:
+    """Goes before a task's class. `N` scenes, `V` cameras, `S` state numbers."""
+
+    cameras: tuple[str, ...]
+    """Cameras that are drawn, in this order."""
+    image_size: tuple[int, int]
+    """`(H, W)` of their pictures [pixels]."""
+    all_cameras: tuple[str, ...] = ()
+    """Cameras that the task and its robot have."""
+
+    def pictures(self: Any) -> torch.Tensor:
+        """What the cameras see now: uint8 `[N, V, H, W, 3]`, on the simulation's device."""
+        seen = self._get_obs_sensor_data()
+        return torch.stack([_resized(seen[name]["rgb"], self.image_size) for name in self.cameras], dim=1)
+
+    def robot_state(self: Any) -> torch.Tensor:
+        """What the robot can measure, `[N, S]`: joint positions, joint velocities, targets that its controller keeps,
+        and position and quaternion of the tool centre point where it has one.
+        """
+        joints = common.flatten_state_dict(self._get_obs_agent(), use_torch=True, device=self.device)
+        pose = getattr(self.agent, "tcp_pose", None)
+        if pose is None and hasattr(self.agent, "tcp"):
+            pose = self.agent.tcp.pose
+        return joints if pose is None else torch.cat([joints, pose.raw_pose], dim=1)
+
+    def get_obs(self: Any, info: dict[str, Any] | None = None, unflattened: bool = False) -> Any:
+        """The state vector `[N, S]`, or its parts. ManiSkill would draw pictures here, at every step."""
+        parts = self._get_obs_state_dict(self.get_info() if info is None else info)
+        return parts if unflattened else self._flatten_raw_obs(parts)
+
+    def _flatten_raw_obs(self: Any, obs: Any) -> torch.Tensor:
+        return common.flatten_state_dict(obs, use_torch=True, device=self.device)
+
+    def _setup_sensors(self: Any, options: dict[str, Any]) -> None:
+        configs = {
+            **parse_camera_configs(self._default_sensor_configs),
+            **parse_camera_configs(self.agent._sensor_configs if self.agent is not None else []),
+        }
+        self.all_cameras = tuple(configs)
+        self._custom_sensor_configs = {
+            name: _drawn(configs[name], self.image_size) for name in self.cameras if name in configs
+        }
+        super()._setup_sensors(options)  # type: ignore[misc]
+        for name in set(self._sensors) - set(self.cameras):
+            del self._sensors[name]
+
+
+def _drawn(camera: Any, image_size: tuple[int, int]) -> dict[str, Any]:
+    """How a camera draws: at the wanted size, unless its lens is given in pixels of its own size."""
+    if camera.intrinsic is not None:
+        return {"shader_pack": "minimal"}
+    return {"shader_pack": "minimal", "height": image_size[0], "width": image_size[1]}
+
+
+def _resized(pictures: torch.Tensor, image_size: tuple[int, int]) -> torch.Tensor:
+    """Pictures uint8 `[N, h, w, 3]` at `image_size`, smoothed where they shrink."""
+    if tuple(pictures.shape[1:3]) == image_size:
+        return pictures.to(torch.uint8)
+    channels_first = pictures.permute(0, 3, 1, 2).float()
+    resized = torch.nn.functional.interpolate(channels_first, image_size, mode="bilinear", antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
