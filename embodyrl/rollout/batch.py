@@ -1,99 +1,84 @@
-"""TrajectoryBatch: what a rollout hands to the learner, with every shape checked.
-
-Shapes: `K` decisions, `B` slots, `C` actions in a chunk, `D` action dims, `N` log-prob entries, `S` proprio dims.
-
-| column | shape | type | meaning |
-|---|---|---|---|
-| proprio | [K, B, S] | float32 | state observation decided on |
-| images | [K, B, V, H, W, 3] | uint8 | pictures decided on |
-| task | [K, B] | int64 | index into `sentences` |
-| actions | [K, B, C, D] | float32 | in the simulator's units |
-| logprobs | [K, B, N] | float32 | when the decision was taken [nats] |
-| values | [K, B] | float32 | critic, when the decision was taken; absent without one |
-| next_values | [K, B] | float32 | critic at the following observation, before any reset; absent without one |
-| rewards | [K, B, C] | float32 | 0 for actions not executed |
-| success | [K, B, C] | bool | the task's condition held after the action |
-| terminated | [K, B] | bool | the episode reached a final state in this decision |
-| truncated | [K, B] | bool | the time limit cut it off in this decision |
-| steps | [K, B] | int64 | actions executed |
-| valid | [K, B] | bool | a decision was taken; True also for the one in which the episode ends |
-| episode | [K, B] | int64 | number of the episode within its slot |
-| group | [K, B] | int64 | group of the episode |
-| version | [K, B] | int64 | engine version that decided |
-| trace | [K, B, ...] | | what `Policy.evaluate` needs |
-
-Nodes of a pipeline add columns such as `advantages` and `returns` `[K, B]`.
-"""
+"""TrajectoryBatch: what a rollout hands to the learner. Its columns are listed in `rollout/columns.py`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-RANKS = {"actions": 4, "logprobs": 3, "rewards": 3, "success": 3, "proprio": 3, "images": 6}
-"""Dimensions of each column; 2 for all others, any for `trace`."""
-REQUIRED = (
-    "task",
-    "actions",
-    "logprobs",
-    "rewards",
-    "success",
-    "terminated",
-    "truncated",
-    "steps",
-    "valid",
-    "episode",
-    "group",
-    "version",
-)
+from embodyrl.rollout.columns import COLUMNS, BatchError, found
 
-
-class BatchError(ValueError):
-    """Raised when a column of a TrajectoryBatch is missing or has the wrong shape."""
+Along = Literal["K", "B"]
+"""Which way to cut or join batches: `K` decisions or `B` slots."""
+AXES: Mapping[Along, int] = {"K": 0, "B": 1}
 
 
 class TrajectoryBatch:
     """A table of `[K, B]` decisions, held in a TensorDict.
 
+    Cutting and joining say along which dimension; nothing copies a column that it does not have to.
+
     Args:
-        columns: tensors by name, see the table above; `trace` is a mapping.
+        columns: tensors by name, see `rollout/columns.py`; `trace` is a mapping.
         sentences: task sentences that the column `task` indexes.
 
     Raises:
-        BatchError: a column is missing or has the wrong shape; names it, what was found and what was expected.
+        BatchError: a column is missing, or has the wrong type or shape; names it, what was found and what was expected.
     """
 
     def __init__(self, columns: Mapping[str, Tensor | Mapping[str, Tensor]], sentences: Sequence[str]) -> None:
-        missing = [name for name in REQUIRED if name not in columns]
+        missing = [name for name, column in COLUMNS.items() if column.required and name not in columns]
         if missing:
             raise BatchError(f"columns are missing from the batch: {', '.join(missing)}")
         valid = columns["valid"]
         if not isinstance(valid, Tensor) or valid.dim() != 2:
             raise BatchError("column 'valid' must be a tensor [K, B]")
-        self.size = torch.Size(valid.shape)
         self.sentences = list(sentences)
-        self.data = TensorDict({}, batch_size=self.size)
+        self.data = TensorDict({}, batch_size=valid.shape)
         for name, column in columns.items():
             self[name] = column
 
+    @classmethod
+    def _of(cls, data: TensorDictBase, sentences: Sequence[str]) -> TrajectoryBatch:
+        """A batch of columns that were checked before; not necessarily of all that are required."""
+        batch = cls.__new__(cls)
+        batch.data, batch.sentences = data, list(sentences)
+        return batch
+
+    @property
+    def size(self) -> torch.Size:
+        """`[K, B]`."""
+        return self.data.batch_size
+
     def __setitem__(self, name: str, column: Tensor | Mapping[str, Tensor]) -> None:
-        if isinstance(column, Tensor):
-            rank = RANKS.get(name, 2)
-            if column.shape[:2] != self.size or column.dim() != rank:
-                raise BatchError(
-                    f"column {name!r} has shape {tuple(column.shape)}, expected {rank} dimensions starting with "
-                    f"{tuple(self.size)}"
-                )
-            self.data[name] = column
-        else:
+        if not isinstance(column, Tensor):
             self.data[name] = TensorDict(dict(column), batch_size=self.size)
+            return
+        rule, sizes = COLUMNS.get(name), self._sizes(name)
+        if rule is not None and not rule.accepts(column, sizes):
+            raise BatchError(f"column {name!r} is {found(column)}, expected {rule.describe(sizes)}")
+        if column.shape[:2] != self.size:
+            raise BatchError(f"column {name!r} is {found(column)}, expected a shape that begins with {list(self.size)}")
+        self.data[name] = column
+
+    def _sizes(self, but: str) -> dict[str, int]:
+        """What the shape letters stand for in the columns that are there, except `but`."""
+        sizes = {"K": self.size[0], "B": self.size[1]}
+        for name in self.columns():
+            if name != but and name in COLUMNS:
+                sizes |= COLUMNS[name].sizes(self.data[name])
+        return sizes
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self:
-            raise BatchError(f"the batch has no column {name!r} (has: {', '.join(sorted(self.columns()))})")
+            raise BatchError(f"the batch has no column {name!r} (has: {', '.join(sorted(self.columns())) or 'none'})")
         column: Tensor = self.data[name]
         return column
 
@@ -104,6 +89,156 @@ class TrajectoryBatch:
         """Names of all columns."""
         return [str(name) for name in self.data.keys()]  # noqa: SIM118 - a TensorDict iterates over its rows
 
-    def decisions(self, *names: str) -> TensorDict:
+    def decisions(self, *names: str) -> TensorDictBase:
         """The named columns with `[K, B]` flattened to `[K*B]`."""
-        return self.data.select(*names).reshape(-1)
+        return self.select(*names).data.reshape(-1)
+
+    def select(self, *names: str) -> TrajectoryBatch:
+        """A batch with the named columns alone; the columns themselves are shared.
+
+        Raises:
+            BatchError: there is no such column.
+        """
+        return self._of(TensorDict({name: self[name] for name in names}, batch_size=self.size), self.sentences)
+
+    def union(self, other: TrajectoryBatch) -> TrajectoryBatch:
+        """The columns of both.
+
+        Raises:
+            BatchError: a column that both have differs, or the batches are of different sizes or sentences.
+        """
+        if self.size != other.size:
+            raise BatchError(f"the batches are of different sizes: {list(self.size)} and {list(other.size)}")
+        if self.sentences != other.sentences:
+            raise BatchError(f"the batches have different sentences: {self.sentences} and {other.sentences}")
+        conflicts = [name for name in self.columns() if name in other and not _equal(self[name], other[name])]
+        if conflicts:
+            raise BatchError(f"both batches have these columns, with different contents: {', '.join(conflicts)}")
+        both = self.select(*self.columns())
+        for name in other.columns():
+            both[name] = other[name]
+        return both
+
+    def split(self, sizes: Sequence[int], along: Along) -> list[TrajectoryBatch]:
+        """Consecutive parts of these sizes, which must add up to the whole."""
+        whole = self.size[AXES[along]]
+        if sum(sizes) != whole or min(sizes, default=0) < 0:
+            raise BatchError(f"parts of {list(sizes)} do not make up {along} = {whole}")
+        return [self._of(part, self.sentences) for part in self.data.split(list(sizes), AXES[along])]
+
+    def chunk(self, parts: int, along: Along) -> list[TrajectoryBatch]:
+        """So many consecutive parts of equal size.
+
+        Raises:
+            BatchError: they cannot be equal.
+        """
+        whole = self.size[AXES[along]]
+        if parts < 1 or whole % parts:
+            raise BatchError(f"{along} = {whole} cannot be split into {parts} equal parts")
+        return self.split([whole // parts] * parts, along)
+
+    def take(self, numbers: Tensor, along: Along) -> TrajectoryBatch:
+        """The decisions or slots with these numbers `[M]`, in this order (or where a mask is True)."""
+        return self._of(self.data[numbers] if along == "K" else self.data[:, numbers], self.sentences)
+
+    def shuffle(self, seed: int, along: Along) -> TrajectoryBatch:
+        """In an order drawn from `seed`."""
+        order = torch.randperm(self.size[AXES[along]], generator=torch.Generator().manual_seed(seed))
+        return self.take(order, along)
+
+    def pad(self, size: int, along: Along) -> TrajectoryBatch:
+        """Zeros at the end up to this size: decisions that were never taken, since `valid` is False."""
+        more = size - self.size[AXES[along]]
+        if more < 0:
+            raise BatchError(f"{along} = {self.size[AXES[along]]} is more than the {size} to pad to: use unpad")
+        shape = list(self.size)
+        shape[AXES[along]] = more
+        zeros = self.data.apply(lambda column: column.new_zeros(*shape, *column.shape[2:]), batch_size=shape)
+        return self._of(_cat([self.data, zeros], along), self.sentences)
+
+    def unpad(self, size: int, along: Along) -> TrajectoryBatch:
+        """The first so many decisions or slots: the inverse of `pad`."""
+        return self.split([size, self.size[AXES[along]] - size], along)[0]
+
+    def to(self, device: torch.device | str) -> TrajectoryBatch:
+        """On another device."""
+        return self._of(self.data.to(device), self.sentences)
+
+    def equals(self, other: TrajectoryBatch) -> bool:
+        """Whether sentences, columns, types and every number are the same."""
+        return self.sentences == other.sentences and self.size == other.size and _equal(self.data, other.data)
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file; its header holds the sentences and the size, as JSON."""
+        header = {"sentences": json.dumps(self.sentences), "size": json.dumps(list(self.size))}
+        save_file({name: column.contiguous() for name, column in _leaves(self.data).items()}, path, metadata=header)
+
+    @classmethod
+    def load(cls, path: Path) -> TrajectoryBatch:
+        """Read what `save` wrote."""
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata()
+            data = TensorDict({}, batch_size=json.loads(header["size"]))
+            for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                data[tuple(name.split("/"))] = file.get_tensor(name)
+        return cls._of(data, json.loads(header["sentences"]))
+
+
+def concat(batches: Sequence[TrajectoryBatch], along: Along) -> TrajectoryBatch:
+    """Batches one after the other, along `K` (more decisions) or `B` (more slots).
+
+    The column `task` is renumbered where the batches have different sentences.
+
+    Raises:
+        BatchError: the batches have different columns, or columns that do not fit; names them.
+    """
+    sentences = list(dict.fromkeys(sentence for batch in batches for sentence in batch.sentences))
+    first, *others = renumbered = [_with_sentences(batch, sentences) for batch in batches]
+    for other in others:
+        _check_joint(first, other, along)
+    return TrajectoryBatch._of(_cat([batch.data for batch in renumbered], along), sentences)
+
+
+def _cat(parts: Sequence[Any], along: Along) -> Any:
+    """`torch.cat` of TensorDicts, whose types it does not know."""
+    return torch.cat(list(parts), AXES[along])
+
+
+def _with_sentences(batch: TrajectoryBatch, sentences: list[str]) -> TrajectoryBatch:
+    """The batch with `task` as an index into other sentences, which include its own."""
+    if batch.sentences == sentences or "task" not in batch:
+        return batch
+    numbers = torch.tensor([sentences.index(sentence) for sentence in batch.sentences], device=batch["task"].device)
+    renumbered = TrajectoryBatch._of(batch.data.copy(), sentences)
+    renumbered["task"] = numbers[batch["task"]]
+    return renumbered
+
+
+def _check_joint(one: TrajectoryBatch, other: TrajectoryBatch, along: Along) -> None:
+    """That two batches can be concatenated."""
+    left, right = _leaves(one.data), _leaves(other.data)
+    if left.keys() != right.keys():
+        raise BatchError(f"not all batches have the columns {', '.join(sorted(left.keys() ^ right.keys()))}")
+    axis = AXES[along]
+    for name, column in left.items():
+        shapes = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in (column, right[name])]
+        if shapes[0] != shapes[1] or column.dtype != right[name].dtype:
+            raise BatchError(
+                f"batches cannot be joined along {along}: column {name!r} is {found(column)} in one and "
+                f"{found(right[name])} in another"
+            )
+
+
+def _leaves(data: TensorDictBase) -> dict[str, Tensor]:
+    """All tensors by name; those of a table within are called `trace/sample`."""
+    leaves: Any = data.items(include_nested=True, leaves_only=True)
+    return {"/".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in leaves}
+
+
+def _equal(one: Tensor | TensorDictBase, other: Tensor | TensorDictBase) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    left, right = _leaves(one), _leaves(other)
+    return left.keys() == right.keys() and all(_equal(column, right[name]) for name, column in left.items())

@@ -1,46 +1,66 @@
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from embodyrl.rollout.batch import BatchError, TrajectoryBatch
+from embodyrl.rollout.batch import Along, TrajectoryBatch, concat
+from embodyrl.rollout.columns import COLUMNS, BatchError
+
+SIZES = {"C": 4, "D": 7, "N": 28, "S": 5, "V": 2, "H": 3, "W": 2, "3": 3}
 
 
-def columns(k: int = 2, b: int = 3) -> dict[str, Tensor | dict[str, Tensor]]:
-    flags = {name: torch.zeros(k, b, dtype=torch.bool) for name in ("terminated", "truncated", "valid")}
-    numbers = {name: torch.zeros(k, b, dtype=torch.int64) for name in ("task", "steps", "episode", "group", "version")}
-    return {
-        **flags,
-        **numbers,
-        "actions": torch.zeros(k, b, 4, 7),
-        "logprobs": torch.zeros(k, b, 28),
-        "rewards": torch.zeros(k, b, 4),
-        "success": torch.zeros(k, b, 4, dtype=torch.bool),
-        "trace": {"sample": torch.arange(k * b).view(k, b, 1)},
-    }
+def columns(k: int = 2, b: int = 3, seed: int = 0) -> dict[str, Tensor | dict[str, Tensor]]:
+    """Every column of the table, with contents that tell each entry from the others."""
+    generator = torch.Generator().manual_seed(seed)
+    made: dict[str, Tensor | dict[str, Tensor]] = {}
+    for name, column in COLUMNS.items():
+        shape = [(SIZES | {"K": k, "B": b})[letter] for letter in column.shape.split()]
+        numbers = torch.randint(0, 2 if column.dtype is torch.bool else 250, shape, generator=generator)
+        made[name] = numbers.to(column.dtype)
+    made["task"] = torch.arange(k * b).reshape(k, b) % 2
+    made["trace"] = {"sample": torch.arange(k * b).view(k, b, 1)}
+    return made
+
+
+def batch_of(k: int = 2, b: int = 3, seed: int = 0) -> TrajectoryBatch:
+    return TrajectoryBatch(columns(k, b, seed), ["push", "reach"])
 
 
 def test_decisions_are_flattened_in_order() -> None:
-    batch = TrajectoryBatch(columns(), ["push"])
-    flat = batch.decisions("trace", "valid")
+    flat = batch_of().decisions("trace", "valid")
     assert flat.shape == (6,) and flat["trace", "sample"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("rewards", torch.zeros(2, 3), r"'rewards' has shape \(2, 3\), expected 3 dimensions starting with \(2, 3\)"),
-        ("logprobs", torch.zeros(2, 3, 4, 7), "'logprobs' has shape .* expected 3 dimensions"),
-        ("values", torch.zeros(3, 2), r"'values' has shape \(3, 2\), expected 2 dimensions starting with \(2, 3\)"),
+        (
+            "rewards",
+            torch.zeros(2, 3),
+            r"'rewards' is float32 \[2, 3\], expected float32 \[K, B, C\] with K = 2, B = 3",
+        ),
+        ("rewards", torch.zeros(2, 3, 5), r"'rewards' is float32 \[2, 3, 5\], expected .* K = 2, B = 3, C = 4"),
+        ("logprobs", torch.zeros(2, 3, 4, 7), r"'logprobs' is float32 \[2, 3, 4, 7\], expected float32 \[K, B, N\]"),
+        ("values", torch.zeros(3, 2), r"'values' is float32 \[3, 2\], expected float32 \[K, B\] with K = 2, B = 3"),
+        ("values", torch.zeros(2, 3).double(), r"'values' is float64 \[2, 3\], expected float32"),
+        ("images", torch.zeros(2, 3, 2, 3, 2, 4).byte(), r"'images' is uint8 \[2, 3, 2, 3, 2, 4\], .* W, 3\]"),
+        ("my_own", torch.zeros(3, 2), r"'my_own' is float32 \[3, 2\], expected a shape that begins with \[2, 3\]"),
     ],
 )
-def test_a_wrong_shape_names_column_got_and_want(name: str, value: Tensor, message: str) -> None:
-    with pytest.raises(BatchError, match=message):
-        TrajectoryBatch(columns() | {name: value}, ["push"])
-    batch = TrajectoryBatch(columns(), ["push"])
+def test_a_wrong_shape_or_type_names_column_got_and_want(name: str, value: Tensor, message: str) -> None:
+    batch = batch_of()
     with pytest.raises(BatchError, match=message):
         batch[name] = value
+    if name != "rewards":
+        with pytest.raises(BatchError, match=f"'{name}' is"):
+            TrajectoryBatch(columns() | {name: value}, ["push", "reach"])
 
 
 def test_missing_columns_are_named() -> None:
@@ -49,4 +69,145 @@ def test_missing_columns_are_named() -> None:
     with pytest.raises(BatchError, match="missing from the batch: rewards, episode"):
         TrajectoryBatch(incomplete, ["push"])
     with pytest.raises(BatchError, match="has no column 'advantages'"):
-        TrajectoryBatch(columns(), ["push"])["advantages"]
+        batch_of()["advantages"]
+
+
+def test_a_selection_shares_its_columns() -> None:
+    batch = batch_of()
+    chosen = batch.select("rewards", "trace")
+    assert chosen.columns() == ["rewards", "trace"] and chosen["rewards"] is batch["rewards"]
+    chosen["returns"] = torch.zeros(2, 3)
+    assert "returns" not in batch
+    with pytest.raises(BatchError, match=r"has no column 'reward' \(has: rewards, trace\)"):
+        batch.select("rewards", "trace").select("reward")
+
+
+along = st.sampled_from(["K", "B"])
+number = st.integers(1, 5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(number, number, along, st.data())
+def test_parts_make_up_the_whole(k: int, b: int, along: Along, data: st.DataObject) -> None:
+    batch = batch_of(k, b)
+    whole = k if along == "K" else b
+    cut = data.draw(st.integers(0, whole))
+    assert concat(batch.split([cut, whole - cut], along), along).equals(batch)
+    assert concat(batch.chunk(whole, along), along).equals(batch)
+    parts = batch.chunk(whole, along)
+    assert all(part.size == ((1, b) if along == "K" else (k, 1)) for part in parts)
+
+
+def test_concat_knows_decisions_from_slots() -> None:
+    first, second = batch_of(2, 3, seed=1), batch_of(2, 3, seed=2)
+    longer, wider = concat([first, second], "K"), concat([first, second], "B")
+    assert longer.size == (4, 3) and torch.equal(longer["rewards"][2:], second["rewards"])
+    assert wider.size == (2, 6) and torch.equal(wider["rewards"][:, 3:], second["rewards"])
+
+
+def test_concat_renumbers_tasks() -> None:
+    first, second = batch_of(1, 2), batch_of(1, 2)
+    second.sentences = ["reach", "open"]
+    joined = concat([first, second], "B")
+    assert joined.sentences == ["push", "reach", "open"]
+    assert [joined.sentences[index] for index in joined["task"][0].tolist()] == ["push", "reach", "reach", "open"]
+    assert second["task"].tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda batch: batch.select("rewards"), "not all batches have the columns actions, .*trace/sample"),
+        (lambda batch: batch.pad(9, "K"), r"cannot be joined along B: column '\w+' is .* in one and .* in another"),
+    ],
+)
+def test_batches_that_do_not_fit_are_not_joined(
+    change: Callable[[TrajectoryBatch], TrajectoryBatch], message: str
+) -> None:
+    with pytest.raises(BatchError, match=message):
+        concat([batch_of(), change(batch_of())], "B")
+
+
+def test_uneven_parts_are_refused() -> None:
+    with pytest.raises(BatchError, match="B = 3 cannot be split into 2 equal parts"):
+        batch_of().chunk(2, "B")
+    with pytest.raises(BatchError, match=r"parts of \[2, 2\] do not make up B = 3"):
+        batch_of().split([2, 2], "B")
+
+
+@settings(max_examples=40, deadline=None)
+@given(number, number, along, st.integers(0, 4))
+def test_unpad_undoes_pad(k: int, b: int, along: Along, more: int) -> None:
+    batch = batch_of(k, b)
+    size = k if along == "K" else b
+    padded = batch.pad(size + more, along)
+    assert padded.size == ((k + more, b) if along == "K" else (k, b + more))
+    assert padded.split([size, more], along)[1]["valid"].any().item() is False
+    assert padded.unpad(size, along).equals(batch)
+
+
+def test_padding_does_not_cut() -> None:
+    with pytest.raises(BatchError, match="K = 2 is more than the 1 to pad to"):
+        batch_of().pad(1, "K")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sets(st.sampled_from(sorted(COLUMNS))), st.sets(st.sampled_from(sorted(COLUMNS))))
+def test_union_of_selections_is_the_selection_of_the_union(left: set[str], right: set[str]) -> None:
+    batch = batch_of()
+    both = batch.select(*left).union(batch.select(*right))
+    assert set(both.columns()) == left | right and both.equals(batch.select(*(left | right)))
+
+
+def test_union_refuses_what_differs() -> None:
+    one, other = (
+        batch_of(seed=1).select("rewards", "task", "steps"),
+        batch_of(seed=2).select("rewards", "task", "steps"),
+    )
+    with pytest.raises(BatchError, match="different contents: rewards, steps"):
+        one.union(other)
+    with pytest.raises(BatchError, match=r"different sizes: \[2, 3\] and \[2, 4\]"):
+        one.union(batch_of(2, 4))
+    other.sentences = ["open"]
+    with pytest.raises(BatchError, match="different sentences"):
+        one.union(other)
+
+
+@settings(max_examples=20, deadline=None)
+@given(number, number, along, st.integers(0, 2**31))
+def test_a_shuffle_is_a_permutation_drawn_from_its_seed(k: int, b: int, along: Along, seed: int) -> None:
+    batch = batch_of(k, b)
+    shuffled = batch.shuffle(seed, along)
+    assert shuffled.equals(batch.shuffle(seed, along))
+    parts = [part["trace"]["sample"].flatten().tolist() for part in shuffled.chunk(k if along == "K" else b, along)]
+    assert sorted(parts) == sorted(
+        part["trace"]["sample"].flatten().tolist() for part in batch.chunk(len(parts), along)
+    )
+
+
+def test_different_seeds_shuffle_differently() -> None:
+    batch = batch_of(2, 32)
+    assert not batch.shuffle(1, "B").equals(batch.shuffle(2, "B"))
+
+
+@settings(max_examples=20, deadline=None)
+@given(number, number, st.lists(st.text(), min_size=2, max_size=3, unique=True))
+def test_a_saved_batch_is_loaded_exactly(k: int, b: int, sentences: list[str]) -> None:
+    batch = TrajectoryBatch(columns(k, b), sentences)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "batch.safetensors"
+        for saved in (batch, batch.split([1, b - 1], "B")[1], batch.select("rewards"), batch.select()):
+            saved.save(path)
+            assert TrajectoryBatch.load(path).equals(saved)
+
+
+def test_a_part_of_a_batch_is_saved_without_the_rest(tmp_path: Path) -> None:
+    batch = batch_of(8, 8)
+    batch.save(tmp_path / "all")
+    batch.split([1, 7], "K")[0].save(tmp_path / "part")
+    assert (tmp_path / "part").stat().st_size < (tmp_path / "all").stat().st_size / 2
+
+
+def test_to_moves_every_column() -> None:
+    moved = batch_of().to("meta")
+    assert {moved[name].device.type for name in COLUMNS} == {"meta"} and moved.sentences == ["push", "reach"]
