@@ -344,6 +344,16 @@ def _repeated(path: str, names: list[str]) -> Iterator[Finding]:
 
 
 @rule
+def simulator_can_run_so(config: Config) -> Iterator[Finding]:
+    """What the simulator itself can say about the config without being imported."""
+    check = fact(SIMULATORS, config.env.name, "check")
+    if check is None or SIMULATORS.entry(config.env.name).missing():
+        return
+    for path, message, remedy in load_target(check)(config):
+        yield Finding((path,), message, remedy)
+
+
+@rule
 def betas_are_two(config: Config) -> Iterator[Finding]:
     """AdamW has two moment averages."""
     betas = config.engine.optimizer.betas

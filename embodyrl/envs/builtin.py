@@ -17,6 +17,19 @@ SIMULATORS.register(
     summary="MetaWorld 3: 50 tabletop tasks of a Sawyer arm (MuJoCo, CPU)",
 )
 SIMULATORS.register(
+    "libero",
+    target="embodyrl.envs.libero:Libero",
+    options="embodyrl.envs.options:LiberoConfig",
+    requires=[Requirement(module=module, install="make libero") for module in ("libero", "robosuite", "bddl")],
+    facts={
+        "tasks": "embodyrl.envs.libero_tasks:known_tasks",
+        "cameras": "embodyrl.envs.libero_tasks:known_cameras",
+        "graphics": "opengl",
+        "check": "embodyrl.envs.libero_tasks:check",
+    },
+    summary="LIBERO: 130 tabletop tasks of a Panda arm with sentences (robosuite, MuJoCo, CPU)",
+)
+SIMULATORS.register(
     "maniskill",
     target="embodyrl.envs.maniskill.simulator:open_simulator",
     options="embodyrl.envs.options:ManiSkillConfig",

@@ -59,6 +59,33 @@ class MetaWorldConfig(MujocoConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LiberoConfig(MujocoConfig):
+    """LIBERO."""
+
+    image_size: list[int] = setting([256, 256], low=16, high=2048)
+    """Height and width of every camera's picture [pixels]; 256 x 256 is what public checkpoints are evaluated with."""
+    max_episode_steps: int = setting(300, low=1)
+    """Control steps after which an episode is cut off (truncated); those of `settle_steps` do not count. Public
+    evaluations use 220 for libero_spatial, 280 for libero_object, 300 for libero_goal, 520 for libero_10 and 400 for
+    libero_90."""
+    start_states: int = setting(40, low=1, high=50)
+    """Training draws official start states 0 .. start_states-1 of the 50 that each task has; evaluation plays the
+    others."""
+    proprio: Proprio = setting(Proprio.robot)
+    """robot: position and rotation of the hand and positions of the fingers (8 numbers), as public checkpoints take
+    them. full: the poses of all objects and the positions of doors and knobs as well."""
+    share_start_states: bool = setting(False)
+    """Evaluation plays all 50 official start states, those of training among them, as public evaluations do."""
+    settle_steps: int = setting(10, low=0)
+    """Control steps without motion and with an open gripper before each episode, in which objects come to rest."""
+    end_at_success: bool = setting(True)
+    """End the episode (terminated) as soon as the task is solved, as LIBERO does."""
+    assets: str | None = setting(None)
+    """Folder of LIBERO's meshes and textures, which are not in its package. null: $EMBODYRL_LIBERO_ASSETS, else where
+    LIBERO itself keeps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ManiSkillConfig(EnvConfig):
     """ManiSkill."""
 

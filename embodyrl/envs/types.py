@@ -44,6 +44,10 @@ class ActionField:
     """Largest value of each entry; finite."""
     scale: float = 1.0
     """How much a value of 1 is in `unit`: 0.01 where an action of 1 moves the hand by 1 cm and the unit is `m`."""
+    opens: float | None = None
+    """Of a gripper that is told to open or to close: the value that opens it."""
+    closes: float | None = None
+    """The value that closes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,8 @@ from embodyrl.envs.options import Proprio, RenderQuality
 from embodyrl.envs.types import EpisodeSpec, Observation, Simulator
 from embodyrl.registry import SIMULATORS
 
+LIBERO_ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
+"""LIBERO's meshes and textures, which its package lacks."""
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT = 12
 """Time limit of the suite's episodes [control steps]."""
@@ -72,6 +74,24 @@ BACKENDS = [
             "render_quality": RenderQuality.fast,
         },
     ),
+    Backend(
+        label="libero-state",
+        name="libero",
+        tasks=("libero_spatial/0",),
+        options={"settle_steps": 2, "proprio": Proprio.full, "assets": str(LIBERO_ASSETS)},
+    ),
+    Backend(
+        label="libero-rgb",
+        name="libero",
+        tasks=("libero_goal/7",),
+        options={
+            "cameras": ["agentview", "wrist"],
+            "image_size": [48, 64],
+            "settle_steps": 0,
+            "render_quality": RenderQuality.fast,
+            "assets": str(LIBERO_ASSETS),
+        },
+    ),
     Backend(label="maniskill", name="maniskill", tasks=("PushCube-v1",)),
     Backend(label="maniskill-mixed", name="maniskill", tasks=("PushCube-v1", "PullCube-v1")),
     Backend(
@@ -99,6 +119,8 @@ def missing(backend: Backend) -> str | None:
         return None if rendering_device() else "no Vulkan driver that SAPIEN can draw with"
     return _cannot_draw() if backend.options.get("cameras") and backend.name in ON_MUJOCO else None
 
+    if backend.name == "libero" and not LIBERO_ASSETS.is_dir():
+        return "LIBERO's assets are not there"
 
 @cache
 def _cannot_draw() -> str | None:

@@ -1,0 +1,165 @@
+"""LIBERO: 130 tabletop tasks of a Panda arm in four suites of 10 and one of 90, simulated by robosuite and MuJoCo.
+
+Actions are 7 numbers in -1 .. 1 for robosuite's operational space controller: displacement of the hand (1 is 5 cm per
+step) and its rotation (axis times angle, 1 is 0.5 rad), both along the axes of the world; and the gripper, of which
+only the sign counts (-1 opens, 1 closes).
+
+The conventions are those of LIBERO's public evaluations: start states from LIBERO's files, ten steps without motion
+before an episode, pictures turned by 180 degrees, hand position, hand rotation (axis times angle) and the positions of
+the two fingers as proprio, and the sentence that LIBERO makes from the task's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.envs import libero_tasks, mujoco_gl
+from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
+from embodyrl.envs.libero_tasks import CAMERAS
+from embodyrl.envs.mujoco_painter import Painter, Painters
+from embodyrl.envs.options import LiberoConfig, Proprio
+from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
+from embodyrl.errors import UserError
+
+CONTROL_FREQUENCY = 20
+"""Control steps per simulated second [Hz]."""
+
+REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+"""The action without motion and with an open gripper."""
+
+FOR_PEOPLE = "agentview"
+"""Camera of pictures for people where the policy has none."""
+
+COLLISION_SHAPES = 0
+"""Group of the shapes that MuJoCo computes contacts with; LIBERO does not draw them."""
+
+KEPT_PAINTERS = 10
+"""Tasks whose painters a process keeps, as many as a suite has; more if it has more slots."""
+
+FIELDS = (
+    ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.05),
+    ActionField(name="wrist", meaning="delta_rotation", unit="rad", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.5),
+    ActionField(name="gripper", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,), opens=-1.0, closes=1.0),
+)
+
+
+class Libero(SlotSimulator):
+    """LIBERO with state observations, pictures, or both."""
+
+    def __init__(self, config: LiberoConfig, num_slots: int) -> None:
+        check_task_list(config.tasks, "libero")
+        check_tasks(config.tasks, libero_tasks.known_tasks(), "libero")
+        check_cameras(config.cameras, CAMERAS, "libero")
+        self._config = config
+        self._assets = libero_tasks.find_assets(config)
+        height, width = config.image_size
+        if config.cameras:
+            mujoco_gl.context(height, width).free()  # what is missing is said now, not at the first reset
+        self._painters = Painters(most=max(num_slots, KEPT_PAINTERS))
+        first = self._make(config.tasks[0])
+        super().__init__(
+            SimulatorSpec(
+                tasks={task: libero_tasks.sentence(task) for task in config.tasks},
+                actions=FIELDS,
+                proprio_dim=first.proprio_dim,
+                max_episode_steps=config.max_episode_steps,
+                control_frequency=CONTROL_FREQUENCY,
+                cameras=tuple(config.cameras),
+                image_size=(height, width) if config.cameras else (0, 0),
+            ),
+            num_slots,
+            spare=[(config.tasks[0], first)],
+        )
+
+    def make_slot(self, task: str) -> Slot:
+        """An environment of `task`."""
+        slot = self._make(task)
+        if slot.proprio_dim != self.spec.proprio_dim:
+            raise UserError(
+                f"env.tasks mixes tasks of different shapes: {task!r} has {slot.proprio_dim} state numbers, "
+                f"{self._config.tasks[0]!r} has {self.spec.proprio_dim}: name tasks of one suite, or "
+                f"set env.proprio to robot"
+            )
+        return slot
+
+    def close(self) -> None:
+        """Release everything; calling it twice is harmless."""
+        super().close()
+        self._painters.close()
+
+    def _make(self, task: str) -> LiberoSlot:
+        return LiberoSlot(task, self._config, self._assets, self._painters)
+
+
+class LiberoSlot(Slot):
+    """One environment of LIBERO.
+
+    Args:
+        task: its name.
+        config: LIBERO's options.
+        assets: folder of meshes and textures.
+        painters: painters that the environments of the process share, one for each task.
+    """
+
+    def __init__(self, task: str, config: LiberoConfig, assets: Path, painters: Painters) -> None:
+        from embodyrl.envs import libero_driver
+
+        self._task, self._config, self._painters = task, config, painters
+        self._states = libero_tasks.start_states(task)
+        self._driver = libero_driver.Driver(libero_tasks.task_file(task), assets)
+        self._size = config.image_size[0], config.image_size[1]
+        self.proprio_dim = len(self._proprio())
+
+    def reset(self, episode: EpisodeSpec) -> None:
+        """Start from the official state that `episode.start_state` stands for; LIBERO draws nothing random later on."""
+        number = libero_tasks.official_state(episode.start_state, self._config)
+        self._driver.reset(number, self._states[number])
+        for _ in range(self._config.settle_steps):
+            self._driver.step(REST)
+
+    def step(self, action: NDArray[np.float32]) -> Transition:
+        """Execute `action [7]`; the reward is 1 where the task is solved, else 0."""
+        solved = self._driver.step(action)
+        return Transition(float(solved), solved and self._config.end_at_success, solved)
+
+    def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
+        """Images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""
+        images = [self._paint(camera) for camera in self._config.cameras]
+        return np.stack(images) if images else None, self._proprio()
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """The whole state of physics and controller, a few kilobytes: steps are too expensive to repeat."""
+        return self._driver.snapshot()
+
+    def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from a snapshot of `episode`."""
+        number = libero_tasks.official_state(episode.start_state, self._config)
+        self._driver.reset(number, self._states[number])
+        self._driver.restore(snapshot)
+
+    def render(self) -> NDArray[np.uint8]:
+        """What the policy's first camera sees `[H, W, 3]`, else what LIBERO's camera `agentview` does."""
+        return self._paint(self._config.cameras[0] if self._config.cameras else FOR_PEOPLE)
+
+    def _proprio(self) -> NDArray[np.float32]:
+        """Hand and fingers `[8]`, and with `proprio: full` the poses of everything that moves."""
+        with self._driver.scene() as scene:
+            robot = self._driver.robot(scene)
+            full = self._config.proprio is Proprio.full
+            return np.concatenate([robot, self._driver.objects(scene)] if full else [robot]).astype(np.float32)
+
+    def _paint(self, camera: str) -> NDArray[np.uint8]:
+        """The picture of one camera, turned as public evaluations turn it: the right way up, left and right swapped."""
+        painter = self._painters.get(self._task, self._make_painter)
+        with self._driver.scene() as scene:
+            return np.ascontiguousarray(painter.paint(scene, CAMERAS[camera])[:, ::-1])
+
+    def _make_painter(self) -> Painter:
+        painter = Painter(self._driver.model, *self._size, self._config.render_quality)
+        painter.options.geomgroup[COLLISION_SHAPES] = 0
+        return painter

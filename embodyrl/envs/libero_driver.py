@@ -1,0 +1,331 @@
+"""LIBERO's environments, driven with less work around the same physics.
+
+Observations, pictures and success are those of LIBERO's `OffScreenRenderEnv`, bit for bit (`tests/envs/test_libero.py`
+compares them), when that is seeded with the number of the start state, reset, and given that start state. Differences:
+
+- The model is built once, not at every reset. What LIBERO's reset draws anew is the place of the fixtures, which is
+  part of the model; it is drawn here as well, from the number of the start state.
+- A control step is 25 physics steps. In each of them LIBERO computes positions, velocities and contacts three times
+  from the same numbers. Here that happens once, and only the constraint solver runs three times: it starts from its
+  last solution, so leaving that out would change the last bits.
+- Nothing is drawn, and nothing of robosuite's many observables is computed, before the observation is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.envs import mujoco_gl
+from embodyrl.envs.base import SimulatorError
+from embodyrl.envs.libero_tasks import package
+
+PLACEMENT_ATTEMPTS = 1000
+"""How often a random layout without collisions is looked for."""
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _quiet_robosuite() -> None:
+    """Fill in robosuite's settings before it is imported: no log file in /tmp, no advice, and no OpenGL of its own."""
+    if "robosuite" in sys.modules:
+        return
+    spec = importlib.util.find_spec("robosuite")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("No module named 'robosuite'", name="robosuite")
+    place = Path(spec.origin).parent / "macros.py"
+    macros_spec = importlib.util.spec_from_file_location("robosuite.macros", place)
+    assert macros_spec is not None and macros_spec.loader is not None
+    macros: Any = importlib.util.module_from_spec(macros_spec)
+    macros_spec.loader.exec_module(macros)
+    macros.FILE_LOGGING_LEVEL = None
+    macros.CONSOLE_LOGGING_LEVEL = "ERROR"
+    macros.MUJOCO_GPU_RENDERING = False
+    sys.modules["robosuite.macros"] = macros
+    sys.modules.setdefault("robosuite.macros_private", ModuleType("robosuite.macros_private"))
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """LIBERO's package of environments.
+
+    LIBERO asks on stdin where to keep data sets unless it finds a settings file, so it gets one of its own, in a folder
+    that is gone afterwards; a user's ~/.libero is neither read nor written.
+    """
+    mujoco_gl.import_mujoco()
+    _quiet_robosuite()
+    root = package()
+    places = {"benchmark_root": ".", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
+    places["datasets"] = "datasets"
+    with tempfile.TemporaryDirectory(prefix="embodyrl-libero-") as folder:
+        text = "".join(f"{name}: {str(root / place)!r}\n" for name, place in places.items())
+        (Path(folder) / "config.yaml").write_text(text)
+        with _environment(LIBERO_CONFIG_PATH=folder, MUJOCO_GL="disable"):
+            return importlib.import_module("libero.libero.envs")
+
+
+def make(task_file: Path, assets: Path) -> Any:
+    """LIBERO's environment of a task, without cameras and without OpenGL."""
+    envs = load()
+    # What LIBERO calls its cache of the place of its assets; unless it is set, LIBERO downloads them.
+    libero: Any = importlib.import_module("libero.libero")
+    libero._assets_path_cache = str(assets)
+    robosuite = importlib.import_module("robosuite")
+    problem = importlib.import_module("libero.libero.envs.bddl_utils").get_problem_info(str(task_file))["problem_name"]
+    return envs.TASK_MAPPING[problem](
+        str(task_file),
+        robots=["Panda"],
+        controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+        initialization_noise=None,
+        use_camera_obs=False,
+        has_offscreen_renderer=False,
+        hard_reset=False,
+    )
+
+
+class Driver:
+    """One environment of LIBERO.
+
+    Args:
+        task_file: the task's description.
+        assets: folder of meshes and textures.
+    """
+
+    def __init__(self, task_file: Path, assets: Path) -> None:
+        self._env = make(task_file, assets)
+        import mujoco
+
+        self._mujoco = mujoco
+        self._whole = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._after_velocities = int(mujoco.mjtStage.mjSTAGE_VEL)
+        self.model: Any = self._env.sim.model._model
+        self.data: Any = self._env.sim.data._data
+        self._seen: Any = mujoco.MjData(self.model)
+        self._built = {name: getattr(self.model, name).copy() for name in ("body_pos", "body_quat", "site_rgba")}
+        # LIBERO's reset builds the scene once more and then has the samplers of doors and knobs twice; with fewer
+        # random draws everything that is placed after them would stand elsewhere.
+        self._env.object_property_initializers *= 2
+        robot = self._env.robots[0]
+        self._gripper = robot.gripper
+        self._arm, self._fingers = robot._ref_joint_actuator_indexes, robot._ref_gripper_joint_pos_indexes
+        self._hand = self.model.body(robot.robot_model.eef_name).id
+        self._grip = robot.eef_site_id
+        self._finger_actuators = robot._ref_joint_gripper_actuator_indexes
+        low, high = self.model.actuator_ctrlrange[self._finger_actuators].T
+        self._finger_middle, self._finger_half = 0.5 * (high + low), 0.5 * (high - low)
+        self._torque_low, self._torque_high = robot.torque_limits
+        self._substeps = int(self._env.control_timestep / self._env.model_timestep)
+        self._clock, self._sampled = 0.0, True
+        self._objects = np.setdiff1d(np.arange(self.model.nq), [*robot._ref_joint_pos_indexes, *self._fingers])
+        self._sample(self.data.qpos.copy())
+
+    @property
+    def _controller(self) -> Any:
+        """The robot's controller, which every reset makes anew."""
+        return self._env.robots[0].controller
+
+    def reset(self, number: int, state: NDArray[np.float64]) -> None:
+        """Start from a flattened state (time, positions, velocities) with the fixtures laid out by `number`."""
+        mujoco, model, data = self._mujoco, self.model, self.data
+        for name, values in self._built.items():
+            getattr(model, name)[...] = values
+        mujoco.mj_resetData(model, data)
+        # The solver starts from its last solution. LIBERO calls `forward` this often between building the scene and
+        # the first step, so do we.
+        mujoco.mj_forward(model, data)
+        mujoco.mj_forward(model, data)
+        self._lay_out(number)
+        mujoco.mj_forward(model, data)
+        self._env.visualize({name: False for name in self._env._visualizations})
+        data.time = state[0]
+        data.qpos[:], data.qvel[:] = state[1 : 1 + model.nq], state[1 + model.nq :]
+        mujoco.mj_forward(model, data)
+        self._gripper.current_action = np.zeros(2)
+        self._env._post_process()
+        self._clock, self._sampled = 2 * self._env.model_timestep, True
+        self._sample(data.qpos.copy())
+
+    def _lay_out(self, number: int) -> None:
+        """LIBERO's own random layout; of it stay the fixtures, which are part of the model, and the controller."""
+        failed = importlib.import_module("robosuite.utils.errors").RandomizationError
+        before = np.random.get_state()
+        np.random.seed(number)
+        try:
+            for _ in range(PLACEMENT_ATTEMPTS):
+                with contextlib.suppress(failed):
+                    self._env._reset_internal()
+                    break
+            else:
+                raise SimulatorError(f"LIBERO found no layout without collisions in {PLACEMENT_ATTEMPTS} attempts")
+        finally:
+            np.random.set_state(before)
+        self._controller.__class__ = _controller_class()
+
+    def step(self, action: NDArray[np.float32]) -> bool:
+        """Execute one action `[7]`; returns whether the task is solved."""
+        mujoco, model, data, controller = self._mujoco, self.model, self.data, self._controller
+        action = action.astype(np.float64)
+        for substep in range(self._substeps):
+            mujoco.mj_forward(model, data)
+            if substep == 0:
+                controller.set_goal(action[:6])
+            torques = controller.run_controller()
+            fingers = self._gripper.format_action(action[6:])
+            data.ctrl[self._finger_actuators] = self._finger_middle + self._finger_half * fingers
+            data.ctrl[self._arm] = np.clip(torques, self._torque_low, self._torque_high)
+            mujoco.mj_forwardSkip(model, data, self._after_velocities, 1)
+            before = None if self._sampled else data.qpos.copy()
+            mujoco.mj_Euler(model, data)
+            self._tick(before)
+        solved = bool(self._env._check_success())
+        self._env._post_process()
+        return solved
+
+    def _tick(self, before: NDArray[np.float64] | None) -> None:
+        """Take the observation when robosuite's clock says so, with the positions `before` this physics step.
+
+        The clock is started by the reset, so it strikes a little before the end of a control step; it adds up time
+        steps, so it must be added up here in the same way.
+        """
+        self._clock += self._env.model_timestep
+        if before is not None:
+            self._sample(before)
+            self._sampled = True
+        if self._clock >= self._env.control_timestep:
+            self._clock %= self._env.control_timestep
+            self._sampled = False
+
+    def _sample(self, qpos: NDArray[np.float64]) -> None:
+        self._seen_qpos = qpos
+        self._seen_fingers = self.data.qpos[self._fingers]
+        self._seen_sites = self.model.site_rgba.copy()
+
+    @contextlib.contextmanager
+    def scene(self) -> Iterator[Any]:
+        """The scene as it was when the observation was taken, a `mujoco.MjData` with all poses."""
+        mujoco, model, scene = self._mujoco, self.model, self._seen
+        scene.qpos[:] = self._seen_qpos
+        mujoco.mj_kinematics(model, scene)
+        mujoco.mj_comPos(model, scene)
+        mujoco.mj_camlight(model, scene)
+        now = model.site_rgba.copy()  # a burner that is on is a site with a colour
+        model.site_rgba[:] = self._seen_sites
+        try:
+            yield scene
+        finally:
+            model.site_rgba[:] = now
+
+    def robot(self, scene: Any) -> NDArray[np.float64]:
+        """Position of the hand [m], its rotation [axis times angle, rad], positions of the fingers [m]: `[8]`."""
+        rotation = axis_angle(scene.xquat[self._hand])
+        return np.concatenate([scene.site_xpos[self._grip], rotation, self._seen_fingers])
+
+    def objects(self, scene: Any) -> NDArray[np.float64]:
+        """Positions [m] and orientations (quaternion, scalar first) of the objects, angles [rad] and positions [m] of
+        doors, drawers and knobs, in MuJoCo's order."""
+        return np.array(scene.qpos[self._objects])
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """All that changes after `reset`, and what the observation shows."""
+        physics = np.empty(self._mujoco.mj_stateSize(self.model, self._whole))
+        self._mujoco.mj_getState(self.model, self.data, physics, self._whole)
+        return {
+            "physics": physics,
+            "goal_position": np.array(self._controller.goal_pos),
+            "goal_rotation": np.array(self._controller.goal_ori),
+            "gripper": np.array(self._gripper.current_action),
+            "clock": np.array([self._clock]),
+            "flags": np.array([self._sampled, self._controller.new_update]),
+            "sites": self.model.site_rgba.copy(),
+            "seen_qpos": self._seen_qpos.copy(),
+            "seen_fingers": self._seen_fingers.copy(),
+            "seen_sites": self._seen_sites.copy(),
+        }
+
+    def restore(self, snapshot: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from a snapshot, after `reset` with the number and the state that its episode began with.
+
+        Raises:
+            KeyError, ValueError: it is not a snapshot of this environment.
+        """
+        for name, values in self.snapshot().items():
+            if snapshot[name].shape != values.shape:
+                raise ValueError(f"{name} has shape {snapshot[name].shape}, want {values.shape}")
+        # Without `mj_forward`: the next step calls it, and once more would change where the solver starts from.
+        self._mujoco.mj_setState(self.model, self.data, snapshot["physics"], self._whole)
+        self._controller.goal_pos = snapshot["goal_position"].copy()
+        self._controller.goal_ori = snapshot["goal_rotation"].copy()
+        self._gripper.current_action = snapshot["gripper"].copy()
+        self._clock = float(snapshot["clock"][0])
+        self._sampled, self._controller.new_update = (bool(flag) for flag in snapshot["flags"])
+        self.model.site_rgba[:] = snapshot["sites"]
+        self._seen_qpos = snapshot["seen_qpos"].copy()
+        self._seen_fingers, self._seen_sites = snapshot["seen_fingers"].copy(), snapshot["seen_sites"].copy()
+
+
+@lru_cache(maxsize=1)
+def _controller_class() -> Any:
+    """Robosuite's controller, which reads positions and velocities without computing them once more."""
+    import mujoco
+
+    base = importlib.import_module("robosuite.controllers.osc").OperationalSpaceController
+    after_velocities = int(mujoco.mjtStage.mjSTAGE_VEL)
+
+    class Controller(base):  # type: ignore[misc, valid-type]
+        new_update: bool
+
+        def update(self, force: bool = False) -> None:
+            """Read what the control law needs, unless that was done since the last physics step."""
+            if not (self.new_update or force):
+                return
+            model, data = self.sim.model._model, self.sim.data._data
+            mujoco.mj_forwardSkip(model, data, after_velocities, 1)
+            site = model.site(self.eef_name).id
+            across, turning = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+            mujoco.mj_jacSite(model, data, across, turning, site)
+            self.ee_pos = np.array(data.site_xpos[site])
+            self.ee_ori_mat = np.array(data.site_xmat[site].reshape([3, 3]))
+            self.ee_pos_vel, self.ee_ori_vel = np.dot(across, data.qvel), np.dot(turning, data.qvel)
+            self.joint_pos, self.joint_vel = data.qpos[self.qpos_index], data.qvel[self.qvel_index]
+            self.J_pos = np.array(across[:, self.qvel_index])
+            self.J_ori = np.array(turning[:, self.qvel_index])
+            self.J_full = np.array(np.vstack([self.J_pos, self.J_ori]))
+            masses = np.empty((model.nv, model.nv))
+            mujoco.mj_fullM(model, masses, data.qM)
+            self.mass_matrix = masses[self.qvel_index, :][:, self.qvel_index]
+            self.new_update = False
+
+    return Controller
+
+
+def axis_angle(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A unit quaternion (w, x, y, z) as axis times angle, 0 .. 2 pi [rad]: `2 acos(w) (x, y, z) / |(x, y, z)|`."""
+    w = min(max(float(quaternion[0]), -1.0), 1.0)
+    sine = math.sqrt(1.0 - w * w)
+    return np.asarray(quaternion[1:]) * 2.0 * math.acos(w) / sine if sine else np.zeros(3)

@@ -1,0 +1,180 @@
+"""Names, sentences and files of LIBERO's tasks, found without importing LIBERO: a config is checked quickly.
+
+A task is called `<suite>/<number>`, `libero_spatial/0` for instance, in the order of LIBERO's own list, which is also
+that of public evaluations.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import io
+import os
+import pickle
+import zipfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodyrl.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from embodyrl.config.schema import Config
+    from embodyrl.envs.options import LiberoConfig
+
+OFFICIAL_STATES = 50
+"""Start states that LIBERO brings for every task."""
+
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+"""Camera name -> LIBERO's name of it."""
+
+ASSETS_VARIABLE = "EMBODYRL_LIBERO_ASSETS"
+"""Environment variable that names the assets folder where the config does not."""
+
+ASSETS_PARTS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
+"""Folders in LIBERO's assets folder without which it is not one."""
+
+ASSETS_REMEDY = (
+    f"set env.assets (or the environment variable {ASSETS_VARIABLE}) to the folder libero/libero/assets of LIBERO's "
+    f"source repository, or to what `hf download lerobot/libero-assets --repo-type dataset --local-dir FOLDER` fetches"
+)
+
+
+def package() -> Path:
+    """The folder of LIBERO's own files. The package is not imported, because that asks questions on stdin.
+
+    Raises:
+        UserError: LIBERO is not installed, or it is another version than the one that is known here.
+    """
+    spec = importlib.util.find_spec("libero")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(place) / "libero" / "benchmark").is_dir():
+            return Path(place) / "libero"
+    raise UserError("the package libero is not installed, or has no benchmark in it: make libero")
+
+
+@lru_cache(maxsize=1)
+def suites() -> dict[str, list[str]]:
+    """Suite -> the names of its task files, in LIBERO's order."""
+    source = (package() / "benchmark" / "libero_suite_task_map.py").read_text()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign):
+            table: dict[str, list[str]] = ast.literal_eval(statement.value)
+            return table
+    raise UserError("the installed package libero has no list of its tasks: make libero installs the right version")
+
+
+def known_tasks() -> list[str]:
+    """All task names, suite by suite."""
+    return [f"{suite}/{number}" for suite, names in suites().items() for number in range(len(names))]
+
+
+def known_cameras() -> list[str]:
+    """All camera names; every task has the same."""
+    return list(CAMERAS)
+
+
+def _suite_and_name(task: str) -> tuple[str, str]:
+    suite, _, number = task.partition("/")
+    return suite, suites()[suite][int(number)]
+
+
+def sentence(task: str) -> str:
+    """What a policy is told about `task`: LIBERO's `Task.language`, which public checkpoints were trained with.
+
+    It is made from the file's name. The sentence inside the file is another one for 29 of the tasks.
+    """
+    _, name = _suite_and_name(task)
+    if name[0].isupper():  # LIVING_ROOM_SCENE2_put_both_...
+        name = name.partition("SCENE")[2].partition("_")[2]
+    return name.replace("_", " ")
+
+
+def task_file(task: str) -> Path:
+    """The file that describes the scene and the goal of `task`."""
+    suite, name = _suite_and_name(task)
+    return package() / "bddl_files" / suite / f"{name}.bddl"
+
+
+def start_states(task: str) -> NDArray[np.float64]:
+    """The official start states of `task` `[50, numbers]`: time, positions and velocities."""
+    suite, name = _suite_and_name(task)
+    path = package() / "init_files" / suite / f"{name}.pruned_init"
+    with zipfile.ZipFile(path) as archive:  # as `torch.save` writes an array; torch itself is not needed to read it
+        (member,) = (entry for entry in archive.namelist() if entry.endswith("/data.pkl"))
+        states: NDArray[np.float64] = _ArrayUnpickler(io.BytesIO(archive.read(member))).load()
+    return states
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads a pickled numpy array and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What an array consists of, under its present name."""
+        allowed = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+        if name == "_reconstruct" and module.startswith("numpy."):
+            return super().find_class("numpy._core.multiarray", name)
+        if (module, name) in allowed:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not part of an array")
+
+
+def official_state(start_state: int, config: LiberoConfig) -> int:
+    """Which of the 50 official start states an id stands for.
+
+    Training draws ids below `env.start_states` and evaluation takes ids from `eval.seed` on, which is not below it.
+    Evaluation's ids go round the states that training leaves over, or with `share_start_states` round all of them.
+    """
+    if config.share_start_states:
+        return start_state % OFFICIAL_STATES
+    if start_state < config.start_states:
+        return start_state
+    return config.start_states + (start_state - config.start_states) % (OFFICIAL_STATES - config.start_states)
+
+
+def find_assets(config: LiberoConfig) -> Path:
+    """The folder of meshes, textures and scenes: `env.assets`, else $EMBODYRL_LIBERO_ASSETS, else where LIBERO itself
+    keeps or downloads them.
+
+    Raises:
+        UserError: there is none, or it is not a folder of LIBERO's assets.
+    """
+    own = (package() / "assets", Path.home() / ".cache" / "libero" / "assets")
+    named = config.assets or os.environ.get(ASSETS_VARIABLE)
+    place = Path(named).expanduser() if named else next((place for place in own if place.is_dir()), own[0])
+    absent = [part for part in ASSETS_PARTS if not (place / part).is_dir()]
+    if not absent:
+        return place.resolve()
+    if not named:
+        raise UserError(f"LIBERO's meshes and textures, which its package lacks, are not installed: {ASSETS_REMEDY}")
+    source = "env.assets" if config.assets else f"${ASSETS_VARIABLE}"
+    what = f"has no folder {absent[0]}/" if place.is_dir() else "does not exist"
+    raise UserError(f"{source} = {named!r} {what}: {ASSETS_REMEDY}")
+
+
+def check(config: Config) -> Iterator[tuple[str, str, str]]:
+    """What is wrong with a run on LIBERO, as far as that can be said without importing it: (setting, what, remedy)."""
+    env: Any = config.env
+    try:
+        find_assets(env)
+    except UserError as error:
+        what, _, remedy = str(error).partition(": ")
+        yield "env.assets", what, remedy
+    left = OFFICIAL_STATES - (0 if env.share_start_states else env.start_states)
+    if left == 0:
+        yield (
+            "env.start_states",
+            f"env.start_states = {OFFICIAL_STATES} leaves none of LIBERO's start states for evaluation",
+            "set it to 40, or env.share_start_states to true: evaluation then plays those of training as well",
+        )
+    elif config.eval.episodes > left * len(env.tasks):
+        yield (
+            "eval.episodes",
+            f"eval.episodes = {config.eval.episodes}, but LIBERO has {left} start states for evaluation and env.tasks "
+            f"{len(env.tasks)}: some episodes would be played twice with the same outcome",
+            f"set eval.episodes to {left * len(env.tasks)} or less",
+        )
