@@ -45,6 +45,6 @@ SIMULATORS.register(
     target="embodyrl.envs.gymnasium:Gymnasium",
     options="embodyrl.envs.options:GymnasiumConfig",
     requires=[Requirement(module="gymnasium", install="pip install gymnasium")],
-    summary="any registered Gymnasium environment with vector observations",
     facts={"graphics": "opengl"},
+    summary="any registered Gymnasium environment: numbers, pictures, or both",
 )

@@ -1,10 +1,14 @@
-"""Any registered Gymnasium environment whose observations can be read as one vector.
+"""Any registered Gymnasium environment whose observations can be read as numbers, pictures, or both.
 
 A task is an environment id, `Pendulum-v1`. The time limit is the run's (`env.max_episode_steps`); the one that
 Gymnasium registered for the id is not applied.
 
-Supported: observations that flatten to a vector (Box, Dict or Tuple of them, Discrete as one-hot), actions that are a
-finite Box or Discrete. A Discrete action is one float that holds an integer (meaning `discrete`).
+Supported: observations that flatten to a vector (Box, Dict or Tuple of them, Discrete as one-hot) or are pictures (Box
+of uint8 `[H, W, 3]`, by itself or as an entry of a Dict), actions that are a finite Box or Discrete. A Discrete action
+is one float that holds an integer (meaning `discrete`).
+
+Cameras: `render` is what the environment's `render()` draws, `observation` an observation that is a picture, and each
+entry of a Dict observation that is a picture is a camera of that name. All are resized to `env.image_size`.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
-from embodyrl.envs.base import RenderError, Slot, SlotSimulator, Transition, check_task_list, check_tasks
+from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list, check_tasks
+from embodyrl.envs.gymnasium_views import Views
 from embodyrl.envs.options import GymnasiumConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -31,7 +36,7 @@ def known_tasks() -> list[str]:
 
 
 class Gymnasium(SlotSimulator):
-    """Gymnasium environments with vector observations."""
+    """Gymnasium environments."""
 
     def __init__(self, config: GymnasiumConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "gymnasium")
@@ -48,18 +53,20 @@ class Gymnasium(SlotSimulator):
         spec = SimulatorSpec(
             tasks={task: f"control {task.rsplit('/')[-1].rsplit('-v', 1)[0]}" for task in config.tasks},
             actions=(slot.field,),
-            proprio_dim=slot.proprio_dim,
+            proprio_dim=slot.views.proprio_dim,
             max_episode_steps=config.max_episode_steps,
             control_frequency=slot.control_frequency,
+            cameras=tuple(config.cameras),
+            image_size=(config.image_size[0], config.image_size[1]) if config.cameras else (0, 0),
         )
         super().__init__(spec, num_slots, spare=[(first, slot)])
 
     def make_slot(self, task: str) -> Slot:
         """An environment of `task`."""
         slot = GymnasiumSlot(task, self._config)
-        if (slot.field, slot.proprio_dim) != (self.spec.actions[0], self.spec.proprio_dim):
+        if (slot.field, slot.views.proprio_dim) != (self.spec.actions[0], self.spec.proprio_dim):
             raise UserError(
-                f"env.tasks mixes environments of different shapes: {task!r} has {slot.proprio_dim} observation "
+                f"env.tasks mixes environments of different shapes: {task!r} has {slot.views.proprio_dim} observation "
                 f"numbers and actions {slot.field}, {self._config.tasks[0]!r} has {self.spec.proprio_dim} and "
                 f"{self.spec.actions[0]}: name environments of one shape"
             )
@@ -70,12 +77,9 @@ class GymnasiumSlot(Slot):
     """One Gymnasium environment, without the wrappers that repeat what `SlotSimulator` does."""
 
     def __init__(self, task: str, config: GymnasiumConfig) -> None:
-        self._task = task
         self._env = _build(task, config.kwargs)
-        self._space = self._env.observation_space
-        self.proprio_dim = _vector_length(task, self._space)
+        self.views = Views(task, self._env, config.cameras, config.image_size)
         self.field = _action_field(task, self._env.action_space)
-        self._plain = isinstance(self._space, spaces.Box)
         self._discrete = isinstance(self._env.action_space, spaces.Discrete)
         self._action_shape, self._action_type = self._env.action_space.shape, self._env.action_space.dtype
         self.control_frequency = _control_frequency(self._env)
@@ -83,7 +87,8 @@ class GymnasiumSlot(Slot):
         self._limit = config.max_episode_steps
         self._steps = 0
         self._return = 0.0
-        self._observation: Any = None
+        self._observation, _ = self._env.reset(seed=0)
+        self.views.check()
 
     def reset(self, episode: EpisodeSpec) -> None:
         """`episode.start_state` seeds the reset, `episode.seed` whatever is drawn after it."""
@@ -108,20 +113,13 @@ class GymnasiumSlot(Slot):
             success = ended and self._return >= self._success_return
         return Transition(float(reward), bool(terminated), success, bool(truncated))
 
-    def observe(self) -> tuple[None, NDArray[np.float32]]:
-        """No images; proprio `[S]`."""
-        flat = self._observation if self._plain else spaces.flatten(self._space, self._observation)
-        return None, np.array(flat, np.float32).reshape(-1)
+    def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
+        """Images `[V, H, W, 3]` or None, and proprio `[S]` or None."""
+        return self.views.read(self._observation)
 
     def render(self) -> NDArray[np.uint8]:
         """The environment's own `rgb_array` picture."""
-        try:
-            picture = self._env.render()
-        except Exception as error:
-            raise RenderError(f"the Gymnasium environment {self._task!r} cannot draw: {error}") from error
-        if not isinstance(picture, np.ndarray):
-            raise RenderError(f"the Gymnasium environment {self._task!r} has no render mode 'rgb_array'")
-        return np.asarray(picture, np.uint8)
+        return self.views.render()
 
     def close(self) -> None:
         """Release the environment."""
@@ -147,17 +145,6 @@ def _build(task: str, kwargs: dict[str, Any]) -> Any:
     while isinstance(env, OrderEnforcing | PassiveEnvChecker | TimeLimit):
         env = env.env
     return env
-
-
-def _vector_length(task: str, space: spaces.Space[Any]) -> int:
-    """`S`, or `UserError` if the observations are not one vector."""
-    picture = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
-    if picture or not space.is_np_flattenable:
-        raise UserError(
-            f"the Gymnasium environment {task!r} has observations {space}: supported are vectors (Box, Discrete, and "
-            f"Dict or Tuple of them)"
-        )
-    return int(spaces.flatdim(space))
 
 
 def _action_field(task: str, space: spaces.Space[Any]) -> ActionField:

@@ -102,6 +102,12 @@ BACKENDS = [
     ),
     Backend(label="gymnasium-box", name="gymnasium", tasks=("Pendulum-v1",), options={"success_return": -50.0}),
     Backend(label="gymnasium-discrete", name="gymnasium", tasks=("CartPole-v1",), ends_itself=True),
+    Backend(
+        label="gymnasium-rgb",
+        name="gymnasium",
+        tasks=("Pendulum-v1",),
+        options={"cameras": ["render"], "image_size": [40, 60]},
+    ),
     Backend(label="custom", name="point_mass", tasks=("reach",)),
 ]
 
@@ -113,14 +119,14 @@ def missing(backend: Backend) -> str | None:
     packages = [requirement.module for requirement in SIMULATORS.entry(backend.name).missing()]
     if packages:
         return f"{', '.join(packages)} not installed"
+    if backend.name == "libero" and not LIBERO_ASSETS.is_dir():
+        return "LIBERO's assets are not there"
     if backend.options.get("cameras") and backend.name == "maniskill":
         from embodyrl.envs.maniskill.scene import rendering_device
 
         return None if rendering_device() else "no Vulkan driver that SAPIEN can draw with"
     return _cannot_draw() if backend.options.get("cameras") and backend.name in ON_MUJOCO else None
 
-    if backend.name == "libero" and not LIBERO_ASSETS.is_dir():
-        return "LIBERO's assets are not there"
 
 @cache
 def _cannot_draw() -> str | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 import gymnasium
@@ -10,9 +13,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from embodyrl.envs import mujoco_gl
 from embodyrl.envs.base import NotFiniteError, RenderError
-from embodyrl.envs.gymnasium import Gymnasium, known_tasks
+from embodyrl.envs.gymnasium import Gymnasium, GymnasiumSlot, known_tasks
+from embodyrl.envs.mujoco_gl import NoOpenGLError
 from embodyrl.envs.options import GymnasiumConfig
+from embodyrl.envs.resize import resize
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
 
@@ -72,10 +78,87 @@ def test_observations_are_flattened(space: Any, length: int) -> None:
     assert seen is not None and seen.shape == (1, length) == (1, ours.spec.proprio_dim) and seen.dtype == np.float32
 
 
-@pytest.mark.parametrize("space", [spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Sequence(spaces.Discrete(2))])
-def test_observations_that_are_no_vector_are_refused(space: Any) -> None:
-    with pytest.raises(UserError, match=r"has observations .*: supported are vectors"):
+@pytest.mark.parametrize("space", [spaces.Box(0, 255, (8, 8), np.uint8), spaces.Sequence(spaces.Discrete(2))])
+def test_observations_that_are_neither_numbers_nor_pictures_are_refused(space: Any) -> None:
+    with pytest.raises(UserError, match=r"has observations .*: supported are vectors .* and pictures"):
         simulator(kwargs={"observation_space": space})
+    with pytest.raises(UserError, match=r"has an observation 'a' .*: supported are vectors"):
+        simulator(kwargs={"observation_space": spaces.Dict({"a": space})})
+
+
+PICTURE = spaces.Box(0, 255, (20, 30, 3), np.uint8)
+BOTH = spaces.Dict({"side": PICTURE, "pose": spaces.Box(-1, 1, (4,)), "top": PICTURE, "mode": spaces.Discrete(2)})
+
+
+def test_an_observation_that_is_a_picture_is_a_camera() -> None:
+    ours = simulator(kwargs={"observation_space": PICTURE}, cameras=["observation"], image_size=[20, 30])
+    assert (ours.spec.cameras, ours.spec.image_size, ours.spec.proprio_dim) == (("observation",), (20, 30), 0)
+    slot: Any = ours._seats[0].slot
+    seen = ours.observe([0])
+    assert seen.proprio is None and seen.images is not None and seen.images.shape == (1, 1, 20, 30, 3)
+    assert np.array_equal(seen.images[0, 0], slot._observation)
+
+
+def test_pictures_of_a_dict_are_cameras_and_the_rest_is_flattened() -> None:
+    ours = simulator(kwargs={"observation_space": BOTH}, cameras=["top", "side"], image_size=[16, 16])
+    seen, slot = ours.observe([0]), ours._seats[0].slot
+    assert isinstance(slot, GymnasiumSlot) and seen.images is not None and seen.proprio is not None
+    parts = slot._observation
+    for index, name in enumerate(("top", "side")):
+        assert np.array_equal(seen.images[0, index], resize(parts[name], 16, 16))
+    assert np.array_equal(seen.proprio[0], np.concatenate([np.eye(2)[parts["mode"]], parts["pose"]]).astype(np.float32))
+
+
+def test_pictures_of_a_dict_that_no_camera_names_are_left_out() -> None:
+    ours = simulator(kwargs={"observation_space": BOTH})
+    seen = ours.observe([0])
+    assert ours.spec.cameras == () and seen.images is None and seen.proprio is not None and seen.proprio.shape == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("space", "cameras", "message"),
+    [
+        (PICTURE, [], r"shows nothing but pictures: set env.cameras: \[observation\]"),
+        (BOTH, ["sid"], r"has no camera 'sid' - did you mean 'side'\? \(cameras: side, top, render\)"),
+        (None, ["observation"], r"has no camera 'observation' \(cameras: render\)"),
+        (BOTH, ["top", "top"], "names 'top' twice"),
+        (BOTH, ["top", "render"], r"env.cameras names 'render', but .* has no render mode 'rgb_array'"),
+    ],
+)
+def test_wrong_cameras(space: Any, cameras: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        simulator(kwargs={"observation_space": space}, cameras=cameras)
+
+
+def test_render_is_a_camera() -> None:
+    ours = simulator("Pendulum-v1", cameras=["render"], image_size=[60, 90])
+    seen = ours.observe([0])
+    assert seen.images is not None and seen.proprio is not None and seen.proprio.shape == (1, 3)
+    whole = ours.render([0])
+    assert whole.shape == (1, 500, 500, 3)
+    assert np.array_equal(seen.images[0, 0], resize(whole[0], 60, 90))
+    later = zeros(ours, 5).observation.images
+    assert later is not None and (later != seen.images).any()
+
+
+def test_a_mujoco_environment_is_a_camera_without_a_screen() -> None:
+    pytest.importorskip("mujoco", reason="mujoco not installed")
+    try:
+        mujoco_gl.context(16, 16).free()
+    except NoOpenGLError as error:
+        pytest.skip(str(error))
+    code = (
+        "from embodyrl.envs.gymnasium import Gymnasium, GymnasiumConfig;"
+        "from embodyrl.envs.types import EpisodeSpec;"
+        "config = GymnasiumConfig(name='gymnasium', tasks=['Reacher-v5'], cameras=['render'], image_size=[32, 48]);"
+        "ours = Gymnasium(config, 1);"
+        "seen = ours.reset([0], [EpisodeSpec(task='Reacher-v5', start_state=1, seed=2)]);"
+        "print(seen.images.shape, seen.images.std() > 5); ours.close()"
+    )
+    environment = {name: os.environ[name] for name in os.environ if name not in ("DISPLAY", "MUJOCO_GL")}
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert ran.stdout.strip() == "(1, 1, 32, 48, 3) True", ran.stderr
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, math.inf, (2,)), spaces.MultiDiscrete([2, 3])])
