@@ -88,14 +88,18 @@ def import_mujoco() -> Any:
 
 
 def context(height: int, width: int) -> Any:
-    """An OpenGL context that can draw `height x width` pixels off screen.
+    """An OpenGL context that can draw `height x width` pixels off screen; it is made current.
 
     Raises:
         NoOpenGLError: none can be made here; the text says what to install.
     """
     name = choose()
     try:
-        return importlib.import_module(f"mujoco.{name}").GLContext(width, height)
+        made = importlib.import_module(f"mujoco.{name}").GLContext(width, height)
+        made.make_current()
+        if name == "glfw" and not importlib.import_module("glfw").get_current_context():
+            raise RuntimeError("no window can be made, is there a display?")
+        return made
     except Exception as error:  # ImportError, AttributeError or RuntimeError, as the libraries please
         raise NoOpenGLError(_cannot_draw(name, error)) from error
 

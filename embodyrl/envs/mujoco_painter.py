@@ -39,7 +39,6 @@ class Painter:
     def __init__(self, model: Any, height: int, width: int, quality: RenderQuality = RenderQuality.full) -> None:
         self._size = height, width
         self._gl = mujoco_gl.context(height, width)
-        self._gl.make_current()
         import mujoco  # only now: which OpenGL it loads is decided
 
         self._mujoco = mujoco

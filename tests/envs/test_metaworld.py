@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
-from embodyrl.envs.base import RenderError
 from embodyrl.envs.metaworld import TASKS, MetaWorld, known_tasks
-from embodyrl.envs.options import MetaWorldConfig
+from embodyrl.envs.options import MetaWorldConfig, Proprio
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "env" / "metaworld"
 
 # One of each kind: a free object, a moved body, two objects, contacts that count, a quaternion from a body.
 COMPARED = ["reach-v3", "drawer-open-v3", "stick-pull-v3", "push-v3", "door-open-v3"]
@@ -99,6 +102,38 @@ def to_goal(simulator: MetaWorld, chunk: int) -> Any:
     return simulator.step_chunk([0], np.tile(action, (1, chunk, 1)))
 
 
+def test_the_robots_own_numbers_are_the_first_four_and_tell_nothing_else() -> None:
+    full, robot = simulator("push-v3"), simulator("push-v3", proprio=Proprio.robot)
+    assert (full.spec.proprio_dim, robot.spec.proprio_dim) == (39, 4)
+    starts = []
+    for start_state in range(3):
+        seen = [ours.reset([0], [episode("push-v3", start_state)]).proprio for ours in (full, robot)]
+        assert seen[0] is not None and seen[1] is not None and np.array_equal(seen[0][:, :4], seen[1])
+        starts.append(seen)
+    # Where object and goal are differs, and only the full numbers say so.
+    assert len({seen[0].tobytes() for seen in starts if seen[0] is not None}) == 3
+    assert len({seen[1].tobytes() for seen in starts if seen[1] is not None}) == 1
+
+
+def test_every_task_starts_and_steps() -> None:
+    ours = simulator(*known_tasks(), max_episode_steps=5)
+    for task in known_tasks():
+        ours.reset([0], [episode(task)])
+        result = ours.step_chunk([0], moves(0, 1)[None])
+        assert result.steps[0] == 1 and result.observation.tasks == [TASKS[task]]
+        assert result.observation.proprio is not None and result.observation.proprio.any()
+        ours._idle.clear()
+    ours.close()
+
+
+def test_the_mixes_are_those_of_metaworld() -> None:
+    from metaworld.env_dict import MT10_V3, MT50_V3
+
+    for name, tasks in (("mt10", MT10_V3), ("mt50", MT50_V3)):
+        written = OmegaConf.load(CONFIGS / f"{name}.yaml")
+        assert list(written.tasks) == list(tasks)
+
+
 def test_success_ends_the_episode_only_if_asked() -> None:
     for end_at_success in (False, True):
         ours = simulator("reach-v3", max_episode_steps=100, end_at_success=end_at_success)
@@ -131,36 +166,16 @@ def test_tasks_are_known_without_metaworld_and_are_its_tasks() -> None:
         ),
         (["reach-v3", "reach-v3"], {}, UserError, "names 'reach-v3' twice"),
         ([], {}, UserError, "env.tasks is empty"),
+        (
+            ["reach-v3"],
+            {"cameras": ["griperPOV"]},
+            UnknownNameError,
+            r"metaworld has no camera 'griperPOV' - did you mean 'gripperPOV'\? \(cameras: corner, corner2,",
+        ),
+        (["reach-v3"], {"cameras": ["corner", "corner"]}, UserError, "env.cameras names 'corner' twice"),
         (["reach-v3"], {"max_episode_steps": 501}, UserError, "max_episode_steps is 501, but MetaWorld .* 500 steps"),
     ],
 )
 def test_mistakes(tasks: list[str], options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         simulator(*tasks, **options)
-
-
-def test_pictures_or_the_remedy() -> None:
-    ours = simulator("reach-v3")
-    ours.reset([0], [episode("reach-v3")])
-    try:
-        before = ours.render([0])
-    except RenderError as error:
-        assert "apt install" in str(error)
-        return
-    to_goal(ours, 20)
-    after = ours.render([0])
-    assert before.shape == after.shape == (1, 480, 480, 3) and before.dtype == np.uint8
-    assert before.std() > 10 and (before != after).any()
-    ours.close()
-
-
-def test_pictures_change_nothing() -> None:
-    plain, painted = simulator("reach-v3"), simulator("reach-v3")
-    for ours in (plain, painted):
-        ours.reset([0], [episode("reach-v3")])
-    try:
-        painted.render([0])
-    except RenderError as error:
-        pytest.skip(str(error))
-    one, other = to_goal(plain, 5).observation.proprio, to_goal(painted, 5).observation.proprio
-    assert np.array_equal(one, other)
