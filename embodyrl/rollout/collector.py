@@ -126,6 +126,9 @@ class Collector:
                 break
         if self._whole:
             self._stages = []
+        for stage in self._stages:
+            # The simulators may be lent before the next rollout, and their pictures do not outlive that.
+            stage.observation = copied(stage.observation)
         return Rollout(batch=self._batch(harvest), finished=harvest.finished, env_steps=harvest.env_steps)
 
     def _begin(self) -> list[Stage]:
@@ -168,11 +171,13 @@ class Collector:
             harvest.cut_rows += [k] * int(cut.sum())
             harvest.cut_slots += stage.slots[cut].tolist()
             harvest.cut_observations.append(take(result.final_observation, cut))
+        stage.observation = result.observation
+        if not result.ended.any():
+            return
         if self._whole:
             stage.slots, stage.observation = stage.slots[~result.ended], take(result.observation, ~result.ended)
         else:
             self._numbers[stage.slots[result.ended]] += 1
-            stage.observation = result.observation
 
     def _row(self, stage: Stage, result: StepResult) -> dict[str, NDArray[Any]]:
         """One decision per slot of a stage, as columns `[len(slots), ...]`."""
@@ -242,6 +247,11 @@ def take(observation: Observation, chosen: NDArray[np.bool_] | NDArray[np.int64]
         proprio=None if observation.proprio is None else observation.proprio[numbers],
         tasks=[observation.tasks[number] for number in numbers],
     )
+
+
+def copied(observation: Observation) -> Observation:
+    """The same in memory of its own."""
+    return take(observation, np.arange(len(observation.tasks)))
 
 
 def concatenate(observations: list[Observation]) -> Observation:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.manager.memory import NEXT_FIELDS, Segment, layout
+from embodyrl.envs.manager.results import Reader, StepResult, find_not_finite
+from embodyrl.envs.manager.selection import Selection, Selections, Slots
 from embodyrl.envs.manager.worker import EnvWorker
-from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec
+from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.errors import RemoteError, WorkerError
 from embodyrl.placement.launcher import Launcher, Request, Worker
@@ -29,13 +30,11 @@ from embodyrl.placement.plan import inventory, plan_env_workers
 from embodyrl.placement.topology import Gpu
 from embodyrl.registry import SIMULATORS
 
-Slots = Sequence[int] | NDArray[np.int64]
-"""Numbers of slots, each once, in any order; results come in the same order."""
+T = TypeVar("T")
 
 _CLOSE_S = 5.0
 """How long simulators may take to close before they are killed [s]."""
 _CLOSE_AFTER_FAILURE_S = 1.0
-_MAX_KNOWN_SHARES = 4096
 
 _STATE_HEAD = struct.Struct("<q?")
 
@@ -44,42 +43,20 @@ class InvalidResult(WorkerError):
     """Raised when a simulator returned a reward or an observation that is NaN or infinite; slot and step are named."""
 
 
-class _Share(NamedTuple):
-    """The part of a call that one process serves."""
-
-    worker: Worker
-    slots: list[int]
-    """Ascending, as the run numbers them."""
-    local: tuple[int, ...]
-    """The same slots as the process numbers them."""
-
-
-@dataclass(kw_only=True)
-class StepResult(ChunkResult):
-    """What became of one chunk in `B` slots.
-
-    `observation` is the first one of the next episode where the slot was reset at once.
-    """
-
-    final_observation: Observation
-    """At the end of the chunk, before any reset: what a value estimate at the end of an episode needs.
-    The same object as `observation` when no slot was reset."""
-
-    @property
-    def ended(self) -> NDArray[np.bool_]:
-        """`[B]`: the episode ended inside the chunk, for whatever reason."""
-        return self.terminated | self.truncated
-
-
 class EnvManager:
     """Starts the simulator processes and serves their slots.
 
-    Arrays that go in are copied, arrays that come out are copies: the caller may keep them. After a `WorkerError` (a
-    process died, hung or raised, or a result was not finite) only `close` still works.
+    Arrays that go in are copied, arrays that come out are the caller's own, except for pictures: those of consecutive
+    slots are a view of the memory that simulators draw into. Each slot has two places for its pictures, which take
+    turns, so an observation stays as it is while the chunk decided on it is simulated: until the second next `send`,
+    `reset` or `observe` of one of its slots. Copy what is to last longer.
+
+    After a `WorkerError` (a process died, hung or raised, or a result was not finite) only `close` still works.
 
     Args:
         config: the simulator, the number of slots and of processes, and the deadlines.
         chunk_size: `C`, actions per step.
+        every_step: keep the observation after every action (`StepResult.step_images`, `step_proprio`).
         plugins: modules that the processes import first.
         plugin_path: folder in which they may be, besides what is installed.
         log_dir: folder for the processes' output; None: kept only while they run.
@@ -104,6 +81,7 @@ class EnvManager:
         config: EnvConfig,
         *,
         chunk_size: int,
+        every_step: bool = False,
         plugins: Sequence[str] = (),
         plugin_path: str | None = None,
         log_dir: Path | None = None,
@@ -112,6 +90,7 @@ class EnvManager:
     ) -> None:
         self.num_envs = config.num_envs
         self.chunk_size = chunk_size
+        self._every_step = every_step
         self.workers = []
         self._timeout = config.step_timeout_s
         self._failure: BaseException | None = None
@@ -124,7 +103,6 @@ class EnvManager:
         self._sent = np.zeros(self.num_envs, bool)
         self._needs_reset = np.ones(self.num_envs, bool)
         self._steps = np.zeros(self.num_envs, np.int64)
-        self._known_shares: dict[bytes, list[_Share]] = {}
         try:
             self._start(config, near)
         except BaseException as error:
@@ -136,14 +114,16 @@ class EnvManager:
     def _start(self, config: EnvConfig, near: Gpu | None) -> None:
         _check_importable(config)
         plan = plan_env_workers(config, inventory(), near)
-        self._share = len(plan[0].slots)
         self.workers = self._launcher.start(
             plan, EnvWorker, [(spec, config) for spec in plan], timeout=config.startup_timeout_s
         )
         self.spec = self._agreed_spec()
         self._tasks = list(self.spec.tasks)
-        self._sentences = list(self.spec.tasks.values())
-        memory = self._memory = Segment.create(layout(self.spec, self.num_envs, self.chunk_size))
+        self._selections = Selections(self.workers)
+        memory = self._memory = Segment.create(
+            layout(self.spec, self.num_envs, self.chunk_size, every_step=self._every_step)
+        )
+        self._reader = Reader(memory, list(self.spec.tasks.values()))
         self._call([worker.request("attach", memory.layout, fds=[memory.fd]) for worker in self.workers])
 
     def _agreed_spec(self) -> SimulatorSpec:
@@ -162,15 +142,16 @@ class EnvManager:
             ValueError: wrong slots or episodes.
             WorkerError: see the class.
         """
-        index = self._idle(slots)
-        for slot, episode in zip(slots, episodes, strict=False):
+        chosen = self._idle(slots)
+        for slot, episode in zip(chosen.numbers, episodes, strict=False):
             if episode is None:
                 raise ValueError(f"slot {slot}: got no episode")
-        self._write_episodes(index, episodes)
-        self._call(self._request("reset", index))
-        self._steps[index] = 0
-        self._needs_reset[index] = False
-        return self._observation(index)
+        self._write_episodes(chosen, episodes)
+        self._turn_pictures(chosen)
+        self._call(self._request("reset", chosen))
+        self._steps[chosen.index] = 0
+        self._needs_reset[chosen.index] = False
+        return self._observation(chosen)
 
     def step(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
@@ -192,17 +173,11 @@ class EnvManager:
             ValueError: wrong slots, actions or episodes.
             WorkerError: see the class.
         """
-        index = self._idle(slots)
-        over = index[self._needs_reset[index]]
-        if len(over):
-            raise ValueError(f"slots {over.tolist()} play no episode (none was started, or it ended): reset them first")
-        chunk = self._checked_actions(index, actions)
-        self._write_episodes(index, [None] * len(index) if next_episodes is None else next_episodes)
-        self._arrays["actions"][index] = chunk
-        for request, share in zip(self._request("step", index), self._shares(index), strict=True):
+        chosen = self._prepare(slots, actions, next_episodes)
+        for request, share in zip(self._request("step", chosen), chosen.shares, strict=True):
             for slot in share.slots:
                 self._requests[slot] = request
-        self._sent[index] = True
+        self._sent[chosen.index] = True
 
     def receive(self, slots: Slots) -> StepResult:
         """Wait for the chunks of these slots, which may have been sent in other groupings.
@@ -211,15 +186,33 @@ class EnvManager:
             ValueError: wrong slots, or one that nothing was sent to.
             WorkerError: see the class.
         """
-        index = self._checked_slots(slots)
-        idle = index[~self._sent[index]]
-        if len(idle):
+        chosen = self._find(slots)
+        if not self._sent[chosen.index].all():
+            idle = chosen.index[~self._sent[chosen.index]]
             raise ValueError(f"slots {idle.tolist()} have no chunk under way: send first")
-        pending = {request for slot in index.tolist() if (request := self._requests[slot]) is not None}
+        pending = dict.fromkeys(request for slot in chosen.numbers if (request := self._requests[slot]) is not None)
         self._call(sorted(pending, key=lambda request: request.worker.spec.rank))
         self._requests = [None if request in pending else request for request in self._requests]
-        self._sent[index] = False
-        return self._result(index)
+        self._sent[chosen.index] = False
+        return self._result(chosen)
+
+    def step_recorded(
+        self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
+    ) -> tuple[StepResult, list[NDArray[np.uint8]]]:
+        """`step`, and a film of it: pictures for people after every executed action, before any reset.
+
+        The same trajectories as with `step`, at the cost of a picture and a copy through a pipe for every action.
+
+        Returns:
+            The result, and uint8 `[steps[i], H, W, 3]` for slot `slots[i]`.
+
+        Raises:
+            ValueError: see `send`.
+            WorkerError: see the class.
+        """
+        chosen = self._prepare(slots, actions, next_episodes)
+        films = self._by_slot(chosen, self._call(self._request("step_recorded", chosen)))
+        return self._result(chosen), films
 
     def get_state(self, slots: Slots) -> list[bytes]:
         """One self-contained state per slot, for `set_state` of any manager of the same simulator.
@@ -228,12 +221,12 @@ class EnvManager:
             ValueError: wrong slots, or a chunk is under way.
             WorkerError: see the class.
         """
-        index = self._idle(slots)
-        by_slot: dict[int, bytes] = {}
-        replies = self._call(self._request("get_state", index))
-        for share, states in zip(self._shares(index), replies, strict=True):
-            by_slot.update(zip(share.slots, states, strict=True))
-        return [_STATE_HEAD.pack(self._steps[slot], self._needs_reset[slot]) + by_slot[slot] for slot in index.tolist()]
+        chosen = self._idle(slots)
+        states = self._by_slot(chosen, self._call(self._request("get_state", chosen)))
+        return [
+            _STATE_HEAD.pack(self._steps[slot], self._needs_reset[slot]) + state
+            for slot, state in zip(chosen.numbers, states, strict=True)
+        ]
 
     def set_state(self, slots: Slots, states: Sequence[bytes]) -> None:
         """Continue slots from states of `get_state`, of these or other slots, in this or another run.
@@ -242,13 +235,13 @@ class EnvManager:
             ValueError: wrong slots or number of states, or a chunk is under way.
             WorkerError: see the class.
         """
-        index = self._idle(slots)
-        if len(states) != len(index):
-            raise ValueError(f"got {len(states)} states for {len(index)} slots")
-        by_slot = dict(zip(index.tolist(), states, strict=True))
+        chosen = self._idle(slots)
+        if len(states) != len(chosen.numbers):
+            raise ValueError(f"got {len(states)} states for {len(chosen.numbers)} slots")
+        by_slot = dict(zip(chosen.numbers, states, strict=True))
         requests = []
         with self._noting_failure():
-            for share in self._shares(index):
+            for share in chosen.shares:
                 bodies = [by_slot[slot][_STATE_HEAD.size :] for slot in share.slots]
                 requests.append(share.worker.request("set_state", share.local, bodies, timeout=self._timeout))
         self._call(requests)
@@ -262,9 +255,10 @@ class EnvManager:
             ValueError: wrong slots, or a chunk is under way.
             WorkerError: see the class.
         """
-        index = self._idle(slots)
-        self._call(self._request("observe", index))
-        return self._observation(index)
+        chosen = self._idle(slots)
+        self._turn_pictures(chosen)
+        self._call(self._request("observe", chosen))
+        return self._observation(chosen)
 
     def render(self, slots: Slots) -> NDArray[np.uint8]:
         """Pictures of slots for people, uint8 `[B, H, W, 3]`. Not for the hot path.
@@ -273,12 +267,8 @@ class EnvManager:
             ValueError: wrong slots, or a chunk is under way.
             WorkerError: see the class.
         """
-        index = self._idle(slots)
-        pictures: dict[int, NDArray[np.uint8]] = {}
-        replies = self._call(self._request("render", index))
-        for share, frames in zip(self._shares(index), replies, strict=True):
-            pictures.update(zip(share.slots, frames, strict=True))
-        return np.stack([pictures[slot] for slot in index.tolist()])
+        chosen = self._idle(slots)
+        return np.stack(self._by_slot(chosen, self._call(self._request("render", chosen))))
 
     def close(self) -> None:
         """End the processes, within a few seconds whatever they are doing. Harmless when repeated."""
@@ -297,36 +287,22 @@ class EnvManager:
 
     # ---- talking to the processes
 
-    def _shares(self, index: NDArray[np.int64]) -> list[_Share]:
-        """The slots of a call by the process that serves them. Calls repeat themselves, so the answer is kept."""
-        key = index.tobytes()
-        shares = self._known_shares.get(key)
-        if shares is None:
-            if len(self._known_shares) >= _MAX_KNOWN_SHARES:
-                self._known_shares.clear()
-            by_rank: dict[int, list[int]] = {}
-            for slot in sorted(index.tolist()):
-                by_rank.setdefault(slot // self._share, []).append(slot)
-            shares = [
-                _Share(self.workers[rank], slots, tuple(slot % self._share for slot in slots))
-                for rank, slots in by_rank.items()
-            ]
-            self._known_shares[key] = shares
-        return shares
-
-    def _request(self, method: str, index: NDArray[np.int64]) -> list[Request]:
-        """Ask every process that serves some of the slots for `method(*slots)`; all of its slots are not spelt out."""
+    def _request(self, method: str, chosen: Selection) -> list[Request]:
+        """Ask every process that serves some of the slots for `method(*slots)`."""
         with self._noting_failure():
-            return [
-                share.worker.request(
-                    method, *(() if len(share.local) == self._share else share.local), timeout=self._timeout
-                )
-                for share in self._shares(index)
-            ]
+            return [share.worker.request(method, *share.arguments, timeout=self._timeout) for share in chosen.shares]
 
     def _call(self, requests: Sequence[Request]) -> list[Any]:
         with self._noting_failure():
             return self._launcher.gather(requests, timeout=self._timeout)
+
+    @staticmethod
+    def _by_slot(chosen: Selection, replies: Sequence[Sequence[T]]) -> list[T]:
+        """What the processes returned for each of their slots, in the order of the call."""
+        found: dict[int, T] = {}
+        for share, values in zip(chosen.shares, replies, strict=True):
+            found.update(zip(share.slots, values, strict=True))
+        return [found[slot] for slot in chosen.numbers]
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -346,22 +322,35 @@ class EnvManager:
             what = (str(self._failure) or repr(self._failure)).splitlines()[0]
             raise RuntimeError(f"this EnvManager cannot go on after: {what}") from self._failure
 
-    def _checked_slots(self, slots: Slots) -> NDArray[np.int64]:
+    def _find(self, slots: Slots) -> Selection:
         self._check_usable()
-        index = np.asarray(slots, np.int64)
-        numbers = index.tolist()
-        if index.ndim != 1 or not numbers or len(set(numbers)) != len(numbers):
-            raise ValueError(f"slots must be a list of different slots, got {list(slots)}")
-        if min(numbers) < 0 or max(numbers) >= self.num_envs:
-            raise ValueError(f"slots must be within 0..{self.num_envs - 1}, got {list(slots)}")
-        return index
+        return self._selections.find(slots)
 
-    def _idle(self, slots: Slots) -> NDArray[np.int64]:
-        index = self._checked_slots(slots)
-        busy = index[self._sent[index]]
-        if len(busy):
+    def _idle(self, slots: Slots) -> Selection:
+        chosen = self._find(slots)
+        if self._sent[chosen.index].any():
+            busy = chosen.index[self._sent[chosen.index]]
             raise ValueError(f"slots {busy.tolist()} are busy with a chunk: receive it first")
-        return index
+        return chosen
+
+    def _prepare(
+        self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None
+    ) -> Selection:
+        """Check and write what slots need to execute a chunk; see `send`."""
+        chosen = self._idle(slots)
+        index = chosen.index
+        if self._needs_reset[index].any():
+            over = index[self._needs_reset[index]].tolist()
+            raise ValueError(f"slots {over} play no episode (none was started, or it ended): reset them first")
+        chunk = self._checked_actions(index, actions)
+        self._write_episodes(chosen, [None] * len(index) if next_episodes is None else next_episodes)
+        self._arrays["actions"][index] = chunk
+        self._turn_pictures(chosen)
+        return chosen
+
+    def _turn_pictures(self, chosen: Selection) -> None:
+        """Have the next pictures of these slots drawn beside those that were returned last."""
+        self._arrays["bank"][chosen.index] ^= 1
 
     def _checked_actions(self, index: NDArray[np.int64], actions: ArrayLike) -> NDArray[np.float32]:
         chunk = np.asarray(actions, np.float32)
@@ -373,10 +362,10 @@ class EnvManager:
             raise ValueError(f"actions: slot {index[row]}, action {action}, dim {dim} is {chunk[row, action, dim]}")
         return chunk
 
-    def _write_episodes(self, index: NDArray[np.int64], episodes: Sequence[EpisodeSpec | None]) -> None:
-        if len(episodes) != len(index):
-            raise ValueError(f"got {len(episodes)} episodes for {len(index)} slots")
-        for slot, episode in zip(index.tolist(), episodes, strict=True):
+    def _write_episodes(self, chosen: Selection, episodes: Sequence[EpisodeSpec | None]) -> None:
+        if len(episodes) != len(chosen.numbers):
+            raise ValueError(f"got {len(episodes)} episodes for {len(chosen.numbers)} slots")
+        for slot, episode in zip(chosen.numbers, episodes, strict=True):
             if episode is self._written[slot]:
                 continue
             if episode is not None:
@@ -398,66 +387,42 @@ class EnvManager:
         assert self._memory is not None, "used before the start or after close"
         return self._memory
 
-    def _result(self, index: NDArray[np.int64]) -> StepResult:
-        arrays = {name: self._take(name, index) for name in ("rewards", "success", "terminated", "truncated", "steps")}
-        self._check_finite("reward", arrays["rewards"], index, self._steps[index] + 1)
-        self._steps[index] += arrays["steps"]
-        ended = arrays["terminated"] | arrays["truncated"]
+    def _result(self, chosen: Selection) -> StepResult:
+        index, records = chosen.index, self._reader.records(chosen)
+        ended = records["terminated"] | records["truncated"]
         was_reset = ended & self._arrays["has_next"][index]
-        final = self._final_observation(index, was_reset) if was_reset.any() else None
-        self._steps[index[was_reset]] = 0
-        self._needs_reset[index] = ended & ~was_reset
-        observation = self._observation(index)
-        if final is not None:
-            _copy_rows(observation, final, ~was_reset)
-        return StepResult(observation=observation, final_observation=final or observation, **arrays)
+        self._check_finite(chosen, records, was_reset)
+        self._steps[index] += records["steps"]
+        observation = final = self._reader.observation(chosen, records)
+        if ended.any():
+            self._steps[index[was_reset]] = 0
+            self._needs_reset[index] = ended & ~was_reset
+            if was_reset.any():
+                final = self._reader.final_observation(chosen, records, observation, was_reset)
+        small = {name: records[name] for name in ("rewards", "success", "terminated", "truncated", "steps")}
+        kept = self._reader.step_observations(chosen)
+        return StepResult(observation=observation, final_observation=final, **small, **kept)
 
-    def _observation(self, index: NDArray[np.int64]) -> Observation:
-        observation = self._take_observation("", index)
-        if observation.proprio is not None:
-            self._check_finite("observation.proprio", observation.proprio, index, self._steps[index])
-        return observation
+    def _observation(self, chosen: Selection) -> Observation:
+        records = self._reader.records(chosen)
+        self._check_finite(chosen, records, None)
+        return self._reader.observation(chosen, records)
 
-    def _final_observation(self, index: NDArray[np.int64], rows: NDArray[np.bool_]) -> Observation:
-        """Last observations of the episodes after which slots were reset; the other rows are still to be filled in."""
-        observation = self._take_observation("final_", index)
-        if observation.proprio is not None:
-            proprio = np.where(rows[:, None], observation.proprio, np.float32(0))
-            self._check_finite("observation.proprio", proprio, index, self._steps[index])
-        return observation
-
-    def _take_observation(self, prefix: str, index: NDArray[np.int64]) -> Observation:
-        return Observation(
-            images=self._take(f"{prefix}images", index) if "images" in self._arrays else None,
-            proprio=self._take(f"{prefix}proprio", index) if "proprio" in self._arrays else None,
-            tasks=[self._sentences[task] for task in self._take(f"{prefix}task", index).tolist()],
-        )
-
-    def _take(self, name: str, index: NDArray[np.int64]) -> NDArray[Any]:
-        """A copy of these rows."""
-        return self._arrays[name].take(index, axis=0)
-
-    def _check_finite(
-        self, key: str, values: NDArray[np.float32], index: NDArray[np.int64], steps: NDArray[np.int64]
-    ) -> None:
-        """Refuse NaN and infinities in `values`.
-
-        Args:
-            key: `reward`, with values `[B, C]` that are one control step apart, or another with values `[B, S]`.
-            values: the numbers.
-            index: the slots, `[B]`.
-            steps: control step of each row's first number, `[B]`.
-        """
-        if np.isfinite(values).all():
+    def _check_finite(self, chosen: Selection, records: NDArray[Any], was_reset: NDArray[np.bool_] | None) -> None:
+        """Raise `InvalidResult` if a reward or an observation is not finite. `was_reset [B]`: given after a step."""
+        bad = find_not_finite(records)
+        if bad is None:
             return
-        row, column = (int(number) for number in np.argwhere(~np.isfinite(values))[0])
-        step = int(steps[row]) + (column if key == "reward" else 0)
-        self._refuse(int(index[row]), step, f"{key}{'' if key == 'reward' else f'[{column}]'}", values[row, column])
-
-    def _refuse(self, slot: int, step: int, key: str, value: np.float32) -> NoReturn:
-        worker = self.workers[slot // self._share]
+        slot = chosen.numbers[bad.row]
+        key, step = f"observation.proprio[{bad.column}]", int(self._steps[slot])
+        if bad.field == "rewards":
+            key, step = "reward", step + bad.column + 1
+        elif was_reset is not None:
+            of_next_episode = was_reset[bad.row] and bad.field == "proprio"
+            step = 0 if of_next_episode else step + int(records["steps"][bad.row])
+        worker = self._selections.worker_of(slot)
         self._failure = InvalidResult(
-            f"{worker}: {key} of slot {slot} is {value} at step {step} of its episode",
+            f"{worker}: {key} of slot {slot} is {bad.value} at step {step} of its episode",
             role=worker.spec.role,
             rank=worker.spec.rank,
             pid=worker.pid,
@@ -474,12 +439,3 @@ def _check_importable(config: EnvConfig) -> None:
                 f"{getattr(thing, '__name__', thing)} of simulator {config.name!r} is defined in the main script, "
                 f"which simulator processes do not import: move it to a module of its own and name that under `plugins`"
             )
-
-
-def _copy_rows(source: Observation, target: Observation, rows: NDArray[np.bool_]) -> None:
-    """Copy some rows of an observation into another of the same shape."""
-    if source.images is not None and target.images is not None:
-        target.images[rows] = source.images[rows]
-    if source.proprio is not None and target.proprio is not None:
-        target.proprio[rows] = source.proprio[rows]
-    target.tasks = [old if copy else new for old, new, copy in zip(source.tasks, target.tasks, rows, strict=True)]

@@ -25,18 +25,25 @@ NEXT_FIELDS = ("start_state", "seed", "group")
 """Integer fields of an EpisodeSpec; each has an array `next_<field>`. The task travels as an index, `next_task`."""
 
 
+IMAGES = ("images_0", "images_1")
+"""The two places for a slot's pictures: while one shows what was decided on, the next ones are drawn into the other."""
+
+Array = tuple[tuple[int, ...], "np.dtype[Any]"]
+"""Shape and type of one array."""
+
+
 @dataclass(frozen=True)
 class Field:
     """One array of the segment."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: np.dtype[Any]
     offset: int
 
     @property
     def num_bytes(self) -> int:
         """Size in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -51,46 +58,76 @@ class Layout:
         return max(field.offset + field.num_bytes for field in self.fields.values())
 
 
-def pack(arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> Layout:
+def pack(arrays: Mapping[str, Array]) -> Layout:
     """Lay arrays `name -> (shape, dtype)` out one after the other, each on a cache line of its own."""
     fields: dict[str, Field] = {}
     offset = 0
     for name, (shape, dtype) in arrays.items():
         fields[name] = Field(shape, dtype, offset)
-        offset += -(-fields[name].num_bytes // _ALIGNMENT) * _ALIGNMENT
+        offset += _rounded_up(fields[name].num_bytes)
     return Layout(fields)
 
 
-def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int) -> Layout:
+def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int, *, every_step: bool = False) -> Layout:
     """The arrays for `num_slots` (B) slots of this simulator and chunks of `chunk_size` (C) actions.
 
-    `images`, `proprio` and `task` (index of the task whose sentence is shown) are the current observation; `final_*`
-    are the last one of an episode after which the slot was reset at once. `has_next` and `next_*` say which episode to
+    `record` is described at `record_type`. `images_0` and `images_1` take turns: `bank` says which one shows the next
+    observation. `final_images` belong to the last observation of an episode after which the slot was reset at once,
+    `step_*` are the observations after every action if those are kept. `has_next` and `next_*` say which episode to
     start.
     """
-    observation: dict[str, tuple[tuple[int, ...], str]] = {"task": ((num_slots,), "int64")}
-    if spec.proprio_dim:
-        observation["proprio"] = ((num_slots, spec.proprio_dim), "float32")
+    arrays: dict[str, Array] = {
+        "actions": ((num_slots, chunk_size, spec.action_dim), np.dtype("float32")),
+        "record": ((num_slots,), record_type(spec, chunk_size)),
+        "bank": ((num_slots,), np.dtype("int8")),
+        "has_next": ((num_slots,), np.dtype("bool")),
+        **{f"next_{name}": ((num_slots,), np.dtype("int64")) for name in ("task", *NEXT_FIELDS)},
+    }
     if spec.cameras:
-        observation["images"] = ((num_slots, len(spec.cameras), *spec.image_size, 3), "uint8")
-    return pack(
+        pictures = (len(spec.cameras), *spec.image_size, 3)
+        arrays |= {name: ((num_slots, *pictures), np.dtype("uint8")) for name in (*IMAGES, "final_images")}
+        if every_step:
+            arrays["step_images"] = ((num_slots, chunk_size, *pictures), np.dtype("uint8"))
+    if spec.proprio_dim and every_step:
+        arrays["step_proprio"] = ((num_slots, chunk_size, spec.proprio_dim), np.dtype("float32"))
+    return pack(arrays)
+
+
+def record_type(spec: SimulatorSpec, chunk_size: int) -> np.dtype[Any]:
+    """The small results of one slot side by side, so that one copy fetches them all.
+
+    `task` is the index of the task whose sentence is shown, `final_*` belong to the last observation of an episode
+    after which the slot was reset at once. `numbers` are all the float32 fields, so that one look finds what is not
+    finite. The record fills whole cache lines: neighbours may be written by other processes.
+    """
+    proprio = {name: (spec.proprio_dim,) for name in ("proprio", "final_proprio") if spec.proprio_dim}
+    floats = {"rewards": (chunk_size,), **proprio}
+    fields: list[tuple[str, Any]] = [(name, ("float32", shape)) for name, shape in floats.items()]
+    fields += [("task", "int64"), ("final_task", "int64"), ("steps", "int32"), ("success", ("bool", (chunk_size,)))]
+    fields += [("terminated", "bool"), ("truncated", "bool")]
+    offsets: list[int] = []
+    end = 0
+    for _, kind in fields:
+        dtype = np.dtype(kind)
+        offsets.append(-(-end // dtype.base.alignment) * dtype.base.alignment)
+        end = offsets[-1] + dtype.itemsize
+    numbers = ("float32", (sum(shape[0] for shape in floats.values()),))
+    return np.dtype(
         {
-            "actions": ((num_slots, chunk_size, spec.action_dim), "float32"),
-            "rewards": ((num_slots, chunk_size), "float32"),
-            "success": ((num_slots, chunk_size), "bool"),
-            "terminated": ((num_slots,), "bool"),
-            "truncated": ((num_slots,), "bool"),
-            "steps": ((num_slots,), "int32"),
-            "has_next": ((num_slots,), "bool"),
-            **{f"next_{name}": ((num_slots,), "int64") for name in ("task", *NEXT_FIELDS)},
-            **observation,
-            **{f"final_{name}": array for name, array in observation.items()},
+            "names": ["numbers", *(name for name, _ in fields)],
+            "formats": [numbers, *(kind for _, kind in fields)],
+            "offsets": [0, *offsets],
+            "itemsize": _rounded_up(end),
         }
     )
 
 
+def _rounded_up(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
 class Segment:
-    """A mapped segment: `segment[name]` is the array of that name.
+    """A mapped segment: `segment[name]` is the array of that name, or that field of the records.
 
     Args:
         fd: file descriptor of the memory; the segment owns it from now on.
@@ -104,8 +141,9 @@ class Segment:
         self._arrays: dict[str, NDArray[Any]] = {}
         memory = mmap.mmap(fd, layout.num_bytes)
         for name, field in layout.fields.items():
-            array = np.frombuffer(memory, field.dtype, field.num_bytes // np.dtype(field.dtype).itemsize, field.offset)
+            array = np.frombuffer(memory, field.dtype, field.num_bytes // field.dtype.itemsize, field.offset)
             self._arrays[name] = array.reshape(field.shape)
+            self._arrays |= {part: array[part] for part in field.dtype.names or ()}
 
     @classmethod
     def create(cls, layout: Layout) -> Segment:

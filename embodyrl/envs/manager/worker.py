@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.envs.manager.memory import NEXT_FIELDS, Layout, Segment
+from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Layout, Segment
+from embodyrl.envs.manager.single_steps import step_singly
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.registry import SIMULATORS
@@ -61,6 +62,7 @@ class EnvWorker:
         }
         self._segment: Segment | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
+        self._kept: list[str] = []
 
     def simulator_spec(self) -> SimulatorSpec:
         """What the simulator offers."""
@@ -70,6 +72,7 @@ class EnvWorker:
         """Use this segment from now on."""
         self._segment = Segment(fd, layout)
         self._arrays = self._segment.part(self._slots)
+        self._kept = [name for name in ("step_images", "step_proprio") if name in self._arrays]
 
     @_with_slot_numbers
     def reset(self, *slots: int) -> None:
@@ -82,20 +85,15 @@ class EnvWorker:
 
         Where an episode ends and `has_next` is set, its last observation goes to `final_*` and the next one starts.
         """
+        self._step(slots or self._all, film=None)
+
+    @_with_slot_numbers
+    def step_recorded(self, *slots: int) -> list[NDArray[np.uint8]]:
+        """The same; returns for every slot the pictures for people after each executed action, `[n, H, W, 3]`."""
         chosen = slots or self._all
-        actions = self._arrays["actions"]
-        result = self._simulator.step_chunk(chosen, actions[list(slots)] if slots else actions.copy())
-        self._write_result(chosen, result)
-        ended = result.terminated | result.truncated
-        if ended.any():
-            ended &= self._arrays["has_next"][list(chosen)]
-        if not ended.any():
-            self._write_observation("", chosen, result.observation)
-            return
-        for prefix, rows in (("final_", np.flatnonzero(ended)), ("", np.flatnonzero(~ended))):
-            if len(rows):
-                self._write_observation(prefix, [chosen[row] for row in rows], _rows(result.observation, rows))
-        self._reset([chosen[row] for row in np.flatnonzero(ended)])
+        film: list[list[NDArray[np.uint8]]] = [[] for _ in chosen]
+        self._step(chosen, film)
+        return [np.stack(pictures) for pictures in film]
 
     @_with_slot_numbers
     def observe(self, *slots: int) -> None:
@@ -124,6 +122,39 @@ class EnvWorker:
             self._segment.close()
         self._simulator.close()
 
+    def _step(self, slots: Sequence[int], film: list[list[NDArray[np.uint8]]] | None) -> None:
+        result = self._execute(slots, film)
+        self._write_result(slots, result)
+        ended = result.terminated | result.truncated
+        if ended.any():
+            ended &= self._arrays["has_next"][list(slots)]
+        if not ended.any():
+            self._write_observation("", slots, result.observation)
+            return
+        for prefix, rows in (("final_", np.flatnonzero(ended)), ("", np.flatnonzero(~ended))):
+            if len(rows):
+                self._write_observation(prefix, _at(slots, rows), _rows(result.observation, rows))
+        self._reset(_at(slots, np.flatnonzero(ended)))
+
+    def _execute(self, slots: Sequence[int], film: list[list[NDArray[np.uint8]]] | None) -> ChunkResult:
+        """Execute the chunks, one action at a time if somebody wants to see what happens in between."""
+        actions = self._arrays["actions"]
+        chunk = actions.copy() if slots is self._all else actions[list(slots)]
+        if film is None and not self._kept:
+            return self._simulator.step_chunk(slots, chunk)
+
+        def look(number: int, rows: list[int], observation: Observation) -> None:
+            seen = [slots[row] for row in rows]
+            for name in self._kept:
+                self._write(name, seen, getattr(observation, name.removeprefix("step_")), column=number)
+            if film is not None:
+                for row, picture in zip(rows, self._simulator.render(seen), strict=True):
+                    film[row].append(picture)
+
+        for name in self._kept:
+            self._arrays[name][list(slots)] = 0
+        return step_singly(self._simulator, slots, chunk, look)
+
     def _reset(self, slots: Sequence[int]) -> None:
         episodes = [self._next_episode(slot) for slot in slots]
         self._write_observation("", slots, self._simulator.reset(slots, episodes))
@@ -137,14 +168,28 @@ class EnvWorker:
             self._write(name, slots, getattr(result, name))
 
     def _write_observation(self, prefix: str, slots: Sequence[int], observation: Observation) -> None:
-        for name in ("proprio", "images"):
-            value = getattr(observation, name)
-            if (value is not None) != (name in self._arrays):
-                have, declared = ("None", "declares") if value is None else ("an array", "does not declare")
-                raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {declared} {name}")
-            if value is not None:
-                self._write(prefix + name, slots, value)
+        for name, declared in (("proprio", "proprio" in self._arrays), ("images", "final_images" in self._arrays)):
+            if (getattr(observation, name) is not None) != declared:
+                have, promise = ("None", "declares") if declared else ("an array", "does not declare")
+                raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {promise} {name}")
         self._write(prefix + "task", slots, self._task_indices(slots, observation.tasks))
+        if observation.proprio is not None:
+            self._write(prefix + "proprio", slots, observation.proprio)
+        if observation.images is not None:
+            if prefix:
+                self._write(prefix + "images", slots, observation.images)
+            else:
+                self._write_images(slots, observation.images)
+
+    def _write_images(self, slots: Sequence[int], images: NDArray[np.uint8]) -> None:
+        """Write the pictures of these slots to the places where the parent will look."""
+        banks = self._arrays["bank"][list(slots)]
+        for bank, name in enumerate(IMAGES):
+            rows = np.flatnonzero(banks == bank)
+            if len(rows) == len(slots):
+                self._write(name, slots, images)
+            elif len(rows):
+                self._write(name, _at(slots, rows), images[rows])
 
     def _task_indices(self, slots: Sequence[int], sentences: Sequence[str]) -> NDArray[np.int64]:
         unknown = [sentence for sentence in sentences if sentence not in self._task_of_sentence]
@@ -154,9 +199,9 @@ class EnvWorker:
             )
         return np.array([self._task_of_sentence[sentence] for sentence in sentences], np.int64)
 
-    def _write(self, name: str, slots: Sequence[int], value: NDArray[Any]) -> None:
-        """Write one row per slot, after checking that the simulator returned what its spec promises."""
-        rows = self._arrays[name]
+    def _write(self, name: str, slots: Sequence[int], value: NDArray[Any], *, column: int | None = None) -> None:
+        """Write one row per slot (or one entry of it), after checking that the simulator returned what it promises."""
+        rows = self._arrays[name] if column is None else self._arrays[name][:, column]
         want = (len(slots), *rows.shape[1:])
         got = np.asarray(value)
         right_type = got.dtype == rows.dtype or np.can_cast(got.dtype, rows.dtype, "same_kind")
@@ -171,6 +216,11 @@ class EnvWorker:
 
     def _name(self, slots: Sequence[int]) -> str:
         return f"slots {list(slots)}"
+
+
+def _at(slots: Sequence[int], rows: NDArray[np.int64]) -> list[int]:
+    """The slots in these rows."""
+    return [slots[row] for row in rows.tolist()]
 
 
 def _rows(observation: Observation, rows: NDArray[np.int64]) -> Observation:

@@ -59,13 +59,54 @@ def test_results_come_in_the_order_of_the_slots(manager):
     np.testing.assert_array_equal(result.observation.proprio[:, 0], result.rewards[:, 0])
 
 
-def test_returned_arrays_are_the_callers_own(manager):
+def test_returned_numbers_are_the_callers_own(manager):
     manager.reset(ALL, [episode(1)] * 4)
     first = manager.step(ALL, actions(4))
     kept = first.rewards.copy(), first.observation.proprio.copy()
     manager.step(ALL, actions(4))
     np.testing.assert_array_equal(first.rewards, kept[0])
     np.testing.assert_array_equal(first.observation.proprio, kept[1])
+
+
+def shown(observation):
+    """The number that the toy paints into each slot's pictures."""
+    assert (observation.images == observation.images[:, :1, :1, :1, :1]).all()
+    return observation.images[:, 0, 0, 0, 0].tolist()
+
+
+def test_pictures_stay_while_the_chunk_decided_on_them_is_simulated():
+    with start(images=True) as manager:
+        seen = manager.reset(ALL, [episode(10 * slot + 10) for slot in ALL])
+        assert shown(seen) == [10, 20, 30, 40]
+        for _ in range(3):
+            before = shown(seen)
+            following = manager.step(ALL, actions(4, number=5.0)).observation
+            assert shown(seen) == before
+            assert shown(following) != before
+            seen = following
+
+
+def test_pictures_of_some_slots_are_the_right_ones_whichever_of_them_stepped_before():
+    with start(images=True) as manager:
+        manager.reset(ALL, [episode(10 * slot + 10, seed=slot) for slot in ALL])
+        after = {slot: shown(manager.step([slot], actions(1)).observation)[0] for slot in (1, 2)}
+        expected = [10, after[1], after[2], 40]
+        assert shown(manager.observe(ALL)) == expected
+        manager.step([0], actions(1))
+        after[0] = shown(manager.observe([0]))[0]
+        for slots in ([0, 1], [1, 2], [2, 0, 1]):
+            assert shown(manager.observe(slots)) == [after[slot] for slot in slots]
+
+
+def test_the_final_pictures_of_some_slots_come_with_the_present_ones_of_the_others():
+    with start(images=True) as manager:
+        manager.reset(ALL, [episode(10 * slot + 10, seed=slot) for slot in ALL])
+        states = manager.get_state(ALL)
+        undisturbed = shown(manager.step(ALL, actions(4)).observation)
+        manager.set_state(ALL, states)
+        result = manager.step(ALL, actions(4, slot1=Do.END), [episode(90)] * 4)
+        assert shown(result.final_observation) == undisturbed
+        assert shown(result.observation) == [undisturbed[0], 90, *undisturbed[2:]]
 
 
 def test_an_ended_slot_starts_its_next_episode_at_once(manager):
@@ -207,6 +248,56 @@ def test_the_state_of_an_ended_slot_is_still_ended(manager):
 def test_wrong_number_of_states(manager):
     with pytest.raises(ValueError, match="got 1 states for 2 slots"):
         manager.set_state([0, 1], [b""])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_film_has_a_picture_per_executed_action_and_changes_nothing(workers):
+    with start(chunk_size=3, workers=workers, images=True) as manager:
+        manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
+        states = manager.get_state(ALL)
+        chunk = actions(4, 3)
+        chunk[2, 1, 0] = Do.END
+        slots, following = [3, 2, 0], [episode(50)] * 3
+        expected = manager.step(slots, chunk[slots], following)
+        manager.set_state(ALL, states)
+        result, films = manager.step_recorded(slots, chunk[slots], following)
+        for name in ("rewards", "success", "terminated", "truncated", "steps"):
+            np.testing.assert_array_equal(getattr(result, name), getattr(expected, name))
+        same(result.observation, expected.observation)
+        same(result.final_observation, expected.final_observation)
+        assert [film.shape for film in films] == [(3, 8, 8, 3), (2, 8, 8, 3), (3, 8, 8, 3)]
+        assert [film[:, 0, 0, 0].tolist() for film in films] == [[1, 2, 3], [1, 2], [1, 2, 3]]
+
+
+def test_every_step_keeps_the_observations_in_between_and_changes_nothing_else():
+    config = ToyConfig(num_envs=4, workers=2, images=True, max_episode_steps=5)
+    with (
+        start(chunk_size=3, images=True) as manager,
+        EnvManager(config, chunk_size=3, every_step=True, plugins=["toy_simulator"]) as keeping,
+        start(images=True) as single,
+    ):
+        for each in (manager, keeping, single):
+            each.reset(ALL, [episode(10 * slot + 10, seed=slot) for slot in ALL])
+        for end in (False, True):
+            chunk = actions(4, 3)
+            chunk[1, 1, 0] = Do.END if end else Do.STEP
+            expected, result = (each.step(ALL, chunk, [episode(90)] * 4) for each in (manager, keeping))
+            for name in ("rewards", "success", "terminated", "truncated", "steps"):
+                np.testing.assert_array_equal(getattr(result, name), getattr(expected, name))
+            same(result.observation, expected.observation)
+            same(result.final_observation, expected.final_observation)
+            assert expected.step_images is None and expected.step_proprio is None
+            for slot in ALL:
+                for number in range(3):
+                    if number < result.steps[slot]:
+                        seen = single.step([slot], chunk[[slot], number : number + 1]).observation
+                        np.testing.assert_array_equal(result.step_images[slot, number], seen.images[0])
+                        np.testing.assert_array_equal(result.step_proprio[slot, number], seen.proprio[0])
+                    else:
+                        assert (
+                            not result.step_images[slot, number].any() and not result.step_proprio[slot, number].any()
+                        )
+        assert result.ended.all() and result.steps.tolist() == [2, 2, 2, 2]
 
 
 def test_render(manager):

@@ -1,0 +1,118 @@
+"""What an EnvManager returns, read from shared memory.
+
+Shapes: `B` slots of a call, `C` actions in a chunk, `S` proprio dims, `V` cameras, `H, W` pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.envs.manager.memory import IMAGES, Segment
+from embodyrl.envs.manager.selection import Selection
+from embodyrl.envs.types import ChunkResult, Observation
+
+
+@dataclass(kw_only=True)
+class StepResult(ChunkResult):
+    """What became of one chunk in `B` slots.
+
+    `observation` is the first one of the next episode where the slot was reset at once. Pictures may be views of
+    memory that simulators draw into again later: `EnvManager` says how long they stay as they are. Everything else is
+    the caller's own.
+    """
+
+    final_observation: Observation
+    """At the end of the chunk, before any reset: what a value estimate at the end of an episode needs.
+    The same object as `observation` when no slot was reset."""
+    step_images: NDArray[np.uint8] | None = None
+    """`[B, C, V, H, W, 3]`: after every action, zeros where none was executed; None unless they are kept.
+    Valid until the slot's next send."""
+    step_proprio: NDArray[np.float32] | None = None
+    """`[B, C, S]`: the same for the state observation."""
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """`[B]`: the episode ended inside the chunk, for whatever reason."""
+        return self.terminated | self.truncated
+
+
+class NotFinite(NamedTuple):
+    """A number that no simulator should return."""
+
+    row: int
+    field: str
+    """Of the record: `rewards`, `proprio` or `final_proprio`."""
+    column: int
+    value: float
+
+
+class Reader:
+    """Reads rows of the segment.
+
+    Args:
+        memory: the segment.
+        sentences: task sentences by index.
+    """
+
+    def __init__(self, memory: Segment, sentences: list[str]) -> None:
+        self._memory = memory
+        self._sentences = sentences
+        self._has_proprio, self._has_images = "proprio" in memory, "final_images" in memory
+        self._kept = [name for name in ("step_images", "step_proprio") if name in memory]
+
+    def records(self, chosen: Selection) -> NDArray[Any]:
+        """A copy of the small results of these slots, `[B]` records; see `memory.record_type`."""
+        records: NDArray[Any] = self._memory["record"].take(chosen.index)
+        return records
+
+    def observation(self, chosen: Selection, records: NDArray[Any]) -> Observation:
+        """What these slots show now."""
+        return Observation(
+            images=self._pictures(chosen),
+            proprio=records["proprio"] if self._has_proprio else None,
+            tasks=[self._sentences[task] for task in records["task"].tolist()],
+        )
+
+    def final_observation(
+        self, chosen: Selection, records: NDArray[Any], now: Observation, was_reset: NDArray[np.bool_]
+    ) -> Observation:
+        """`now`, except in the slots that were reset, where it is what they showed before."""
+        images = proprio = None
+        if now.images is not None:
+            images = now.images.copy()
+            images[was_reset] = self._memory["final_images"][chosen.index[was_reset]]
+        if now.proprio is not None:
+            proprio = np.where(was_reset[:, None], records["final_proprio"], now.proprio)
+        tasks = [self._sentences[task] for task in np.where(was_reset, records["final_task"], records["task"]).tolist()]
+        return Observation(images=images, proprio=proprio, tasks=tasks)
+
+    def step_observations(self, chosen: Selection) -> dict[str, NDArray[Any]]:
+        """`step_images` and `step_proprio`, as far as they are kept."""
+        where = chosen.index if chosen.run is None else chosen.run
+        return {name: self._memory[name][where] for name in self._kept}
+
+    def _pictures(self, chosen: Selection) -> NDArray[np.uint8] | None:
+        """A view where these slots lie side by side, else a copy."""
+        if not self._has_images:
+            return None
+        banks = self._memory["bank"][chosen.index].tolist()
+        if banks.count(banks[0]) < len(banks):
+            places = zip(banks, chosen.numbers, strict=True)
+            return np.stack([self._memory[IMAGES[bank]][slot] for bank, slot in places])
+        images: NDArray[np.uint8] = self._memory[IMAGES[banks[0]]][chosen.index if chosen.run is None else chosen.run]
+        return images
+
+
+def find_not_finite(records: NDArray[Any]) -> NotFinite | None:
+    """The first NaN or infinity among the float32 numbers of these records `[B]`."""
+    if np.isfinite(records["numbers"]).all():
+        return None
+    for name in ("rewards", "final_proprio", "proprio"):
+        if name in (records.dtype.names or ()) and not (finite := np.isfinite(records[name])).all():
+            row, column = (int(number) for number in np.argwhere(~finite)[0])
+            return NotFinite(row, name, column, float(records[name][row, column]))
+    raise AssertionError("`numbers` are the rewards and the proprios")
