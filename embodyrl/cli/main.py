@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, report, validate, plan, list."""
+"""`embodyrl`: run, resume, eval, report, validate, plan, doctor, list."""
 
 from __future__ import annotations
 
@@ -159,6 +159,25 @@ def list_(
         str | None, typer.Argument(metavar="[models|simulators|algorithms|configs|sinks]", show_default=False)
     ] = None,
 ) -> None:
+@app.command()
+def doctor(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="Check what this config needs. Without: everything.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Say what this machine has for a run, what is missing, and what to do about it."""
+    from embodyrl.cli import doctor as examination
+    from embodyrl.config import load_config
+
+    source, overrides = split_words(words)
+    raise typer.Exit(examination.run(load_config(source, overrides) if words else None))
+
+
     """Show what there is, and whether it can be used here."""
     from embodyrl.cli import listing
 

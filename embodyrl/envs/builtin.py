@@ -37,7 +37,11 @@ SIMULATORS.register(
         Requirement(module="mani_skill", install="pip install 'embodyrl[maniskill]'"),
         SystemLibrary(module="libX11.so.6", install="apt install libx11-6  (as root; SAPIEN links to it)"),
     ],
-    facts={"tasks": "embodyrl.envs.maniskill.catalogue:known_tasks"},
+    facts={
+        "tasks": "embodyrl.envs.maniskill.catalogue:known_tasks",
+        "assets": "embodyrl.envs.maniskill.catalogue:assets_report",
+        "graphics": "vulkan",
+    },
     summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU or a GPU)",
 )
 SIMULATORS.register(

@@ -33,7 +33,7 @@ def modules_after(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize("command", ["--help", "validate", "list", "plan", "run --help", "run --print-config"])
+@pytest.mark.parametrize("command", ["--help", "validate", "list", "plan", "doctor", "run --help", "run --print-config"])
 def test_the_front_never_imports_torch_or_a_simulator(command: str) -> None:
     code = f"import embodyrl.cli.main as m; sys.argv = ['embodyrl', *{command.split()!r}]; m.main()"
     heavy = modules_after(code) & {"torch", "tensordict", "metaworld", "mujoco", "mani_skill", "sapien"}
@@ -43,7 +43,7 @@ def test_the_front_never_imports_torch_or_a_simulator(command: str) -> None:
 def test_help_names_every_command() -> None:
     done = embodyrl("--help")
     assert done.returncode == 0
-    for command in ("run", "resume", "eval", "report", "validate", "plan", "list"):
+    for command in ("run", "resume", "eval", "report", "validate", "plan", "doctor", "list"):
         assert f"  {command} " in done.stdout
     assert "Exit codes" in done.stdout
 

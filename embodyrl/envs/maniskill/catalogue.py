@@ -65,6 +65,12 @@ SENTENCES = {
 }
 """Task -> the sentence that tells a policy what to do, for the tasks whose files come with ManiSkill."""
 
+DRIVER_REMEDY = (
+    "install a Vulkan driver that can: NVIDIA's, or Mesa's lavapipe 24.3 or newer (Debian 12: apt install -t "
+    "bookworm-backports mesa-vulkan-drivers libvulkan1)"
+)
+"""What to do where nothing draws."""
+
 ROBOT_ASSETS = {"bridge_v2_real2sim": "widowx250s"}
 """Asset -> the robot that its tasks use, which their registration does not name."""
 
@@ -103,6 +109,16 @@ def assets_missing(task: str, names: list[str]) -> tuple[str, str]:
     commands = [f"python -m mani_skill.utils.download_asset {name}" for name in names or [task]]
     what = f" ({', '.join(names)})" if names else ""
     return f"the assets{what} of the ManiSkill task {task!r} are not on this machine", " && ".join(commands)
+
+
+def assets_report() -> tuple[str, str]:
+    """How many tasks have their files here, and what to do for the others."""
+    lacking = {task: missing_assets(task) for task in known_tasks()}
+    names = dict.fromkeys(name for missing in lacking.values() for name in missing)
+    able = sum(not missing for missing in lacking.values())
+    found = f"{able} of {len(lacking)} tasks have their files ({asset_folder()})"
+    remedy = f"for other tasks: python -m mani_skill.utils.download_asset, with one of {', '.join(names)}"
+    return found, remedy if names else ""
 
 
 @cache

@@ -11,17 +11,14 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from embodyrl.envs.maniskill.catalogue import assets_missing
+from embodyrl.envs.maniskill.catalogue import DRIVER_REMEDY, assets_missing
 from embodyrl.envs.options import ManiSkillConfig, RewardMode, Sim
 from embodyrl.errors import UserError
 from embodyrl.registry import near_match
 
 USUAL_CONTROL_MODE = "pd_joint_delta_pos"
 
-DRIVER_REMEDY = (
-    "install a Vulkan driver that can: NVIDIA's, or Mesa's lavapipe 24.3 or newer (Debian 12: apt install -t "
-    "bookworm-backports mesa-vulkan-drivers libvulkan1); `embodyrl doctor` tries it out"
-)
+NO_DRIVER = f"{DRIVER_REMEDY}; `embodyrl doctor` tries it out"
 
 
 def load() -> Any:
@@ -68,7 +65,7 @@ def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
     _check_reward(task, config.reward_mode, entry.cls.SUPPORTED_REWARD_MODES)
     device = rendering_device()
     if config.cameras and device is None:
-        raise UserError(f"env.cameras: ManiSkill cannot draw pictures on this machine: {DRIVER_REMEDY}")
+        raise UserError(f"env.cameras: ManiSkill cannot draw pictures on this machine: {NO_DRIVER}")
     driver = importlib.import_module("embodyrl.envs.maniskill.driver")
     cls = driver.lean(entry.cls, tuple(config.cameras), (config.image_size[0], config.image_size[1]))
     settings = {
@@ -123,7 +120,7 @@ def _in_words(task: str, config: ManiSkillConfig) -> Iterator[None]:
             ) from error
         if rendering_device() is not None or "render" not in str(error):
             raise
-        raise UserError(f"the ManiSkill task {task!r} cannot run without a renderer: {DRIVER_REMEDY}") from error
+        raise UserError(f"the ManiSkill task {task!r} cannot run without a renderer: {NO_DRIVER}") from error
 
 
 def _unlike(key: str, value: str, task: str, known: list[str]) -> str:

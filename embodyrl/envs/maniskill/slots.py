@@ -101,7 +101,7 @@ class ManiSkillSlot(Slot):
     def render(self) -> NDArray[np.uint8]:
         """What the task's camera for people sees, `[H, W, 3]`."""
         if scene.rendering_device() is None:
-            raise RenderError(f"ManiSkill cannot draw {self._task!r} on this machine: {scene.DRIVER_REMEDY}")
+            raise RenderError(f"ManiSkill cannot draw {self._task!r} on this machine: {scene.NO_DRIVER}")
         with self._torch.inference_mode():
             picture = self._env.render_rgb_array()
         if picture is None:

@@ -1,0 +1,252 @@
+"""What can be checked about a machine: each check says what it found, and what to do where something is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from embodyrl.cli.probe import Probe, ProbeFailed
+from embodyrl.placement.graphics import OPENGL, VULKAN, graphics_variables
+from embodyrl.placement.plan import Inventory
+from embodyrl.registry import Entry, load_target
+
+GIB = 2**30
+LEAST_MEMORY = 2 * GIB
+"""A run with one simulator process and a small policy takes about this much."""
+LEAST_SHM = 64 * 2**20
+LEAST_DISK = GIB
+
+
+class Status(StrEnum):
+    """How a check ended."""
+
+    ok = "ok"
+    absent = "absent"
+    """Not there; only some runs need it."""
+    fault = "FAULT"
+    """Not there, or broken, and needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the doctor's table."""
+
+    subject: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A check under way: its process, and how to read what comes of it."""
+
+    probe: Probe
+    judge: Callable[[Any, ProbeFailed | None], Finding]
+    """What the process printed, or how it failed -> finding."""
+
+
+def judged(subject: str, is_fine: bool, found: str, remedy: str, *, needed: bool = True) -> Finding:
+    """A finding whose remedy is only said where something is wrong."""
+    if is_fine:
+        return Finding(subject=subject, status=Status.ok, found=found)
+    return Finding(subject=subject, status=Status.fault if needed else Status.absent, found=found, remedy=remedy)
+
+
+def python() -> Finding:
+    """The interpreter."""
+    version = sys.version.split()[0]
+    return judged(
+        "Python", sys.version_info >= (3, 11), f"{version} ({sys.executable})", "use Python 3.11 or newer: make setup"
+    )
+
+
+TORCH = """
+import json, torch
+names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps([torch.__version__, torch.version.cuda, names]))
+"""
+
+
+def start_torch(machine: Inventory, *, needs_cuda: bool) -> Started:
+    """Whether torch can be imported, and fits the GPUs that the kernel shows."""
+
+    def judge(result: Any, failure: ProbeFailed | None) -> Finding:
+        if failure is not None:
+            return judged("torch", False, str(failure), "install it: make setup")
+        version, cuda, names = result
+        build = f"for CUDA {cuda}" if cuda else "for the CPU"
+        found = f"{version} ({build}), {', '.join(names) or 'no CUDA device'}"
+        if machine.gpus and not names:
+            remedy = "the driver is too old for this torch: see nvidia-smi" if cuda else "make setup TORCH=cuda"
+            found += f", but the kernel shows {len(machine.gpus)} NVIDIA GPUs"
+            return judged("torch", False, found, remedy, needed=needs_cuda)
+        return judged("torch", bool(names) or not needs_cuda, found, "set engine.device to auto or cpu")
+
+    return Started(probe=Probe(TORCH), judge=judge)
+
+
+def cpus(machine: Inventory) -> Finding:
+    """CPUs that exist, that this process may use, and that can be busy at once."""
+    total, allowed = os.cpu_count() or 1, len(machine.cpus)
+    limits = [f"{allowed} of {total} allowed"] if allowed < total else [f"{total}"]
+    if machine.cores < allowed:
+        limits.append(f"time for {machine.cores} (control group)")
+    nodes = f", {len(machine.usable_nodes)} NUMA nodes" if len(machine.usable_nodes) > 1 else ""
+    return Finding(subject="CPUs", status=Status.ok, found=f"{', '.join(limits)}{nodes}")
+
+
+def memory() -> Finding:
+    """Memory that a run can have."""
+    state = psutil.virtual_memory()
+    return judged(
+        "memory",
+        state.available >= LEAST_MEMORY,
+        f"{state.available / GIB:.1f} of {state.total / GIB:.1f} GiB free",
+        f"a run needs {LEAST_MEMORY / GIB:.0f} GiB at least: end other programs, or set env.workers to 1",
+    )
+
+
+def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
+    """The folder for shared memory, which torch uses between its processes (simulators need none of it)."""
+    if not place.is_dir():
+        return judged("/dev/shm", False, "missing", "mount it: containers have it by default", needed=False)
+    size = shutil.disk_usage(place)
+    found = f"{size.free / 2**20:.0f} of {size.total / 2**20:.0f} MiB free"
+    return judged("/dev/shm", size.free >= LEAST_SHM, found, "docker run --shm-size=1g, or empty it", needed=False)
+
+
+def disk(folder: Path) -> Finding:
+    """Space where runs are written; the folder itself need not exist yet."""
+    place = folder.resolve()
+    while not place.is_dir():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if not os.access(place, os.W_OK):
+        return judged("disk", False, f"{place} is not writable", "set run.dir to a folder that is")
+    found = f"{free / GIB:.1f} GiB free for {folder}"
+    return judged("disk", free >= LEAST_DISK, found, f"{LEAST_DISK / GIB:.0f} GiB at least: make room, or set run.dir")
+
+
+def simulator(entry: Entry[Any], *, needed: bool) -> Finding:
+    """Whether a simulator's packages and libraries are here."""
+    missing = entry.missing()
+    if missing:
+        found = f"lacks {', '.join(requirement.module for requirement in missing)}"
+        return judged(entry.name, False, found, missing[0].install, needed=needed)
+    return judged(entry.name, True, _versions(entry) or "there", "")
+
+
+def _versions(entry: Entry[Any]) -> str:
+    """Names and versions of the packages that a simulator requires."""
+    packages = metadata.packages_distributions()
+    names = dict.fromkeys(name for need in entry.requires for name in packages.get(need.module, ())[:1])
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def assets(entry: Entry[Any]) -> Finding | None:
+    """Which of a simulator's downloads are here; None for one that has none, or is not here itself.
+
+    Whether a config's own downloads are here is one of the rules that it is checked by.
+    """
+    report = entry.facts.get("assets")
+    if report is None or entry.missing():
+        return None
+    found, remedy = load_target(report)()
+    return judged(f"{entry.name} assets", not remedy, found, remedy, needed=False)
+
+
+DRAWING = """
+import json, mujoco, numpy
+scene = "<mujoco><worldbody><light pos='0 0 2'/><geom size='.3' rgba='1 0 0 1'/></worldbody></mujoco>"
+model = mujoco.MjModel.from_xml_string(scene)
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+renderer = mujoco.Renderer(model, 32, 32)
+renderer.update_scene(data)
+picture = renderer.render()
+assert picture.std() > 1, "it draws black pictures"
+from OpenGL import GL
+print(json.dumps(GL.glGetString(GL.GL_RENDERER).decode()))
+"""
+
+OPENGL_REMEDY = {
+    "osmesa": "apt install libosmesa6  (as root)",
+    "egl": "apt install libegl1  (as root), or install the GPU's driver with its graphics libraries",
+}
+
+
+def start_opengl(machine: Inventory, *, needed: bool) -> list[Started]:
+    """Whether MuJoCo draws: with what MUJOCO_GL names, else with each way that needs no screen.
+
+    Where several could draw, one that does is enough.
+    """
+    asked = os.environ.get("MUJOCO_GL")
+    chosen = asked or graphics_variables(OPENGL, machine.graphics, machine.gpus, 0).get("MUJOCO_GL")
+    return [_start_drawing(way, chosen, asked, needed) for way in ([asked] if asked else OPENGL_REMEDY)]
+
+
+def _start_drawing(way: str, chosen: str | None, asked: str | None, needed: bool) -> Started:
+    subject = f"OpenGL (MUJOCO_GL={way})" if asked else f"OpenGL {way}"
+
+    def judge(result: Any, failure: ProbeFailed | None) -> Finding:
+        if failure is None:
+            return judged(subject, True, f"draws with {result}{'; simulators use it' if way == chosen else ''}", "")
+        remedy = "unset MUJOCO_GL, or set it to osmesa or egl" if asked else OPENGL_REMEDY[way]
+        used = way == chosen or chosen is None
+        return judged(subject, False, str(failure), remedy, needed=bool(asked) or (needed and used))
+
+    platform = way if way in OPENGL_REMEDY else None
+    return Started(probe=Probe(DRAWING, {"MUJOCO_GL": way, "PYOPENGL_PLATFORM": platform}), judge=judge)
+
+
+RENDERING = """
+import json, re
+from embodyrl.envs.maniskill.scene import rendering_device
+import sapien.render
+device = rendering_device()
+names = re.findall("GPU: (.*)", sapien.render.get_device_summary()) if device else []
+print(json.dumps([device, names]))
+"""
+
+
+def start_vulkan(machine: Inventory, *, needed: bool) -> Started:
+    """Whether SAPIEN finds a Vulkan device that can draw."""
+    from embodyrl.envs.maniskill.catalogue import DRIVER_REMEDY
+
+    def judge(result: Any, failure: ProbeFailed | None) -> Finding:
+        if failure is not None:
+            return judged("Vulkan (SAPIEN)", False, str(failure), DRIVER_REMEDY, needed=needed)
+        device, names = result
+        if device is None:
+            return judged("Vulkan (SAPIEN)", False, "no device that can draw", DRIVER_REMEDY, needed=needed)
+        return judged("Vulkan (SAPIEN)", True, f"draws with {', '.join(names) or device}", "")
+
+    variables = graphics_variables(VULKAN, machine.graphics, machine.gpus, 0)
+    return Started(probe=Probe(RENDERING, variables), judge=judge)
+
+
+CODEC = """
+import av, json
+av.CodecContext.create("libx264", "w")
+print(json.dumps(av.__version__))
+"""
+
+
+def start_films(*, needed: bool) -> Started:
+    """Whether evaluation episodes can be filmed."""
+
+    def judge(result: Any, failure: ProbeFailed | None) -> Finding:
+        found = f"PyAV {result} writes H.264" if failure is None else str(failure)
+        return judged("films", failure is None, found, "pip install --force-reinstall av", needed=needed)
+
+    return Started(probe=Probe(CODEC), judge=judge)

@@ -1,0 +1,117 @@
+"""`embodyrl doctor`: what this machine has for a run, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from embodyrl.cli import checkup
+from embodyrl.cli.checkup import Finding, Started, Status
+from embodyrl.cli.probe import ProbeFailed
+from embodyrl.config import LoadedConfig
+from embodyrl.config.schema import Device
+from embodyrl.placement.graphics import OPENGL, VULKAN
+from embodyrl.placement.plan import Inventory, inventory
+from embodyrl.registry import SIMULATORS
+
+DEADLINE_S = 60.0
+"""Longest time for all that is tried out in other processes, which run side by side [s]."""
+
+STYLES = {Status.ok: "green", Status.absent: "yellow", Status.fault: "bold red"}
+
+
+def run(loaded: LoadedConfig | None) -> int:
+    """Print the table; returns the exit code: 1 if something needed is missing or broken.
+
+    Args:
+        loaded: check what this config needs, and all of that is needed; None: check everything.
+    """
+    findings = examine(loaded)
+    console = Console()
+    console.print(_table(findings))
+    console.print(verdict(findings, loaded), soft_wrap=True, highlight=False)
+    return 1 if any(finding.status is Status.fault for finding in findings) else 0
+
+
+def examine(loaded: LoadedConfig | None) -> list[Finding]:
+    """All findings, in the order of the table."""
+    machine = inventory()
+    started = _start(loaded, machine)
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        quick = _look(loaded, machine)
+        slow = [_finish(check, deadline) for check in started]
+    finally:
+        for check in started:
+            check.probe.close()
+    return [quick[0], slow[0], *quick[1:], *slow[1:]]
+
+
+def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
+    """Begin what takes seconds; torch comes first."""
+    config = loaded.config if loaded is not None else None
+    started = [checkup.start_torch(machine, needs_cuda=config is not None and config.engine.device is Device.cuda)]
+    draws = None if config is None else SIMULATORS.entry(config.env.name).facts.get("graphics")
+    films = config is not None and config.tracking.video.episodes > 0
+    needed = config is not None and (bool(config.env.cameras) or films)
+    if draws in (None, OPENGL) and importlib.util.find_spec("mujoco") is not None:
+        started += checkup.start_opengl(machine, needed=needed)
+    if draws in (None, VULKAN) and not SIMULATORS.entry("maniskill").missing():
+        started.append(checkup.start_vulkan(machine, needed=needed))
+    if config is None or films:
+        started.append(checkup.start_films(needed=films))
+    return started
+
+
+def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[Finding]:
+    """What can be seen at once."""
+    config = loaded.config if loaded is not None else None
+    folder = Path("runs") if config is None or config.run.dir is None else Path(config.run.dir)
+    findings = [
+        checkup.python(),
+        checkup.cpus(machine),
+        checkup.memory(),
+        checkup.shared_memory(),
+        checkup.disk(folder),
+    ]
+    entries = SIMULATORS.entries() if config is None else [SIMULATORS.entry(config.env.name)]
+    for entry in entries:
+        findings.append(checkup.simulator(entry, needed=config is not None))
+        assets = checkup.assets(entry)
+        findings += [assets] if assets is not None else []
+    return findings
+
+
+def _finish(check: Started, deadline: float) -> Finding:
+    try:
+        return check.judge(check.probe.result(deadline), None)
+    except ProbeFailed as failure:
+        return check.judge(None, failure)
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        remedy = f"\n-> {escape(finding.remedy)}" if finding.remedy else ""
+        status = f"[{STYLES[finding.status]}]{finding.status.value}[/]"
+        table.add_row(escape(finding.subject), status, f"{escape(finding.found)}{remedy}")
+    return table
+
+
+def verdict(findings: Sequence[Finding], loaded: LoadedConfig | None) -> str:
+    """The last line."""
+    faults = [finding.subject for finding in findings if finding.status is Status.fault]
+    absent = [finding.subject for finding in findings if finding.status is Status.absent]
+    if faults:
+        return f"{len(faults)} fault{'s' if len(faults) > 1 else ''}: {', '.join(faults)}"
+    what = "everything that every run needs is here" if loaded is None else f"everything {loaded.source} needs is here"
+    return f"{what}; absent, needed by some runs: {', '.join(absent)}" if absent and loaded is None else what

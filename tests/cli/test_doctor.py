@@ -1,0 +1,145 @@
+"""`embodyrl doctor` on this machine, and on one where something was broken on purpose."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from embodyrl.cli import checkup
+from embodyrl.cli.checkup import Finding, Status
+from embodyrl.cli.doctor import verdict
+from embodyrl.cli.probe import Probe, ProbeFailed
+from embodyrl.placement.plan import Inventory
+from embodyrl.registry import SIMULATORS
+
+needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="MuJoCo is not installed")
+needs_maniskill = pytest.mark.skipif(bool(SIMULATORS.entry("maniskill").missing()), reason="ManiSkill not installed")
+
+
+def doctor(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "400", **variables}
+    command = [sys.executable, "-m", "embodyrl", "doctor", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd, env=environment, check=False)
+
+
+def row(done: subprocess.CompletedProcess[str], subject: str) -> tuple[str, str]:
+    """Status and text of a row, its remedy included."""
+    match = re.search(rf"^{re.escape(subject)} +(ok|absent|FAULT) +(.*(?:\n +-> .*)?)", done.stdout, re.MULTILINE)
+    assert match is not None, done.stdout + done.stderr
+    return match[1], match[2]
+
+
+@pytest.fixture(scope="module")
+def healthy() -> subprocess.CompletedProcess[str]:
+    """The answer on this machine as it is."""
+    return doctor()
+
+
+def test_this_machine_can_run(healthy: subprocess.CompletedProcess[str]) -> None:
+    assert healthy.returncode == 0, healthy.stdout + healthy.stderr
+    for subject in ("Python", "torch", "CPUs", "memory", "disk", "gymnasium"):
+        assert row(healthy, subject)[0] == "ok"
+    assert healthy.stdout.splitlines()[-1].startswith("everything that every run needs is here")
+    assert not healthy.stderr
+
+
+def test_every_simulator_has_a_row(healthy: subprocess.CompletedProcess[str]) -> None:
+    for entry in SIMULATORS.entries():
+        status, text = row(healthy, entry.name)
+        assert (status == "ok") == (not entry.missing())
+        assert status == "ok" or entry.missing()[0].install in text
+
+
+@needs_mujoco
+def test_an_opengl_that_does_not_exist() -> None:
+    done = doctor(MUJOCO_GL="nonsense")
+    assert done.returncode == 1
+    status, text = row(done, "OpenGL (MUJOCO_GL=nonsense)")
+    assert status == "FAULT" and "nonsense" in text and "-> unset MUJOCO_GL, or set it to osmesa or egl" in text
+    assert done.stdout.splitlines()[-1] == "1 fault: OpenGL (MUJOCO_GL=nonsense)"
+
+
+@needs_maniskill
+def test_a_vulkan_driver_that_does_not_exist() -> None:
+    broken = {"VK_ICD_FILENAMES": os.devnull, "VK_DRIVER_FILES": os.devnull}
+    done = doctor(**broken)
+    status, text = row(done, "Vulkan (SAPIEN)")
+    assert status == "absent" and "no device that can draw" in text and "-> install a Vulkan driver" in text
+    assert done.returncode == 0  # states need no driver
+    pictures = doctor("experiment/maniskill_push_cube", "env.cameras=[base_camera]", **broken)
+    assert row(pictures, "Vulkan (SAPIEN)")[0] == "FAULT" and pictures.returncode == 1
+    states = doctor("experiment/maniskill_push_cube", **broken)
+    assert states.returncode == 0
+    assert states.stdout.splitlines()[-1] == "everything experiment/maniskill_push_cube needs is here"
+    films = doctor("experiment/maniskill_push_cube", "tracking.video.episodes=2", **broken)
+    assert row(films, "Vulkan (SAPIEN)")[0] == "FAULT" and row(films, "films")[0] == "ok"
+
+
+def test_a_config_is_checked_for_what_it_needs() -> None:
+    done = doctor("experiment/gym_pendulum", "run.dir=/proc/nowhere/run")
+    assert done.returncode == 1 and row(done, "disk")[0] == "FAULT"
+    assert "metaworld" not in done.stdout and "Vulkan" not in done.stdout
+    wrong = doctor("experiment/gym_pendulum", "env.num_envs=0")
+    assert wrong.returncode == 2 and "env.num_envs" in wrong.stderr
+
+
+def test_a_probe_that_crashes() -> None:
+    with pytest.raises(ProbeFailed, match=r"crashes \(SIGABRT\)"):
+        Probe("import os; os.abort()").result(time.monotonic() + 60)
+
+
+def test_a_probe_that_raises() -> None:
+    with pytest.raises(ProbeFailed, match=r"ImportError: libGL\.so: cannot open"):
+        Probe("raise ImportError('libGL.so: cannot open')").result(time.monotonic() + 60)
+
+
+def test_a_probe_that_hangs_is_killed_with_what_it_started() -> None:
+    probe = Probe("import subprocess, sys; subprocess.run(['sleep', '1000'])")
+    process = psutil.Process(probe._process.pid)
+    deadline = time.monotonic() + 60
+    while not (children := process.children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(ProbeFailed, match="hangs"):
+        probe.result(time.monotonic())
+    gone, alive = psutil.wait_procs([process, *children], timeout=60)
+    assert not alive and len(gone) == 2
+
+
+def test_a_probe_says_what_was_printed_last() -> None:
+    assert Probe("print('noise'); print('[1, null]')").result(time.monotonic() + 60) == [1, None]
+
+
+@needs_mujoco
+def test_a_driver_that_hangs_is_a_finding() -> None:
+    (check, *rest) = checkup.start_opengl(Inventory(cpus=(0,), cores=1), needed=True)
+    for other in (check, *rest):
+        other.probe.close()
+    finding = check.judge(None, ProbeFailed("hangs: no answer in time"))
+    assert finding.status is Status.fault and finding.remedy
+
+
+def test_little_memory_and_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "LEAST_MEMORY", 2**60)
+    monkeypatch.setattr(checkup, "LEAST_DISK", 2**60)
+    for finding in (checkup.memory(), checkup.disk(tmp_path / "not" / "yet")):
+        assert finding.status is Status.fault and finding.remedy
+    absent = checkup.shared_memory(tmp_path / "shm")
+    assert absent.status is Status.absent and absent.remedy
+
+
+def test_the_last_line() -> None:
+    fine = Finding(subject="a", status=Status.ok, found="")
+    odd = Finding(subject="b", status=Status.absent, found="")
+    bad = Finding(subject="c", status=Status.fault, found="")
+    assert verdict([fine], None) == "everything that every run needs is here"
+    assert verdict([fine, odd], None).endswith("; absent, needed by some runs: b")
+    assert verdict([fine, odd, bad, bad], None) == "2 faults: c, c"
