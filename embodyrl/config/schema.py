@@ -140,7 +140,8 @@ class EvalConfig:
     episodes: int = setting(100, low=1)
     """Episodes per evaluation."""
     seed: int = setting(10000, low=0)
-    """First start-state id of evaluation, which uses seed .. seed+episodes-1; training uses 0 .. env.start_states-1."""
+    """First start-state id of evaluation. Tasks take turns and play one start state after the other from there on;
+    training uses 0 .. env.start_states-1."""
 
 
 @dataclass(frozen=True, kw_only=True)

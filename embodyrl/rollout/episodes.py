@@ -49,12 +49,12 @@ class EpisodeSource:
 
 
 def evaluation_episodes(*, tasks: Sequence[str], first_start_state: int, count: int, seed: int) -> list[EpisodeSpec]:
-    """Evaluation episodes: start states `first_start_state ..`, tasks in turn. The same for every evaluation of a
-    run."""
+    """Evaluation episodes: tasks in turn, each of them from start states `first_start_state ..` on. The same for every
+    evaluation of a run."""
     return [
         EpisodeSpec(
             task=tasks[number % len(tasks)],
-            start_state=first_start_state + number,
+            start_state=first_start_state + number // len(tasks),
             seed=derive_seed(seed, "eval", number),
             group=number,
         )

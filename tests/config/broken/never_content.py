@@ -1,0 +1,20 @@
+"""Registers a simulator that finds fault with every config."""
+
+from collections.abc import Iterator
+
+from embodyrl.config.schema import Config
+from embodyrl.registry import SIMULATORS
+
+
+def complain(config: Config) -> Iterator[tuple[str, str, str]]:
+    """One fault about the simulator's own section, and one about another."""
+    yield "env.num_envs", f"env.num_envs = {config.env.num_envs} does not suit this simulator", "think of another number"
+    yield "eval.episodes", "this simulator is never evaluated", "there is no remedy"
+
+
+SIMULATORS.register(
+    "never_content",
+    target="never_content:Simulator",
+    facts={"check": "never_content:complain"},
+    summary="a simulator that finds fault with every config",
+)
