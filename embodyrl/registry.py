@@ -230,7 +230,22 @@ ADVANTAGES: Registry[Any] = Registry(
 needs group_size > 1 and whole episodes)."""
 
 LOSSES: Registry[Any] = Registry("loss", home="embodyrl.algorithms.builtin_losses", group="embodyrl.losses")
-"""Policy losses. Facts: none so far."""
+"""Policy losses. Facts: `whole` (bool: needs whole episodes)."""
+
+REWARDS: Registry[Any] = Registry("reward", home="embodyrl.algorithms.builtin_rewards", group="embodyrl.rewards")
+"""What is learned from. Target: callable that names columns of the batch and settings as keyword arguments and returns
+rewards `[K, B, C]`. Facts: `whole` (bool: needs whole episodes)."""
+
+FILTERS: Registry[Any] = Registry("filter", home="embodyrl.algorithms.builtin_filters", group="embodyrl.filters")
+"""Which groups are learned from. Target: callable that names outcomes `[B/G, G]` and settings as keyword arguments and
+returns which groups to keep, bool `[B/G]`. Facts: `group` (bool: False for the one that keeps all)."""
+
+ENCODERS: Registry[Any] = Registry("encoder", home="embodyrl.algorithms.builtin_encoders", group="embodyrl.encoders")
+"""What turns the observations of an episode into a vector. Target: callable (images, proprio, dim=) -> `[E]`."""
+
+STAGES: Registry[Any] = Registry("stage", home="embodyrl.pipelines.builtin_stages", group="embodyrl.stages")
+"""What a node of an iteration graph does. Target: callable (iteration) -> None. Facts: `reads`, `writes`, `changes`
+(names of columns and resources, see `pipelines.Node`)."""
 
 SINKS: Registry[Any] = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks")
 """Where metrics go. Target: callable (context) -> `tracking.Sink`. Facts: none so far."""

@@ -1,107 +1,125 @@
-"""An iteration as a graph: nodes that declare which columns of the batch they read and write."""
+"""An iteration as a graph: nodes that say which columns and resources they read, write and change."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from embodyrl.config.schema import Config
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.errors import UserError
-from embodyrl.registry import near_match
-from embodyrl.rollout.batch import TrajectoryBatch
-from embodyrl.rollout.collector import Collector
+from embodyrl.pipelines.iteration import Iteration
+from embodyrl.registry import STAGES
+
+Stage = Callable[[Iteration], None]
+
+RESOURCES = ("simulators", "policy")
+"""What is there before the first node: `Iteration.collector` and `Iteration.engine`."""
+
+
+@dataclass(frozen=True)
+class GraphFault:
+    """One thing that is wrong with a graph."""
+
+    message: str
+    remedy: str
+    nodes: tuple[str, ...] = ()
+    """The nodes concerned, the one to change first in front."""
+
+    def __str__(self) -> str:
+        return f"{self.message} - {self.remedy}"
 
 
 class GraphError(UserError):
-    """Raised when a graph has a cycle, reads what nobody writes, or writes something twice."""
+    """Raised with everything that is wrong with a graph at once, before any node runs."""
+
+    exit_code = 2
+
+    def __init__(self, faults: Sequence[GraphFault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("the iteration graph is wrong:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
-@dataclass(kw_only=True)
-class Iteration:
-    """What the nodes of one iteration work with and on."""
-
-    config: Config
-    collector: Collector
-    engine: HybridEngine
-    batch: TrajectoryBatch | None = None
-    """Set by the node that collects."""
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Node:
-    """A step of an iteration."""
+    """A step of an iteration.
 
-    name: str
-    run: Callable[[Iteration], None]
-    reads: tuple[str, ...] = ()
-    """Columns of the batch that must be there before."""
-    writes: tuple[str, ...] = ()
-    """Columns that are there afterwards."""
-    after: tuple[str, ...] = ()
-    """Nodes that must have run before, apart from those that write what this one reads."""
-
-
-class Graph:
-    """Nodes in an order in which everything is written before it is read.
-
-    Args:
-        nodes: in any order.
-
-    Raises:
-        GraphError: names the nodes and columns at fault.
+    A name with a question mark (`values?`) is one that need not be there. A stage from the registry declares what it
+    reads, writes and changes where it is registered; what is said here comes on top.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        by_name = {node.name: node for node in nodes}
-        if len(by_name) < len(nodes):
-            names = [node.name for node in nodes]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise GraphError(f"two nodes have the same name: {', '.join(twice)}")
-        writer = _writers(nodes)
-        edges = {node.name: _predecessors(node, writer, by_name) for node in nodes}
-        try:
-            self.nodes = [by_name[name] for name in TopologicalSorter(edges).static_order()]
-        except CycleError as error:
-            raise GraphError(f"the nodes wait for each other in a circle: {' -> '.join(error.args[1])}") from error
+    name: str
+    stage: str | Stage
+    """What it does: a name from the registry, or a function."""
+    reads: tuple[str, ...] = ()
+    """Columns of the batch, or resources, that it looks at."""
+    writes: tuple[str, ...] = ()
+    """Columns that it adds."""
+    changes: tuple[str, ...] = ()
+    """Columns that it replaces, or resources that it uses up or alters; it may look at them too."""
+    after: tuple[str, ...] = ()
+    """Nodes that must have run before, apart from those whose columns it needs."""
 
-    def run(self, iteration: Iteration) -> None:
-        """Run every node; adds `time/<node>` [s] to the metrics."""
-        for node in self.nodes:
-            start = time.perf_counter()
-            node.run(iteration)
-            iteration.metrics[f"time/{node.name}"] = time.perf_counter() - start
-            missing = [name for name in node.writes if iteration.batch is None or name not in iteration.batch]
-            if missing:
-                raise GraphError(f"node {node.name!r} declares that it writes {', '.join(missing)}, but did not")
+    def declared(self) -> Node:
+        """The node with everything that its stage declares.
+
+        Raises:
+            UnknownNameError: no such stage is registered.
+        """
+        if not isinstance(self.stage, str):
+            return self
+        facts = STAGES.entry(self.stage).facts
+        reads, writes, changes = ((*facts.get(key, ()), *getattr(self, key)) for key in ("reads", "writes", "changes"))
+        return replace(self, reads=reads, writes=writes, changes=changes)
+
+    def function(self) -> Stage:
+        """The stage itself, imported if need be."""
+        return STAGES.load(self.stage) if isinstance(self.stage, str) else self.stage
+
+    @property
+    def stage_name(self) -> str:
+        """The stage's name, for people."""
+        return self.stage if isinstance(self.stage, str) else self.stage.__name__
 
 
-def _writers(nodes: Sequence[Node]) -> dict[str, str]:
-    writer: dict[str, str] = {}
-    for node in nodes:
-        for column in node.writes:
-            if column in writer:
-                raise GraphError(f"column {column!r} is written by two nodes: {writer[column]!r} and {node.name!r}")
-            writer[column] = node.name
-    return writer
+def plain(names: Iterable[str]) -> tuple[str, ...]:
+    """Names without their question marks."""
+    return tuple(name.removesuffix("?") for name in names)
 
 
-def _predecessors(node: Node, writer: dict[str, str], by_name: dict[str, Node]) -> set[str]:
-    predecessors = set()
-    for column in node.reads:
-        if column not in writer:
-            near = near_match(column, list(writer))
-            hint = f" - did you mean {near!r}?" if near else ""
-            raise GraphError(
-                f"node {node.name!r} reads column {column!r}, which no node writes{hint} "
-                f"(written: {', '.join(sorted(writer)) or 'nothing'})"
-            )
-        predecessors.add(writer[column])
-    for name in node.after:
-        if name not in by_name:
-            raise GraphError(f"node {node.name!r} follows {name!r}, which is not in the graph")
-        predecessors.add(name)
-    return predecessors
+def certain(names: Iterable[str]) -> tuple[str, ...]:
+    """Those names that have no question mark."""
+    return tuple(name for name in names if not name.endswith("?"))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in any order; `build` looks whether they fit together.
+
+    Nodes run once what they read has been written and changed by all who change it. To look at a column before a node
+    changes it, let that node come `after`.
+    """
+
+    nodes: Sequence[Node]
+
+    def names(self) -> list[str]:
+        """The names of all nodes."""
+        return [node.name for node in self.nodes]
+
+    def insert(self, node: Node, before: Sequence[str] = ()) -> Graph:
+        """The graph with one more node, which the nodes `before` which it stands follow."""
+        others = [replace(each, after=(*each.after, node.name)) if each.name in before else each for each in self.nodes]
+        return Graph([*others, node])
+
+    def replace(self, name: str, stage: str | Stage) -> Graph:
+        """The graph with another stage in a node; it says itself what it reads, writes and changes."""
+        return Graph([Node(name, stage, after=node.after) if node.name == name else node for node in self.nodes])
+
+    def drop(self, name: str) -> Graph:
+        """The graph without a node; those that followed it follow what it followed."""
+        gone = [node for node in self.nodes if node.name == name]
+        link = tuple(each for node in gone for each in node.after)
+        kept = [node for node in self.nodes if node.name != name]
+        return Graph([replace(node, after=_relinked(node.after, name, link)) for node in kept])
+
+
+def _relinked(after: tuple[str, ...], gone: str, link: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(new for old in after for new in (link if old == gone else (old,))))

@@ -1,28 +1,28 @@
-"""The built-in graphs. Each reads like the box diagram of its algorithm."""
+"""The built-in graphs. Each reads like the box diagram of its algorithm.
+
+What a stage reads, writes and changes is declared in `builtin_stages.py`, what it does is in `stages.py`, and with
+which settings is in configs/algorithm/.
+"""
 
 from __future__ import annotations
 
 from embodyrl.config.schema import Config
+from embodyrl.pipelines.builtin_stages import CRITIC
 from embodyrl.pipelines.graph import Graph, Node
-from embodyrl.pipelines.stages import collect, estimate_advantages, update
 
-DECISIONS = ("task", "actions", "logprobs", "rewards", "success", "terminated", "truncated", "steps", "valid", "trace")
-CRITIC = ("values", "next_values")
-LEARNED_FROM = ("task", "trace", "logprobs", "valid", "advantages", "returns")
+ROLLOUT = Node("rollout", "collect")
+ROLLOUT_WITH_CRITIC = Node("rollout", "collect", writes=CRITIC)
+ADVANTAGE = Node("advantage", "estimate_advantages")
+UPDATE = Node("update", "update")
 
 
 def ppo(config: Config) -> Graph:
     """Proximal policy optimisation with a critic (Schulman et al. 2017)."""
     return Graph(
         [
-            Node(name="rollout", run=collect, writes=(*DECISIONS, *CRITIC)),
-            Node(
-                name="advantage",
-                run=estimate_advantages,
-                reads=("rewards", "terminated", "truncated", "steps", "valid", *CRITIC),
-                writes=("advantages", "returns"),
-            ),
-            Node(name="update", run=update, reads=(*LEARNED_FROM, *CRITIC)),
+            ROLLOUT_WITH_CRITIC,
+            ADVANTAGE,
+            UPDATE,
         ]
     )
 
@@ -31,13 +31,8 @@ def grpo(config: Config) -> Graph:
     """Group-relative policy optimisation, without a critic (Shao et al. 2024)."""
     return Graph(
         [
-            Node(name="rollout", run=collect, writes=DECISIONS),
-            Node(
-                name="advantage",
-                run=estimate_advantages,
-                reads=("rewards", "terminated", "truncated", "steps", "valid"),
-                writes=("advantages", "returns"),
-            ),
-            Node(name="update", run=update, reads=LEARNED_FROM),
+            ROLLOUT,
+            ADVANTAGE,
+            UPDATE,
         ]
     )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
 from embodyrl.envs.manager import EnvManager
+from embodyrl.pipelines.build import build_pipeline
 from embodyrl.placement.plan import inventory, policy_gpu
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SINKS
+from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
 from embodyrl.runner.rundir import RunDir
 from embodyrl.tracking import Sink, SinkContext
 
@@ -28,7 +29,7 @@ WORKER_LOGS = "workers"
 def open_runner(
     loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoint: Path | None = None
 ) -> Iterator[Runner]:
-    """Start simulators and sinks, build policy, engine and graph, and close everything at the end.
+    """Start simulators and sinks, build policy, engine and pipeline, and close everything at the end.
 
     Args:
         loaded: the config.
@@ -60,7 +61,7 @@ def open_runner(
                 critic=ADVANTAGES.entry(config.algorithm.advantage).facts["critic"],
                 seed=config.seed,
             ),
-            graph=ALGORITHMS.load(config.algorithm.name)(config),
+            pipeline=build_pipeline(config),
             sinks=stack.enter_context(open_sinks(config, directory.path, progress.iteration)),
             progress=progress,
             started=started,

@@ -14,7 +14,8 @@ import torch
 from embodyrl.config import LoadedConfig, config_hash
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
-from embodyrl.pipelines.graph import Graph, Iteration
+from embodyrl.pipelines.iteration import Iteration
+from embodyrl.pipelines.pipeline import Pipeline
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.checkpoint import TrainerState, writing
 from embodyrl.runner.evaluation import borrowed, evaluate, held_out_episodes
@@ -48,7 +49,7 @@ class Runner:
     Args:
         loaded: the whole config, and where it came from.
         directory: where everything goes.
-        manager, engine, collector, graph, sinks: what the config asks for, built by `build_runner`.
+        manager, engine, collector, pipeline, sinks: what the config asks for, built by `build_runner`.
         started: `time.monotonic()` when the program began, for wall-clock figures.
     """
 
@@ -60,7 +61,7 @@ class Runner:
         manager: EnvManager,
         engine: HybridEngine,
         collector: Collector,
-        graph: Graph,
+        pipeline: Pipeline,
         sinks: Sequence[Sink],
         progress: Progress,
         started: float,
@@ -72,7 +73,7 @@ class Runner:
         self.manager = manager
         self.engine = engine
         self.collector = collector
-        self.graph = graph
+        self.pipeline = pipeline
         self.sinks = sinks
         self.progress = progress
         self.stopper = Stopper()
@@ -100,10 +101,10 @@ class Runner:
         return self.stopper.exit_code
 
     def _iterate(self) -> dict[str, float]:
-        """One iteration of the graph."""
+        """One iteration of the pipeline."""
         start = time.perf_counter()
         iteration = Iteration(config=self.config, collector=self.collector, engine=self.engine)
-        self.graph.run(iteration)
+        self.pipeline.run(iteration)
         seconds = time.perf_counter() - start
         metrics = iteration.metrics | {f"time/{name}": value for name, value in self.collector.clock.take().items()}
         self.progress.iteration += 1

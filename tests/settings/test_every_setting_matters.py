@@ -12,8 +12,9 @@ from embodyrl.config import load_config
 from embodyrl.config.schema import AlgorithmConfig, Config, OptimizerConfig, RolloutConfig
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.pipelines.graph import Iteration
-from embodyrl.registry import ADVANTAGES, ALGORITHMS
+from embodyrl.pipelines.build import build_pipeline
+from embodyrl.pipelines.iteration import Iteration
+from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.build import build_engine
 
@@ -98,9 +99,9 @@ def learn(config: Config, managers: dict[int, EnvManager]) -> torch.Tensor:
     engine = build_engine(config, manager, weights=None)
     critic = ADVANTAGES.entry(config.algorithm.advantage).facts["critic"]
     collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=critic, seed=config.seed)
-    graph = ALGORITHMS.load(config.algorithm.name)(config)
+    pipeline = build_pipeline(config)
     for _ in range(3):
-        graph.run(Iteration(config=config, collector=collector, engine=engine))
+        pipeline.run(Iteration(config=config, collector=collector, engine=engine))
     return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach()
 
 

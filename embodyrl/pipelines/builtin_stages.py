@@ -1,0 +1,40 @@
+"""The stages that come with embodyrl, declared by name: what each reads, writes and changes."""
+
+from __future__ import annotations
+
+from embodyrl.registry import STAGES
+
+OBSERVATIONS = ("proprio?", "images?")
+CRITIC = ("values", "next_values")
+CRITIC_IF_ANY = ("values?", "next_values?")
+OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
+ROLLOUT = (*OBSERVATIONS, "task", "actions", "logprobs", "trace", *OUTCOME, "episode", "group", "version")
+
+STAGES.register(
+    "collect",
+    target="embodyrl.pipelines.stages:collect",
+    facts={"reads": ("policy",), "writes": ROLLOUT, "changes": ("simulators",)},
+    summary="run the policy in the simulators",
+)
+STAGES.register(
+    "estimate_advantages",
+    target="embodyrl.pipelines.stages:estimate_advantages",
+    facts={
+        "reads": ("rewards", "terminated", "truncated", "steps", "valid", *CRITIC_IF_ANY),
+        "writes": ("advantages", "returns"),
+    },
+    summary="algorithm.advantage: from rewards to advantages and returns",
+)
+STAGES.register(
+    "update",
+    target="embodyrl.pipelines.stages:update",
+    facts={
+        "reads": (
+            *OBSERVATIONS,
+            *("task", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "values?"),
+            *("advantages", "returns"),
+        ),
+        "changes": ("policy",),
+    },
+    summary="algorithm.loss: learn from the batch",
+)

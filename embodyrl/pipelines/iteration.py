@@ -1,0 +1,28 @@
+"""What the nodes of an iteration work with and on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from embodyrl.config.schema import Config
+
+if TYPE_CHECKING:  # the structure of a graph can be looked at without torch
+    from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.rollout.batch import TrajectoryBatch
+    from embodyrl.rollout.collector import Collector
+
+
+@dataclass(kw_only=True)
+class Iteration:
+    """What a node is given. Each node has its own: with the columns and resources that it declares, no others."""
+
+    config: Config
+    collector: Collector
+    """The resource `simulators`."""
+    engine: HybridEngine
+    """The resource `policy`."""
+    batch: TrajectoryBatch | None = None
+    """Set by the node that collects; others add columns to it or put another one in its place."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Where the node leaves its metrics."""
