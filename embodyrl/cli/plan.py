@@ -64,6 +64,7 @@ def make_plan(config: Config, machine: Inventory) -> dict[str, Any]:
             "gpus": [asdict(gpu) for gpu in machine.gpus],
         },
         "numa": describe_binding(config.env.numa, machine, workers, near),
+        "preload": workers[0].preload,
         "workers": [_worker(spec, common) for spec in workers],
         "env_vars": common,
         "threads": {"per_worker": 1, "main_process": config.engine.threads},
@@ -141,9 +142,16 @@ def _rows(loaded: LoadedConfig, plan: dict[str, Any]) -> list[tuple[str, str]]:
         ("nodes", "; ".join(nodes) or "the kernel shows none"),
         ("GPUs", "; ".join(gpus) or "no NVIDIA GPU"),
         ("NUMA", plan["numa"]),
+        ("start", _start(plan["preload"])),
         ("memory", f"{_size(memory['shared_segment_mib'])} shared segment, plus {memory['not_included'][0]}"),
         ("threads", f"{threads['per_worker']} per simulator process; main process: {threads['main_process']}"),
     ]
+
+
+def _start(preload: Sequence[str] | None) -> str:
+    if preload is None:
+        return "every process is an interpreter of its own"
+    return f"processes are forked from one that has imported {', '.join(preload) or 'nothing'}"
 
 
 def _size(mib: float) -> str:

@@ -72,6 +72,14 @@ class Numa(StrEnum):
     off = "off"
 
 
+class StartMethod(StrEnum):
+    """How simulator processes come into being."""
+
+    auto = "auto"
+    fork = "fork"
+    spawn = "spawn"
+
+
 class Schedule(StrEnum):
     """How deciding and simulating take turns."""
 
@@ -187,6 +195,9 @@ class AlgorithmConfig:
     gamma: float = setting(0.99, low=0.0, high=1.0)
     """Discount factor."""
     discount_per: DiscountPer = setting(DiscountPer.chunk)
+    start_method: StartMethod = setting(StartMethod.auto)
+    """spawn: each process is an interpreter of its own. fork: they are forked from one that has imported the simulator's
+    packages, which is faster and shares memory. auto: fork where the simulator is known to bear it, else spawn."""
     """chunk: one factor of gamma per decision. action: one per executed action, also inside a chunk."""
     gae_lambda: float = setting(0.95, low=0.0, high=1.0)
     """GAE's trade between bias (0) and variance (1). Unused by other estimators."""

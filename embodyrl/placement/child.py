@@ -33,14 +33,19 @@ def main(fd: int, parent: int) -> None:
         fd: this worker's end of the control line.
         parent: process id of the parent; the worker dies with it.
     """
+    prepare_process(parent)
+    os.set_inheritable(fd, False)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        serve(Channel(socket.socket(fileno=fd), blocking=True))
+
+
+def prepare_process(parent: int) -> None:
+    """What every process that the launcher starts does first: die with `parent`, leave Ctrl-C to it, show stacks."""
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
-    os.set_inheritable(fd, False)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        serve(Channel(socket.socket(fileno=fd), blocking=True))
 
 
 def die_with_parent(parent: int) -> None:

@@ -1,68 +1,54 @@
-"""Workers as processes of this machine.
+"""Workers as processes of this machine: fresh interpreters, or forks of a zygote that has imported what they need.
 
-A worker is a fresh interpreter (no fork: simulators keep threads and GL contexts; no second import of the user's main
-script), in a process group of its own, so that Ctrl-C reaches the parent alone. Not in a session of its own: Linux
-shares CPU time out by session, and handing the CPU back and forth between sessions doubles the wall time of a short
-step. Its output goes to a log whose end is quoted when it dies.
+Each has its own process group and its own log, whose end is quoted when it dies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
+import logging
 import os
 import pickle
 import select
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from embodyrl.placement.channel import Channel
 from embodyrl.placement.child import STACKS_SIGNAL
 from embodyrl.placement.errors import RemoteError, WorkerDied, WorkerError, WorkerTimeout
+from embodyrl.placement.forking import Zygote, ZygoteFailed, ZygoteRefused
 from embodyrl.placement.launcher import Request, Worker
 from embodyrl.placement.messages import Call, Failure, decode_reply, encode_call
 from embodyrl.placement.plan import WorkerSpec
+from embodyrl.placement.process import EXIT_S, STACKS_S, Process, end_of, spawn
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
-)
-_TAIL_BYTES = 4096
-_STACKS_S = 0.3
-"""How long a hung worker may take to write its stacks before it is killed [s]."""
-_EXIT_S = 2.0
-"""How long a worker that has closed its line may take to exit before it is killed [s]."""
+_MAIN = "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
+
+_logger = logging.getLogger(__name__)
 
 
 class LocalWorker:
     """One worker process, seen from its parent. See `launcher.Worker`."""
 
-    def __init__(self, spec: WorkerSpec, process: subprocess.Popen[bytes], channel: Channel, log: IO[bytes]) -> None:
+    def __init__(self, spec: WorkerSpec, process: Process, channel: Channel, log: IO[bytes]) -> None:
         self._spec = spec
         self._process = process
         self._channel = channel
         self._log = log
-        self._exit_fd = _open_pidfd(process.pid)
-        self._poll_fds = [channel.fileno()] if self._exit_fd is None else [channel.fileno(), self._exit_fd]
+        self._poll_fds = [channel.fileno()] if process.exit_fd is None else [channel.fileno(), process.exit_fd]
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
         self._awaited: set[int] = set()
         self._last_method = "start"
         self._last_deadline = 0.0
         self._end: WorkerError | None = None
-        self._reaped = False
+        self._is_gone = False
 
     @property
     def spec(self) -> WorkerSpec:
@@ -145,7 +131,7 @@ class LocalWorker:
 
     def raise_if_dead(self) -> None:
         """Look at the process, and raise the error that says how it ended if it has."""
-        if self._end is not None or self._channel.at_end or self._has_exited(0.0):
+        if self._end is not None or self._channel.at_end or self._process.has_exited(0.0):
             raise self.died()
 
     def died(self) -> WorkerError:
@@ -153,9 +139,9 @@ class LocalWorker:
         if self._end is not None:
             return self._end
         doing = f"during {self._last_method!r}" if self._awaited else f"after {self._last_method!r}"
-        exited, output = self._has_exited(_EXIT_S), self._log_end()
+        exited, output = self._process.has_exited(EXIT_S), end_of(self._log)
         self.kill()
-        how = _describe_exit(self._process.returncode) if exited else "closed its line without ending, and was killed"
+        how = self._process.how_it_ended() if exited else "closed its line without ending, and was killed"
         return self._end_with(WorkerDied, f"{self} {how} {doing}{output}")
 
     def ask_for_stacks(self) -> None:
@@ -167,7 +153,7 @@ class LocalWorker:
         """The error that says the worker hangs; it is killed."""
         if self._end is not None:
             return self._end
-        output = self._log_end()
+        output = end_of(self._log)
         self.kill()
         return self._end_with(
             WorkerTimeout, f"{self} did not answer {method!r} within {timeout:g} s and was killed{output}"
@@ -176,26 +162,6 @@ class LocalWorker:
     def _end_with(self, kind: type[WorkerError], text: str) -> WorkerError:
         self._end = kind(text, role=self._spec.role, rank=self._spec.rank, pid=self.pid)
         return self._end
-
-    def _has_exited(self, timeout: float) -> bool:
-        """Whether the process has ended, waiting up to `timeout` [s]. It is not reaped, so its id stays its own."""
-        if self._reaped:
-            return True
-        deadline = time.monotonic() + timeout
-        while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            rest = deadline - time.monotonic()
-            if rest <= 0.0:
-                return False
-            self._sleep_until_exit(rest)
-        return True
-
-    def _sleep_until_exit(self, timeout: float) -> None:
-        if self._exit_fd is None:
-            time.sleep(min(timeout, 0.01))
-        else:
-            poll = select.poll()
-            poll.register(self._exit_fd, select.POLLIN)
-            poll.poll(timeout * 1e3)
 
     def _remote_error(self, method: str, failure: Failure) -> RemoteError:
         return RemoteError(
@@ -210,15 +176,6 @@ class LocalWorker:
             is_user_error=failure.is_user_error,
         )
 
-    def _log_end(self) -> str:
-        """The end of the worker's log as a paragraph, or nothing."""
-        if self._log.closed:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
-        name = f" ({self._log.name})" if isinstance(self._log.name, str) else ""
-        return f"\n--- end of its output{name} ---\n{tail}" if tail else ""
-
     def ask_to_close(self) -> None:
         """Tell the worker to end, if it still listens."""
         if self._end is None and not self._channel.at_end:
@@ -227,22 +184,17 @@ class LocalWorker:
 
     def join(self, deadline: float) -> None:
         """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and whatever it started."""
-        self._has_exited(max(0.0, deadline - time.monotonic()))
+        self._process.has_exited(max(0.0, deadline - time.monotonic()))
         self.kill()
         if self._end is None:
             self._end_with(WorkerDied, f"{self} has been closed")
 
     def kill(self) -> None:
         """End the process and its group at once, reap it and release what belongs to it. Harmless when repeated."""
-        if self._reaped:
+        if self._is_gone:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_S)
-        self._reaped = True
-        if self._exit_fd is not None:
-            os.close(self._exit_fd)
+        self._is_gone = True
+        self._process.kill()
         self._channel.close()
         self._log.close()
 
@@ -263,7 +215,9 @@ class LocalLauncher:
         self._plugin_path = plugin_path
         self._log_dir = log_dir
         self._workers: list[LocalWorker] = []
-        self._finalizer = weakref.finalize(self, _stop_in_owner, os.getpid(), self._workers)
+        self._zygotes: dict[tuple[str, ...], Zygote | None] = {}
+        """By what they have imported; None for one that must not be forked. They live as long as there are workers."""
+        self._finalizer = weakref.finalize(self, _stop_in_owner, os.getpid(), self._workers, self._zygotes)
 
     def start(
         self,
@@ -278,7 +232,8 @@ class LocalLauncher:
         try:
             requests = []
             for spec, arguments in zip(specs, args, strict=True):
-                worker = self._spawn(spec)
+                zygote = None if spec.preload is None else self._zygote(spec.preload, specs, timeout)
+                worker = self._start_worker(spec, zygote, timeout)
                 started.append(worker)
                 payload = pickle.dumps((factory, arguments), pickle.HIGHEST_PROTOCOL)
                 call = (spec.cpus, spec.memory_node, self._plugin_path, self._plugins, payload)
@@ -322,52 +277,77 @@ class LocalLauncher:
         chosen = [_local(worker) for worker in workers]
         _stop(chosen, timeout)
         self._workers[:] = [worker for worker in self._workers if worker not in chosen]
+        if not self._workers:
+            _close(self._zygotes)
 
     def close(self, *, timeout: float = 5.0) -> None:
         """End every worker that was started; see `launcher.Launcher.stop`."""
         self.stop(list(self._workers), timeout=timeout)
 
-    def _spawn(self, spec: WorkerSpec) -> LocalWorker:
+    def _start_worker(self, spec: WorkerSpec, zygote: Zygote | None, timeout: float) -> LocalWorker:
         parent_end, child_end = socket.socketpair()
-        log = self._open_log(spec)
-        command = [sys.executable, "-u", "-P", "-c", _BOOT]
-        arguments = [spec.label, json.dumps(sys.path), str(child_end.fileno()), str(os.getpid())]
-        process = _popen(command + arguments, env={**os.environ, **spec.env_vars}, output=log, fd=child_end.fileno())
-        child_end.close()
+        log = self._open_log(f"{spec.role}-{spec.rank}")
+        try:
+            process = _start_process(spec, zygote, line=child_end, log=log, timeout=timeout)
+        except BaseException:
+            parent_end.close()
+            log.close()
+            raise
+        finally:
+            child_end.close()
         worker = LocalWorker(spec, process, Channel(parent_end, blocking=False), log)
         self._workers.append(worker)
         return worker
 
-    def _open_log(self, spec: WorkerSpec) -> IO[bytes]:
+    def _zygote(self, modules: tuple[str, ...], specs: Sequence[WorkerSpec], timeout: float) -> Zygote | None:
+        """The process with these modules to fork `specs` from; None if it must not be forked."""
+        zygote = self._zygotes.get(modules)
+        if zygote is None and modules in self._zygotes:
+            return None
+        if zygote is not None and zygote.how_it_ended() is None:
+            return zygote
+        if zygote is not None:
+            zygote.close()
+        env, log = {**os.environ, **_common(specs)}, self._open_log("zygote")
+        try:
+            zygote = Zygote(modules, env=env, log=log, timeout=timeout)
+        except ZygoteRefused as reason:
+            _logger.warning("%s processes start one by one, since forking is not safe: %s", specs[0].role, reason)
+            zygote = None
+        except ZygoteFailed as error:
+            raise _not_started(specs[0], error) from None
+        self._zygotes[modules] = zygote
+        return zygote
+
+    def _open_log(self, name: str) -> IO[bytes]:
         if self._log_dir is None:
             return tempfile.TemporaryFile()
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        return open(self._log_dir / f"{spec.role}-{spec.rank}.log", "a+b", buffering=0)
+        return open(self._log_dir / f"{name}.log", "a+b", buffering=0)
 
 
-def _popen(command: list[str], *, env: dict[str, str], output: IO[bytes], fd: int) -> subprocess.Popen[bytes]:
-    """Start a process from a thread that stays: the kernel kills it when the *thread* that started it ends."""
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=env,
-            pass_fds=[fd],
-            process_group=0,
-        )
-
-    if threading.current_thread() is threading.main_thread():
-        return start()
-    return _lasting_thread().submit(start).result()
+def _common(specs: Sequence[WorkerSpec]) -> dict[str, str]:
+    """The environment variables in which all workers agree."""
+    first, *others = specs
+    return {name: value for name, value in first.env_vars.items() if all(o.env_vars.get(name) == value for o in others)}
 
 
-@cache
-def _lasting_thread() -> ThreadPoolExecutor:
-    """A thread that lives as long as the program."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="embodyrl-spawn")
+def _start_process(
+    spec: WorkerSpec, zygote: Zygote | None, *, line: socket.socket, log: IO[bytes], timeout: float
+) -> Process:
+    """Start a worker's process, which owns copies of its end of the control line and of its log."""
+    env = {**os.environ, **spec.env_vars}
+    if zygote is None:
+        arguments = [spec.label, str(line.fileno()), str(os.getpid())]
+        return spawn(_MAIN, arguments, env=env, output=log, fd=line.fileno())
+    try:
+        return zygote.fork(env, line=line, log=log, timeout=timeout)
+    except ZygoteFailed as error:
+        raise _not_started(spec, error) from None
+
+
+def _not_started(spec: WorkerSpec, error: ZygoteFailed) -> WorkerDied:
+    return WorkerDied(f"{spec.label} was not started: {error}", role=spec.role, rank=spec.rank, pid=error.pid)
 
 
 def _local(worker: Worker) -> LocalWorker:
@@ -431,7 +411,7 @@ def _late(missing: dict[LocalWorker, list[Request]], timeout: float) -> WorkerEr
     """Kill the workers that did not answer; returns the error that names the first of them."""
     for worker in missing:
         worker.ask_for_stacks()
-    time.sleep(_STACKS_S)
+    time.sleep(STACKS_S)
     errors = [worker.timed_out(requests[0].method, timeout) for worker, requests in missing.items()]
     return errors[0]
 
@@ -444,32 +424,15 @@ def _stop(workers: Sequence[LocalWorker], timeout: float) -> None:
         worker.join(deadline)
 
 
-def _stop_in_owner(owner: int, workers: list[LocalWorker]) -> None:
+def _close(zygotes: dict[tuple[str, ...], Zygote | None]) -> None:
+    while zygotes:
+        _, zygote = zygotes.popitem()
+        if zygote is not None:
+            zygote.close()
+
+
+def _stop_in_owner(owner: int, workers: list[LocalWorker], zygotes: dict[tuple[str, ...], Zygote | None]) -> None:
     """End what is left when the launcher is dropped or the program ends - but not in a forked copy of the program."""
     if os.getpid() == owner:
         _stop(workers, 5.0)
-
-
-def _open_pidfd(pid: int) -> int | None:
-    """A file descriptor that becomes readable when the process ends.
-
-    None where the kernel has no such thing; then the end of the control line says it.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
-
-
-def _describe_exit(code: int | None) -> str:
-    """An exit status in words."""
-    if code is None:
-        return "ended"
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = " (out of memory? `dmesg` tells)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
+        _close(zygotes)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from embodyrl.config.schema import Device, EnvConfig, Numa
+from embodyrl.config.schema import Device, EnvConfig, Numa, StartMethod
 from embodyrl.errors import UserError
 from embodyrl.placement.graphics import Graphics, graphics_variables, read_graphics
 from embodyrl.placement.topology import ROOT, Gpu, Node, allowed_cpus, cpu_limit, format_ids, read_gpus, read_nodes
@@ -61,7 +61,10 @@ class WorkerSpec:
     memory_node: int | None = None
     """The NUMA node from which it takes memory while there is some; None: the kernel decides."""
     env_vars: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that are set before its interpreter starts."""
+    """Environment variables that are set before its interpreter starts. One that is not the same for all workers is set
+    before the worker's own code runs, if it is forked."""
+    preload: tuple[str, ...] | None = None
+    """It is forked from a process that has imported these (see `zygote.preload`); None: it is a fresh interpreter."""
 
     @property
     def label(self) -> str:
@@ -101,7 +104,7 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     """Spread the simulator slots evenly over worker processes, in order: worker 0 serves the first slots.
 
     Args:
-        config: `num_envs`, `workers` and `numa` decide, and how the simulator `name` draws.
+        config: `num_envs`, `workers`, `numa` and `start_method` decide, and what the simulator `name` says of itself.
         machine: what the machine has.
         near: the GPU to which observations go.
 
@@ -110,7 +113,7 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     """
     count = _count_workers(config.num_envs, config.workers, machine)
     share = config.num_envs // count
-    draws_with = SIMULATORS.entry(config.name).facts.get("graphics")
+    facts = SIMULATORS.entry(config.name).facts
     homes = _assign_nodes(count, machine.usable_nodes, near) if binds(config.numa, machine) else [None] * count
     return [
         WorkerSpec(
@@ -120,7 +123,11 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
             cpus=machine.cpus if home is None else home.cpus,
             numa_node=None if home is None else home.id,
             memory_node=home.id if home is not None and home.memory else None,
-            env_vars={**SINGLE_THREADED, **graphics_variables(draws_with, machine.graphics, machine.gpus, rank)},
+            env_vars={
+                **SINGLE_THREADED,
+                **graphics_variables(facts.get("graphics"), machine.graphics, machine.gpus, rank),
+            },
+            preload=_preload(config.start_method, facts.get("preload")),
         )
         for rank, home in enumerate(homes)
     ]
@@ -159,6 +166,12 @@ def describe_binding(numa: Numa, machine: Inventory, workers: Sequence[WorkerSpe
     if near.node not in [node.id for node in machine.usable_nodes]:
         return f"warning: the GPU's NUMA node {near.node} has no allowed CPU; {said}"
     return f"{said}, the GPU's" if homes == {near.node} else f"{said} (the GPU's, {near.node}, has not CPUs for all)"
+
+
+def _preload(method: StartMethod, declared: Sequence[str] | None) -> tuple[str, ...] | None:
+    if method is StartMethod.fork:
+        return tuple(declared or ())
+    return tuple(declared) if method is StartMethod.auto and declared else None
 
 
 def _assign_nodes(count: int, nodes: Sequence[Node], near: Gpu | None) -> list[Node]:

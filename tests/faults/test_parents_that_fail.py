@@ -11,26 +11,37 @@ import pytest
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 TOY = Path(__file__).parents[1] / "envs" / "manager"
 PROGRAM = """
-import sys, threading
+import sys, threading, psutil
 sys.path[:0] = [{toy!r}, {root!r}]
 from toy_simulator import Do, ToyConfig, actions, episode
+from embodyrl.config.schema import StartMethod
 from embodyrl.envs.manager import EnvManager
 
 def start():
     global manager
-    manager = EnvManager(ToyConfig(num_envs=2, workers=2), chunk_size=1, plugins=["toy_simulator"])
+    config = ToyConfig(num_envs=2, workers=2, start_method=StartMethod("{method}"))
+    manager = EnvManager(config, chunk_size=1, plugins=["toy_simulator"])
     manager.reset([0, 1], [episode(1)] * 2)
+    print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
 
 {body}
 """
-START = "start(); print(*[worker.pid for worker in manager.workers], flush=True)\n"
+START = "start()\n"
 
 
-def run(body):
-    """Start a program (without a main guard) whose first line of output is the process ids of its workers."""
-    source = PROGRAM.format(toy=str(TOY), root=str(TOY.parents[2]), body=body)
-    program = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
-    return program, [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
+@pytest.fixture(params=["spawn", "fork"])
+def run(request):
+    """Starts a program (without a main guard) whose first line of output is the ids of all processes that it has
+    started: two workers, which begin in either way, and the one that they are forked from."""
+
+    def start(body):
+        source = PROGRAM.format(toy=str(TOY), root=str(TOY.parents[2]), body=body, method=request.param)
+        program = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+        started = [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
+        assert len(started) in (0, 3 if request.param == "fork" else 2)
+        return program, started
+
+    return start
 
 
 def all_gone(workers):
@@ -38,39 +49,38 @@ def all_gone(workers):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_killed_parent_leaves_no_orphan(busy):
+def test_a_killed_parent_leaves_no_orphan(run, busy):
     hang = "manager.send([0], actions(1, slot0=Do.HANG))\n" if busy else ""
     program, workers = run(START + hang + "print('now', flush=True)\nimport time; time.sleep(1000)")
     assert program.stdout.readline() == "now\n"
     program.kill()
     program.wait()
-    assert len(workers) == 2
+    assert workers
     assert all_gone(workers)
 
 
-def test_a_program_that_forgets_to_close_ends_by_itself():
+def test_a_program_that_forgets_to_close_ends_by_itself(run):
     program, workers = run(START)
     assert program.wait(20) == 0
     assert all_gone(workers)
 
 
-def test_a_program_that_fails_ends_by_itself():
+def test_a_program_that_fails_ends_by_itself(run):
     program, workers = run(START + "import os; sys.stderr = open(os.devnull, 'w'); 1 / 0")
     assert program.wait(20) == 1
     assert all_gone(workers)
 
 
-def test_a_terminated_program_leaves_no_orphan():
+def test_a_terminated_program_leaves_no_orphan(run):
     program, workers = run(START + "import time; time.sleep(1000)")
     program.send_signal(signal.SIGTERM)
     assert program.wait(20) == -signal.SIGTERM
     assert all_gone(workers)
 
 
-def test_workers_outlive_the_thread_that_started_them():
+def test_workers_outlive_the_thread_that_started_them(run):
     body = """
 thread = threading.Thread(target=start); thread.start(); thread.join()
-print(*[worker.pid for worker in manager.workers], flush=True)
 import time; time.sleep(0.5)
 print(manager.step([0, 1], actions(2)).steps.tolist(), flush=True)
 manager.close()
@@ -81,7 +91,7 @@ manager.close()
     assert all_gone(workers)
 
 
-def test_a_simulator_in_the_main_script_is_a_users_mistake():
+def test_a_simulator_in_the_main_script_is_a_users_mistake(run):
     body = """
 class Mine:
     pass
@@ -99,7 +109,7 @@ except UserError as error:
     assert program.wait(20) == 0
 
 
-def test_a_fork_of_the_program_does_not_end_its_workers():
+def test_a_fork_of_the_program_does_not_end_its_workers(run):
     body = (
         START
         + """

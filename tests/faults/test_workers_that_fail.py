@@ -13,6 +13,7 @@ import psutil
 import pytest
 from toy_simulator import Do, ToyConfig, actions, episode
 
+from embodyrl.config.schema import StartMethod
 from embodyrl.envs.manager import EnvManager, InvalidResult
 from embodyrl.errors import UserError
 from embodyrl.placement import RemoteError, WorkerDied, WorkerError, WorkerTimeout
@@ -21,13 +22,19 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(30)]
 ALL = range(4)
 
 
-def start(**options):
-    config = ToyConfig(**{"num_envs": 4, "workers": 2, "step_timeout_s": 60.0, **options})
-    return EnvManager(config, chunk_size=1, plugins=["toy_simulator"])
+@pytest.fixture(params=["spawn", "fork"])
+def start(request):
+    """Starts four slots in two processes, which begin in either way."""
+
+    def manager(**options):
+        settings = {"num_envs": 4, "workers": 2, "step_timeout_s": 60.0, "start_method": StartMethod(request.param)}
+        return EnvManager(ToyConfig(**{**settings, **options}), chunk_size=1, plugins=["toy_simulator"])
+
+    return manager
 
 
 @pytest.fixture
-def manager():
+def manager(start):
     with start() as running:
         running.reset(ALL, [episode(1)] * 4)
         yield running
@@ -72,12 +79,12 @@ def test_killed_while_another_worker_is_awaited(manager):
         manager.receive([0, 2])
 
 
-def test_killed_while_it_starts():
+def test_killed_while_it_starts(start):
     with pytest.raises(WorkerDied, match=r"was killed by SIGKILL .*during 'start'"):
         start(start="killed")
 
 
-def test_a_start_that_hangs():
+def test_a_start_that_hangs(start):
     with pytest.raises(WorkerTimeout, match=r"did not answer 'start' within 1\.5 s"):
         start(start="not", startup_timeout_s=1.5)
 
@@ -109,19 +116,19 @@ def test_the_simulators_exit_is_an_exception_too(manager):
         manager.step(ALL, actions(4, slot0=Do.EXIT))
 
 
-def test_an_exception_at_the_start_ends_all_workers():
+def test_an_exception_at_the_start_ends_all_workers(start):
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(RemoteError, match="'start' raised ValueError: no such robot"):
         start(start="badly")
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
-def test_a_users_mistake_is_told_as_one():
+def test_a_users_mistake_is_told_as_one(start):
     with pytest.raises(UserError, match=r"^the assets are missing: download them$"):
         start(start="refused")
 
 
-def test_an_unknown_simulator_is_a_users_mistake():
+def test_an_unknown_simulator_is_a_users_mistake(start):
     with pytest.raises(UserError, match="'tyo' is not registered - did you mean 'toy'"):
         start(name="tyo")
 
@@ -138,7 +145,7 @@ def test_plugins_are_found_in_their_folder(tmp_path):
         assert (tmp_path / "env-0.log").read_text() == "imported\n"
 
 
-def test_a_hang_ends_at_the_deadline_and_shows_where():
+def test_a_hang_ends_at_the_deadline_and_shows_where(start):
     with start(step_timeout_s=1.0) as manager:
         manager.reset(ALL, [episode(1)] * 4)
         hung, fine = (worker.pid for worker in manager.workers)
@@ -174,7 +181,7 @@ def test_the_step_of_a_bad_reward_inside_a_chunk():
             manager.step([0], actions(1, 3, slot0=Do.NAN_REWARD))
 
 
-def test_a_final_observation_that_is_not_finite_is_refused():
+def test_a_final_observation_that_is_not_finite_is_refused(start):
     with start(max_episode_steps=1) as manager:
         manager.reset(ALL, [episode(1)] * 4)
         with pytest.raises(InvalidResult, match=r"observation\.proprio\[0\] of slot 3 is inf at step 1"):
@@ -193,7 +200,7 @@ def test_close_does_not_wait_for_a_hung_worker(manager):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_no_process_descriptor_or_shared_memory_is_left():
+def test_no_process_descriptor_or_shared_memory_is_left(start):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
 
@@ -205,7 +212,7 @@ def test_no_process_descriptor_or_shared_memory_is_left():
     with start(images=True) as manager:
         manager.reset(ALL, [episode(1)] * 4)
         assert set(os.listdir("/dev/shm")) <= before[2]
-        assert len(mine() - before[1]) == 2
+        assert {worker.pid for worker in manager.workers} <= mine() - before[1]
     assert descriptors() == before[0]
     assert mine() <= before[1]  # neither running nor a zombie
 

@@ -3,8 +3,11 @@
 import ctypes
 import os
 import platform
+import random
 import sys
 import time
+
+import numpy as np
 
 
 class Service:
@@ -46,6 +49,23 @@ class Service:
         number = {"x86_64": 239, "aarch64": 236}[platform.machine()]
         assert ctypes.CDLL(None).syscall(number, ctypes.byref(mode), mask, 1024, None, 0) == 0
         return mode.value, [bit for bit in range(1024) if mask[bit // 64] >> bit % 64 & 1]
+
+    def modules(self):
+        return list(sys.modules)
+
+    def parent(self):
+        return os.getppid()
+
+    def descriptors(self):
+        """What this process has open, without the listing's own descriptor."""
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sorted(os.readlink(link).split(":")[0] for link in links if os.path.lexists(link))
+
+    def random_numbers(self):
+        return random.random(), float(np.random.random())
+
+    def read_stdin(self):
+        return input("which folder? ")
 
     def leave(self, code):
         print("out of here")

@@ -15,8 +15,14 @@ from embodyrl.placement.topology import ROOT, allowed_cpus, read_nodes
 pytestmark = pytest.mark.timeout(30)
 
 
-def specs(count, **options):
-    return [WorkerSpec(role="test", rank=rank, **options) for rank in range(count)]
+@pytest.fixture(params=[None, ("json",)], ids=["spawn", "fork"])
+def specs(request):
+    """Makes specs of workers that are fresh interpreters, or forked from a process that has imported something."""
+
+    def make(count, **options):
+        return [WorkerSpec(role="test", rank=rank, **{"preload": request.param, **options}) for rank in range(count)]
+
+    return make
 
 
 @pytest.fixture
@@ -27,7 +33,7 @@ def launcher():
 
 
 @pytest.fixture
-def pair(launcher):
+def pair(launcher, specs):
     return launcher.start(specs(2), Service, [(0,), (1,)], timeout=60)
 
 
@@ -148,7 +154,7 @@ def test_an_exit_names_code_and_output(launcher, pair):
     assert text.endswith("out of here\nfor good")
 
 
-def test_the_log_file_is_named(tmp_path):
+def test_the_log_file_is_named(tmp_path, specs):
     launcher = LocalLauncher(log_dir=tmp_path / "logs")
     (worker,) = launcher.start(specs(1), Service, [(0,)], timeout=60)
     with pytest.raises(WorkerDied, match=r"end of its output \(.*/logs/test-0\.log\)"):
@@ -181,19 +187,19 @@ def test_a_dead_worker_stays_dead(launcher, pair):
             call(launcher, pair[0], "echo", 1)
 
 
-def test_environment_and_cpus_are_set_before_the_start(launcher):
+def test_environment_and_cpus_are_set_before_the_start(launcher, specs):
     cpu = min(os.sched_getaffinity(0))
     (worker,) = launcher.start(specs(1, cpus=(cpu,), env_vars={"EMBODYRL_TEST": "set"}), Service, [(0,)], timeout=60)
     assert call(launcher, worker, "environment", "EMBODYRL_TEST") == "set"
     assert call(launcher, worker, "cpus") == [cpu]
 
 
-def test_memory_comes_from_the_node_of_the_plan(launcher):
+def test_memory_comes_from_the_node_of_the_plan(launcher, specs):
     node = read_nodes(ROOT, allowed_cpus())[0].id if Path("/sys/devices/system/node").is_dir() else None
     if node is None:
         pytest.skip("this kernel shows no NUMA nodes")
     bound, free = launcher.start(
-        [WorkerSpec(role="test", rank=0, memory_node=node), WorkerSpec(role="test", rank=1)],
+        [*specs(1, memory_node=node), specs(2)[1]],
         Service,
         [(0,), (1,)],
         timeout=60,
@@ -203,7 +209,7 @@ def test_memory_comes_from_the_node_of_the_plan(launcher):
     assert call(launcher, free, "memory_policy") == (0, [])
 
 
-def test_a_binding_that_the_kernel_refuses_is_said_in_the_log(tmp_path):
+def test_a_binding_that_the_kernel_refuses_is_said_in_the_log(tmp_path, specs):
     launcher = LocalLauncher(log_dir=tmp_path)
     (worker,) = launcher.start(specs(1, memory_node=1000), Service, [(0,)], timeout=60)
     assert call(launcher, worker, "echo", 1) == 1
@@ -212,13 +218,13 @@ def test_a_binding_that_the_kernel_refuses_is_said_in_the_log(tmp_path):
     assert "set_mempolicy for node 1000: Invalid argument" in (tmp_path / "test-0.log").read_text()
 
 
-def test_close_lets_the_service_close(launcher, tmp_path):
+def test_close_lets_the_service_close(launcher, specs, tmp_path):
     launcher.start(specs(1), MarksItsEnd, [(str(tmp_path / "mark"),)], timeout=60)
     launcher.close()
     assert (tmp_path / "mark").read_text() == "closed"
 
 
-def test_close_has_one_deadline_for_all(launcher):
+def test_close_has_one_deadline_for_all(launcher, specs):
     workers = launcher.start(specs(3), SlowToClose, [(0,)] * 3, timeout=60)
     launcher.close(timeout=0.5)
     launcher.close()
@@ -240,7 +246,7 @@ def test_stop_ends_only_some(launcher, pair):
     assert call(launcher, pair[1], "echo", 1) == 1
 
 
-def test_a_launcher_that_is_dropped_ends_its_workers():
+def test_a_launcher_that_is_dropped_ends_its_workers(specs):
     launcher = LocalLauncher()
     (worker,) = launcher.start(specs(1), Service, [(0,)], timeout=60)
     del launcher

@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -6,7 +7,7 @@ from fake_machine import make_machine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embodyrl.config.schema import Device, EnvConfig, Numa
+from embodyrl.config.schema import Device, EnvConfig, Numa, StartMethod
 from embodyrl.errors import UserError
 from embodyrl.placement.plan import (
     Inventory,
@@ -18,6 +19,7 @@ from embodyrl.placement.plan import (
     policy_gpu,
 )
 from embodyrl.placement.topology import Gpu, Node
+from embodyrl.registry import SIMULATORS
 
 
 def settings(num_envs, workers="auto", **options):
@@ -122,6 +124,23 @@ def test_workers_do_not_start_threads():
     (spec,) = plan_env_workers(settings(1, 1), inventory())
     assert spec.env_vars["OMP_NUM_THREADS"] == "1"
     assert spec.label == "env worker 0"
+
+
+@pytest.mark.parametrize(
+    ("method", "declared", "preload"),
+    [
+        (StartMethod.auto, ("a",), ("a",)),
+        (StartMethod.auto, None, None),
+        (StartMethod.fork, ("a",), ("a",)),
+        (StartMethod.fork, None, ()),
+        (StartMethod.spawn, ("a",), None),
+    ],
+)
+def test_how_workers_start(method, declared, preload, monkeypatch):
+    entry = SIMULATORS.entry("gymnasium")
+    monkeypatch.setitem(SIMULATORS._entries, "gymnasium", replace(entry, facts={"preload": declared}))
+    plan = plan_env_workers(settings(2, start_method=method), inventory())
+    assert {spec.preload for spec in plan} == {preload}
 
 
 @given(number=st.integers(1, 1000), limit=st.integers(1, 1000))

@@ -1,0 +1,174 @@
+"""A worker's process as its launcher sees it: has it ended, how, and making it end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import IO
+
+EXIT_S = 2.0
+"""How long a process that was killed, or has closed its line, may take to be gone [s]."""
+STACKS_S = 0.3
+"""How long a hung process may take to write its stacks before it is killed [s]."""
+
+
+class Process:
+    """One process, in a process group of its own.
+
+    Args:
+        pid: its id, which stays its own until `kill` has reaped it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.exit_fd = open_pidfd(pid)
+        """File descriptor that becomes readable when the process ends; None where the kernel has no such thing."""
+        self.status: int | None = None
+        """Exit code, or minus the number of the signal that killed it; None until `kill`, or where nobody knows."""
+        self._is_reaped = False
+
+    def has_exited(self, timeout: float) -> bool:
+        """Whether the process has ended, waiting up to `timeout` [s]. It is not reaped."""
+        if self._is_reaped:
+            return True
+        deadline = time.monotonic() + timeout
+        while not self._is_zombie():
+            rest = deadline - time.monotonic()
+            if rest <= 0.0:
+                return False
+            self._sleep_until_exit(rest)
+        return True
+
+    def kill(self) -> None:
+        """End the process and its group at once, reap it and release what belongs to it. Harmless when repeated."""
+        if self._is_reaped:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.has_exited(EXIT_S)
+        self.status = self._reap()
+        self._is_reaped = True
+        if self.exit_fd is not None:
+            os.close(self.exit_fd)
+
+    def how_it_ended(self) -> str:
+        """What became of it, in words; after `kill`."""
+        return describe_exit(self.status)
+
+    def _is_zombie(self) -> bool:
+        """Whether it has ended and waits to be reaped."""
+        raise NotImplementedError
+
+    def _reap(self) -> int | None:
+        """Let the kernel forget it; returns its status."""
+        raise NotImplementedError
+
+    def _sleep_until_exit(self, timeout: float) -> bool:
+        if self.exit_fd is None:
+            time.sleep(min(timeout, 0.01))
+            return False
+        poll = select.poll()
+        poll.register(self.exit_fd, select.POLLIN)
+        return bool(poll.poll(timeout * 1e3))
+
+
+class SpawnedProcess(Process):
+    """A fresh interpreter, started by this process."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        super().__init__(popen.pid)
+        self._popen = popen
+
+    def _is_zombie(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _reap(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(EXIT_S)
+        return self._popen.returncode
+
+
+def spawn(code: str, arguments: list[str], *, env: Mapping[str, str], output: IO[bytes], fd: int) -> SpawnedProcess:
+    """Start an interpreter that runs `code`, with this program's module path.
+
+    The user's main script is not imported a second time. The process has a group of its own, so that Ctrl-C reaches the
+    parent alone, but no session of its own: Linux shares CPU time out by session, and handing the CPU back and forth
+    between sessions doubles the wall time of a short step.
+
+    Args:
+        code: what it runs once its module path is set; finds `arguments` in `sys.argv[3:]`.
+        arguments: the first one tells people what the process is.
+        env: its environment.
+        output: where its output goes.
+        fd: file descriptor that it inherits, beside the standard ones.
+    """
+    boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); {code}"
+    label, *rest = arguments
+    command = [sys.executable, "-u", "-P", "-c", boot, label, json.dumps(sys.path), *rest]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=env,
+            pass_fds=[fd],
+            process_group=0,
+        )
+
+    # From a thread that stays: the kernel kills the process when the *thread* that started it ends.
+    if threading.current_thread() is threading.main_thread():
+        return SpawnedProcess(start())
+    return SpawnedProcess(_lasting_thread().submit(start).result())
+
+
+@cache
+def _lasting_thread() -> ThreadPoolExecutor:
+    """A thread that lives as long as the program."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="embodyrl-spawn")
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A file descriptor that becomes readable when the process ends.
+
+    None where the kernel has no such thing; then the end of the control line says it.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def end_of(log: IO[bytes], num_bytes: int = 4096) -> str:
+    """The end of a process's log as a paragraph, or nothing."""
+    if log.closed:
+        return ""
+    size = os.fstat(log.fileno()).st_size
+    tail = os.pread(log.fileno(), num_bytes, max(0, size - num_bytes)).decode(errors="replace").strip()
+    name = f" ({log.name})" if isinstance(log.name, str) else ""
+    return f"\n--- end of its output{name} ---\n{tail}" if tail else ""
+
+
+def describe_exit(status: int | None) -> str:
+    """An exit status in words."""
+    if status is None:
+        return "ended"
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (out of memory? `dmesg` tells)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
