@@ -36,7 +36,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from embodyrl.config import load_config
+from embodyrl.config import ConfigError, load_config
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs import mujoco_gl
 from embodyrl.envs.manager import EnvManager
@@ -167,7 +167,10 @@ def random_actions(spec: SimulatorSpec, shape: tuple[int, int, int]) -> NDArray[
 def read_env(options: argparse.Namespace) -> EnvConfig:
     """The simulator's config: one task, and no episode that ends within a turn."""
     settings = [f"env={options.env}", f"env.num_envs={options.slots}", f"env.workers={options.workers}"]
-    env = load_config(None, [*settings, "algorithm.minibatches=1", *options.overrides]).config.env
+    try:
+        env = load_config(None, [*settings, "algorithm.minibatches=1", *options.overrides]).config.env
+    except ConfigError as error:
+        sys.exit(str(error))
     if not env.cameras:
         sys.exit(f"{options.env} has no cameras: add env.cameras=[...]")
     return dataclasses.replace(env, tasks=env.tasks[:1], max_episode_steps=CHUNK * options.chunks + 1)
