@@ -193,6 +193,23 @@ def test_an_observation_of_the_wrong_shape_names_what_was_wanted(manager):
         manager.step(ALL, actions(4, slot0=Do.WRONG_SHAPE))
 
 
+def test_a_hung_slot_is_noticed_though_others_are_served(start):
+    with start(step_timeout_s=1.0, max_episode_steps=10**6) as manager:
+        manager.reset(ALL, [episode(1)] * 4)
+        manager.send(ALL, actions(4, slot1=Do.HANG))
+        with pytest.raises(WorkerTimeout, match=r"env worker 0 .* did not answer 'step' within 1 s and was killed"):
+            while True:
+                slots, _ = manager.receive_ready(1)
+                manager.send(slots, actions(len(slots)))
+
+
+def test_a_death_is_noticed_while_others_are_served(manager):
+    manager.send(ALL, actions(4, slot3=Do.DIE))
+    with pytest.raises(WorkerDied, match=r"env worker 1 .* was killed by SIGKILL during 'step'"):
+        while True:
+            manager.receive_ready(1)
+
+
 def test_close_does_not_wait_for_a_hung_worker(manager):
     manager.send([0], actions(1, slot0=Do.HANG))
     pids = [worker.pid for worker in manager.workers]

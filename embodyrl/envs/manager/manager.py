@@ -191,10 +191,36 @@ class EnvManager:
             idle = chosen.index[~self._sent[chosen.index]]
             raise ValueError(f"slots {idle.tolist()} have no chunk under way: send first")
         pending = dict.fromkeys(request for slot in chosen.numbers if (request := self._requests[slot]) is not None)
-        self._call(sorted(pending, key=lambda request: request.worker.spec.rank))
-        self._requests = [None if request in pending else request for request in self._requests]
+        if pending:
+            self._finish(sorted(pending, key=lambda request: request.worker.spec.rank))
         self._sent[chosen.index] = False
         return self._result(chosen)
+
+    def receive_ready(self, at_least: int) -> tuple[NDArray[np.int64], StepResult]:
+        """Wait until at least so many slots have executed the chunks that were sent, and receive all that have.
+
+        A chunk that a process got for several slots at once is ready in all of them at the same time. The deadline of
+        each chunk counts from when its process got to it, so a slot that hangs is noticed though others go on.
+
+        Returns:
+            Their numbers, ascending, and the result in that order.
+
+        Raises:
+            ValueError: fewer slots have a chunk under way.
+            WorkerError: see the class.
+        """
+        self._check_usable()
+        under_way = np.flatnonzero(self._sent)
+        if not 1 <= at_least <= len(under_way):
+            raise ValueError(f"cannot wait for {at_least} slots: {len(under_way)} have a chunk under way")
+        while True:
+            ready = [slot for slot in under_way.tolist() if self._requests[slot] is None]
+            if len(ready) >= at_least:
+                return np.array(ready), self.receive(ready)
+            pending = list(dict.fromkeys(request for request in self._requests if request is not None))
+            with self._noting_failure():
+                answered = self._launcher.wait_any(pending)
+            self._finish(answered)
 
     def step_recorded(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
@@ -291,6 +317,11 @@ class EnvManager:
         """Ask every process that serves some of the slots for `method(*slots)`."""
         with self._noting_failure():
             return [share.worker.request(method, *share.arguments, timeout=self._timeout) for share in chosen.shares]
+
+    def _finish(self, requests: Sequence[Request]) -> None:
+        """Wait for chunks that are under way."""
+        self._call(requests)
+        self._requests = [None if request in requests else request for request in self._requests]
 
     def _call(self, requests: Sequence[Request]) -> list[Any]:
         with self._noting_failure():

@@ -187,6 +187,43 @@ def test_a_slow_slot_holds_nobody_up_who_does_not_wait_for_it(manager):
     assert manager.receive([0, 1]).steps.tolist() == [1, 1]
 
 
+def test_ready_slots_are_served_while_a_slow_one_is_under_way():
+    with start(workers=4, max_episode_steps=10**6) as manager:
+        manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
+        manager.send(ALL, actions(4, slot1=Do.SLOW))
+        seen, rounds = [], 0
+        while 1 not in seen:
+            slots, result = manager.receive_ready(2 if rounds else 3)
+            assert slots.tolist() == sorted(slots) and len(slots) >= 2 and len(result.rewards) == len(slots)
+            seen += slots.tolist()
+            manager.send(slots, actions(len(slots)))
+            rounds += 1
+        assert rounds > 2
+        slots, _ = manager.receive_ready(4)
+        assert slots.tolist() == [0, 1, 2, 3]
+        with pytest.raises(ValueError, match="cannot wait for 1 slots: 0 have a chunk under way"):
+            manager.receive_ready(1)
+
+
+def test_what_is_ready_is_what_would_have_been_received():
+    with start(workers=2) as manager:
+        manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
+        states = manager.get_state(ALL)
+        expected = manager.step(ALL, actions(4, slot2=Do.END), [episode(50)] * 4)
+        manager.set_state(ALL, states)
+        manager.send([3, 0, 2], actions(4, slot2=Do.END)[[3, 0, 2]], [episode(50)] * 3)
+        manager.send([1], actions(1), [episode(50)])
+        apart = {}
+        while len(apart) < 4:
+            slots, result = manager.receive_ready(1)
+            rows = zip(slots.tolist(), result.rewards, result.observation.proprio, result.terminated, strict=True)
+            apart |= {slot: row for slot, *row in rows}
+        for slot in ALL:
+            np.testing.assert_array_equal(apart[slot][0], expected.rewards[slot])
+            np.testing.assert_array_equal(apart[slot][1], expected.observation.proprio[slot])
+            assert apart[slot][2] == expected.terminated[slot]
+
+
 @pytest.mark.parametrize(
     ("slots", "text"),
     [
