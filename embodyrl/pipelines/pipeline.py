@@ -54,11 +54,12 @@ class Pipeline:
             work.run(threads)
         for node in self.nodes:
             iteration.metrics |= work.metrics.get(node.name, {})
-        errors = [work.errors[node.name] for node in self.nodes if node.name in work.errors]
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"meanwhile: {other!r}, {' '.join(other.__notes__)}")
-            raise errors[0]
+        failed = [node.name for node in self.nodes if node.name in work.errors]
+        if failed:
+            error = work.errors[failed[0]]
+            for other in failed[1:]:
+                error.add_note(f"(meanwhile in node {other!r}: {work.errors[other]!r})")
+            raise error
 
 
 class _Work:

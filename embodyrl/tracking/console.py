@@ -109,5 +109,5 @@ class ConsoleSink:
 def split_of_time(metrics: Mapping[str, float]) -> str:
     """Shares of an iteration's time: simulators, policy, learning [%]."""
     total = metrics["time/iteration"]
-    parts = [metrics.get(f"time/{name}", 0.0) for name in ("simulate", "infer", "update")]
+    parts = [metrics.get(f"time/{name}", 0.0) for name in ("simulate", "infer", "node/update")]
     return " / ".join(f"{100.0 * part / total:3.0f}" for part in parts) + " %"

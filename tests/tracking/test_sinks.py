@@ -16,7 +16,7 @@ METRICS = {
     "time/iteration": 2.0,
     "time/simulate": 1.0,
     "time/infer": 0.5,
-    "time/update": 0.25,
+    "time/node/update": 0.25,
     "time/env_steps_per_s": 512.0,
     "train/explained_variance": float("nan"),
 }
