@@ -227,8 +227,9 @@ values on, or absent where either will do)."""
 ADVANTAGES: Registry[Any] = Registry(
     "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages"
 )
-"""Advantage estimators. Facts: `critic` (bool: needs values), `group` (bool: compares the episodes of a group, so it
-needs group_size > 1 and whole episodes)."""
+"""Advantage estimators. Facts: `critic` (bool: needs values), `whole` (bool: needs whole episodes), `group` (bool:
+compares the episodes of a group, unless `algorithm.norm` says otherwise), `actions` (bool: works on rewards of actions,
+too)."""
 
 LOSSES: Registry[Any] = Registry("loss", home="embodyrl.algorithms.builtin_losses", group="embodyrl.losses")
 """Policy losses. Facts: `whole` (bool: needs whole episodes)."""

@@ -1,9 +1,14 @@
-"""Advantage estimators. Shapes: `K` decisions, `B` slots; every tensor is `[K, B]` unless it says otherwise."""
+"""Advantage estimators. Shapes: `T` steps in time, `B` slots; every tensor is `[T, B]` unless it says otherwise.
+
+A step is a decision (`T = K`), or an action where rewards are those of actions (`T = K*C`).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from embodyrl.config.schema import NormLevel
 
 
 def gae(
@@ -34,32 +39,103 @@ def gae(
         Advantages and value targets (advantages + values).
     """
     deltas = rewards + discounts * next_values - values
-    decays = discounts * gae_lambda * (~ended)
-    advantages = torch.zeros_like(deltas)
-    following = torch.zeros_like(deltas[0])
-    for k in reversed(range(deltas.shape[0])):
-        following = torch.where(valid[k], deltas[k] + decays[k] * following, 0.0)
-        advantages[k] = following
+    advantages = _discounted_sums(deltas, discounts * gae_lambda * (~ended), valid)
     return advantages, torch.where(valid, advantages + values, 0.0)
 
 
-def grpo(*, rewards: Tensor, valid: Tensor, group_size: int, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Group-relative advantage, Shao et al. (2024), arXiv:2402.03300, section 4.1: every decision of an episode gets
-    the episode's return, less the mean of its group, over the group's (unbiased) standard deviation.
+def reinforce_pp(*, rewards: Tensor, ended: Tensor, discounts: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """REINFORCE++, Hu et al. (2025), arXiv:2501.03262: the discounted return from each step to the end of its episode.
+    Its baseline is the batch's mean, so it wants `normalize_advantages`.
 
-    Args:
-        rewards: reward of each decision; one whole episode per slot.
-        valid: bool, True up to and including the decision in which the episode ended.
-        group_size: G, consecutive slots that played the same start state.
-        epsilon: added to the standard deviation, so that a group of equal returns gets advantage 0.
+    Args: as in `gae`.
 
     Returns:
-        Advantages, and the episodes' returns `[K, B]`.
+        The returns, as advantages and as returns.
+    """
+    returns = _discounted_sums(rewards, discounts * (~ended), valid)
+    return returns, returns
+
+
+def raw(*, rewards: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """The reward of each step as it is: what a reward function that assigns credit itself wants."""
+    advantages = torch.where(valid, rewards, 0.0)
+    return advantages, advantages
+
+
+def _discounted_sums(terms: Tensor, factors: Tensor, valid: Tensor) -> Tensor:
+    """S_k = terms_k + factors_k S_{k+1}, and 0 where nothing is valid."""
+    sums = torch.zeros_like(terms)
+    following = torch.zeros_like(terms[0])
+    for k in reversed(range(terms.shape[0])):
+        following = torch.where(valid[k], terms[k] + factors[k] * following, 0.0)
+        sums[k] = following
+    return sums
+
+
+def grpo(
+    *,
+    rewards: Tensor,
+    valid: Tensor,
+    group_size: int,
+    mean_level: NormLevel,
+    std_level: NormLevel,
+    leave_one_out: bool,
+    unbiased: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Relative return of whole episodes; every step of an episode gets (return - mean) / (standard deviation + eps).
+
+    | method | mean_level | std_level | leave_one_out |
+    |---|---|---|---|
+    | GRPO, Shao et al. (2024), arXiv:2402.03300, section 4.1 | group | group | no |
+    | Dr.GRPO, Liu et al. (2025), arXiv:2503.20783, section 3.2 | group | none | no |
+    | RLOO, Ahmadian et al. (2024), arXiv:2402.14740, section 3.2 | group | none | yes |
+    | REINFORCE++-baseline, Hu et al. (2025), arXiv:2501.03262 | group | none, then `normalize_advantages` | no |
+
+    Slots without a valid step (their episode was lost) count nowhere. An episode that has nothing to be compared with
+    gets advantage 0.
+
+    Args:
+        rewards: of each step; one whole episode per slot.
+        valid: bool, True up to and including the step with which the episode ended.
+        group_size: G, consecutive slots that played the same start state.
+        mean_level, std_level: episodes over which mean and standard deviation are taken. The latter is that of the
+            deviations from the mean that is subtracted, and 1 with none.
+        leave_one_out: leave the episode itself out of its mean.
+        unbiased: divide squared deviations by n - 1, not n.
+        eps: added to the standard deviation.
+
+    Returns:
+        Advantages, and the episodes' returns at each of their steps.
     """
     returns = (rewards * valid).sum(0)
-    groups = returns.view(-1, group_size)
-    relative = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + epsilon)
-    return relative.view(1, -1) * valid, returns.expand_as(rewards) * valid
+    played = valid.any(0)
+    deviations = torch.where(played, returns - _means(returns, played, group_size, mean_level, leave_one_out), 0.0)
+    relative = deviations
+    if std_level is not NormLevel.none:
+        squares, counts = _sums(deviations.square(), played, group_size, std_level)
+        spread = (squares / (counts - float(unbiased)).clamp(min=1.0)).sqrt()
+        relative = deviations / (spread + eps)
+    return torch.where(valid, relative, 0.0), torch.where(valid, returns, 0.0)
+
+
+def _means(returns: Tensor, played: Tensor, group_size: int, level: NormLevel, leave_one_out: bool) -> Tensor:
+    """The mean that each of `returns [B]` is compared with; of a single episode, its own return."""
+    if level is NormLevel.none:
+        return torch.zeros_like(returns)
+    sums, counts = _sums(returns, played, group_size, level)
+    if leave_one_out:
+        return torch.where(counts > 1, (sums - returns) / (counts - 1).clamp(min=1.0), returns)
+    return sums / counts.clamp(min=1.0)
+
+
+def _sums(column: Tensor, played: Tensor, group_size: int, level: NormLevel) -> tuple[Tensor, Tensor]:
+    """Sum and number of the episodes `[B]` in each one's group, or in the batch."""
+    size = group_size if level is NormLevel.group else max(len(column), 1)
+    counted = torch.where(played, column, 0.0).view(-1, size)
+    counts = played.to(column.dtype).view(-1, size)
+    sums, numbers = (each.sum(1, keepdim=True).expand(-1, size).flatten() for each in (counted, counts))
+    return sums, numbers
 
 
 def normalize(advantages: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:

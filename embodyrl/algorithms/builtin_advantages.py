@@ -7,12 +7,24 @@ from embodyrl.registry import ADVANTAGES
 ADVANTAGES.register(
     "gae",
     target="embodyrl.algorithms.advantages:gae",
-    facts={"critic": True, "group": False},
+    facts={"critic": True, "whole": False, "group": False, "actions": False},
     summary="generalised advantage estimation (Schulman et al. 2016); needs a critic",
 )
 ADVANTAGES.register(
     "grpo",
     target="embodyrl.algorithms.advantages:grpo",
-    facts={"critic": False, "group": True},
-    summary="group-relative return of whole episodes (Shao et al. 2024); no critic",
+    facts={"critic": False, "whole": True, "group": True, "actions": False},
+    summary="return relative to a group's or the batch's: GRPO, Dr.GRPO, RLOO, REINFORCE++-baseline; no critic",
+)
+ADVANTAGES.register(
+    "reinforce_pp",
+    target="embodyrl.algorithms.advantages:reinforce_pp",
+    facts={"critic": False, "whole": True, "group": False, "actions": True},
+    summary="discounted return to the end of the episode (REINFORCE++, Hu et al. 2025); no critic",
+)
+ADVANTAGES.register(
+    "raw",
+    target="embodyrl.algorithms.advantages:raw",
+    facts={"critic": False, "whole": False, "group": False, "actions": True},
+    summary="the reward itself, for reward functions that assign credit",
 )

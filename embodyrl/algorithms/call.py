@@ -37,3 +37,8 @@ def call_with(function: Callable[..., R], available: Mapping[str, Any]) -> R:
                 f"(available: {', '.join(sorted(available))})"
             )
     return function(**arguments)
+
+
+def asks_for(function: Callable[..., Any], name: str) -> bool:
+    """Whether a registered function names this argument, so that what costs time is only made where it is used."""
+    return name in inspect.signature(function).parameters

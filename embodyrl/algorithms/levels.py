@@ -1,14 +1,110 @@
-"""Explicit steps between the levels at which log-probs and rewards live: entries `N`, actions `C`, decisions."""
+"""Explicit steps between the levels at which log-probs, entropies, rewards and advantages live.
+
+| level | shape | one number for |
+|---|---|---|
+| token | [..., C, D] | every log-prob entry (`N = C*D`; D is 1 for a model that gives one entry per action) |
+| action | [..., C] | every action of a chunk |
+| chunk | [...] | every decision |
+
+`...` is `[K, B]` in a batch and `[M]` in a minibatch. Nothing here, and no loss, ever broadcasts: a shape that does not
+fit is an error that names both.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from embodyrl.config.schema import Level
 
-def decision_logprobs(logprobs: Tensor) -> Tensor:
-    """Joint log-probability of each decision: `[..., N]` -> `[...]`."""
-    return logprobs.sum(-1)
+
+class LevelError(ValueError):
+    """Raised when a tensor does not have the shape of its level; says what was found and what was expected."""
+
+
+def executed_actions(steps: Tensor, valid: Tensor, chunk_size: int) -> Tensor:
+    """Which actions were executed, bool `[..., C]`: the first `steps` of each valid decision. The action with which
+    an episode ends is one of them, those left in its chunk are not.
+
+    Args:
+        steps: `[...]` number of actions executed. valid: `[...]` bool. chunk_size: `C`.
+    """
+    require_same_shape(steps=steps, valid=valid)
+    return (torch.arange(chunk_size, device=steps.device) < steps.unsqueeze(-1)) & valid.unsqueeze(-1)
+
+
+def tokens(entries: Tensor, chunk_size: int) -> Tensor:
+    """Log-prob or entropy entries by action: `[..., N]` -> `[..., C, D]`.
+
+    Raises:
+        LevelError: `N` is no multiple of `C`.
+    """
+    if entries.dim() < 2 or entries.shape[-1] % chunk_size:
+        raise LevelError(
+            f"entries have shape {tuple(entries.shape)}, expected [..., N] with N a multiple of the chunk size "
+            f"{chunk_size}"
+        )
+    return entries.unflatten(-1, (chunk_size, -1))
+
+
+def entries_at(level: Level, entries: Tensor, executed: Tensor) -> Tensor:
+    """Log-probs or entropies `[..., N]` at a level: the sum of the entries that it joins. Entries of actions that were
+    not executed count 0, because nothing came of them.
+
+    Args:
+        level: token -> `[..., C, D]`, action -> `[..., C]`, chunk -> `[...]`.
+        entries: `[..., N]`. executed: bool `[..., C]`.
+
+    Raises:
+        LevelError: the shapes do not fit.
+    """
+    by_action = tokens(entries, executed.shape[-1])
+    if by_action.shape[:-1] != executed.shape:
+        raise LevelError(f"entries have shape {tuple(entries.shape)}, executed actions {tuple(executed.shape)}")
+    counted = torch.where(executed.unsqueeze(-1), by_action, 0.0)
+    if level is Level.token:
+        return counted
+    return counted.sum(-1) if level is Level.action else counted.sum((-1, -2))
+
+
+def valid_at(level: Level, executed: Tensor, entries_per_action: int) -> Tensor:
+    """What counts at a level, bool: the entries of executed actions, executed actions, or decisions with any.
+
+    Args:
+        level: as in `entries_at`.
+        executed: bool `[..., C]`.
+        entries_per_action: `D`.
+    """
+    if level is Level.token:
+        return executed.unsqueeze(-1).expand(*executed.shape, entries_per_action)
+    return executed if level is Level.action else executed.any(-1)
+
+
+def spread_to(level: Level, column: Tensor, executed: Tensor, entries_per_action: int) -> Tensor:
+    """Advantages at the log-probs' level: one of a decision `[...]` or of an action `[..., C]` counts for everything
+    below it.
+
+    Args:
+        level: as in `entries_at`.
+        column: `[...]` or `[..., C]`.
+        executed: bool `[..., C]`.
+        entries_per_action: `D`.
+
+    Raises:
+        LevelError: the shapes do not fit, or actions would have to be joined.
+    """
+    per_action = column.shape == executed.shape
+    if not per_action and column.shape != executed.shape[:-1]:
+        raise LevelError(
+            f"advantages have shape {tuple(column.shape)}, expected {tuple(executed.shape[:-1])} or "
+            f"{tuple(executed.shape)}"
+        )
+    if level is Level.chunk:
+        if per_action:
+            raise LevelError("advantages of actions cannot be spread over decisions: use log-probs of actions")
+        return column
+    by_action = column if per_action else column.unsqueeze(-1).expand_as(executed)
+    return by_action if level is Level.action else by_action.unsqueeze(-1).expand(*executed.shape, entries_per_action)
 
 
 def decision_rewards(rewards: Tensor, gamma_within: float) -> Tensor:
@@ -18,3 +114,29 @@ def decision_rewards(rewards: Tensor, gamma_within: float) -> Tensor:
         return rewards.sum(-1)
     factors = gamma_within ** torch.arange(rewards.shape[-1], dtype=rewards.dtype, device=rewards.device)
     return (rewards * factors).sum(-1)
+
+
+def in_time(column: Tensor) -> Tensor:
+    """Actions one after the other: `[K, B, C]` -> `[K*C, B]`."""
+    if column.dim() != 3:
+        raise LevelError(f"a column of actions has shape {tuple(column.shape)}, expected [K, B, C]")
+    return column.transpose(1, 2).flatten(0, 1)
+
+
+def in_chunks(column: Tensor, chunk_size: int) -> Tensor:
+    """The way back: `[K*C, B]` -> `[K, B, C]`."""
+    if column.dim() != 2 or column.shape[0] % chunk_size:
+        raise LevelError(f"a column in time has shape {tuple(column.shape)}, expected [K*{chunk_size}, B]")
+    return column.unflatten(0, (-1, chunk_size)).transpose(1, 2)
+
+
+def require_same_shape(**columns: Tensor) -> None:
+    """Refuse to broadcast.
+
+    Raises:
+        LevelError: the columns' shapes differ; names each.
+    """
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    if len(set(shapes.values())) > 1:
+        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise LevelError(f"these must have one shape, got {found}")

@@ -1,4 +1,9 @@
-"""Policy and value losses over `M` decisions; every tensor is `[M]`, every result a scalar."""
+"""Policy losses, entry by entry, and the value loss.
+
+A policy loss gets log-probs at the level that `algorithm.logprob_level` says (see `levels`); every tensor has that
+shape, and so have its result and metrics. What counts, and with which weight, is for `aggregation` to say: a loss knows
+no masks, unless it compares whole sequences.
+"""
 
 from __future__ import annotations
 
@@ -6,53 +11,225 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
+
+from embodyrl.algorithms.levels import require_same_shape
+from embodyrl.config.schema import Excess, KLEstimator, Proximal
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are cut off here, so that their exponentials stay finite."""
+SEQUENCE_LOG_RATIO_LIMIT = 10.0
+DRIFT_LIMIT = 2.0
+KL_LIMIT = 10.0
 
 
 @dataclass(kw_only=True)
 class LossOutput:
     """A loss and what to log about it."""
 
-    loss: Tensor
+    losses: Tensor
+    """Of every entry."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    """Detached scalars."""
+    """Of every entry, detached; the mean over those that count is logged."""
+
+
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """log(pi / pi_old) of every entry, cut off where its exponential would overflow."""
+    return (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> LossOutput:
+    """The pessimistic one of the plain and the clipped objective; see `ppo`."""
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    losses = torch.maximum(-advantages * ratio, -advantages * clipped)
+    metrics = {"clip_fraction": (ratio != clipped).float()}
+    if dual_clip is not None:
+        ceiling = -advantages * dual_clip
+        beyond = (advantages < 0) & (losses > ceiling)
+        losses = torch.where(beyond, ceiling, losses)
+        metrics["dual_clip_fraction"] = beyond.float()
+    return LossOutput(losses=losses, metrics=metrics)
 
 
 def ppo(
-    *, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, valid: Tensor, clip_low: float, clip_high: float
+    *,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
 ) -> LossOutput:
     """Clipped surrogate, Schulman et al. (2017), arXiv:1707.06347, eq. 7, with separate clips below and above
-    (Yu et al. 2025, arXiv:2503.14476, eq. 8), averaged over valid decisions.
+    (Yu et al. 2025, arXiv:2503.14476, eq. 8): max(-A r, -A clip(r, 1 - low, 1 + high)), r = pi / pi_old.
 
     Args:
-        logprobs: log-probability of each whole decision under the current weights [nats].
-        old_logprobs: the same when it was taken.
-        advantages: advantage of each decision.
-        valid: bool; other decisions do not count.
+        logprobs: under the current weights [nats].
+        old_logprobs: when the decision was taken.
+        advantages: of each entry.
         clip_low, clip_high: the ratio is clipped to 1 - clip_low .. 1 + clip_high.
+        dual_clip: where A < 0 the loss is at most -A * dual_clip (Ye et al. 2020, arXiv:1912.09729, eq. 5); None: no
+            bound.
     """
-    log_ratio = logprobs - old_logprobs
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    surrogate = torch.maximum(-advantages * ratio, -advantages * clipped)
-    with torch.no_grad():
-        approx_kl = masked_mean(ratio - 1.0 - log_ratio, valid)
-        clip_fraction = masked_mean((ratio != clipped).float(), valid)
+    require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    ratio = log_ratio(logprobs, old_logprobs).exp()
+    return clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+
+
+def decoupled_ppo(
+    *,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+    behaviour_cap: float | None,
+    behaviour_excess: Excess,
+) -> LossOutput:
+    """PPO around a proximal policy, for decisions that an older behaviour policy took: Hilton et al. (2021),
+    arXiv:2110.00641, eq. 4; with a bounded weight as in Fu et al. (2025), arXiv:2505.24298, section 5.2.
+
+    The ratio is pi / pi_prox; the clipped surrogate is weighed by w = pi_prox / pi_behaviour.
+
+    Args:
+        proximal_logprobs: under the policy that this update starts from.
+        behaviour_cap: largest w that is trusted; None: any.
+        behaviour_excess: what happens to entries beyond: mask (they count 0, but stay in the mean's denominator) or
+            clamp (their w becomes the cap).
+        old_logprobs: of the behaviour policy. The others as in `ppo`.
+    """
+    require_same_shape(
+        logprobs=logprobs, old_logprobs=old_logprobs, proximal_logprobs=proximal_logprobs, advantages=advantages
+    )
+    ratio = log_ratio(logprobs, proximal_logprobs).exp()
+    output = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    weight = log_ratio(proximal_logprobs, old_logprobs).exp().detach()
+    output.metrics["behaviour_weight"] = weight
+    if behaviour_cap is not None:
+        output.metrics["behaviour_excess"] = (weight > behaviour_cap).float()
+        if behaviour_excess is Excess.mask:
+            weight = torch.where(weight > behaviour_cap, 0.0, weight)
+        else:
+            weight = weight.clamp(max=behaviour_cap)
+    output.losses = output.losses * weight
+    return output
+
+
+def proximal_logprobs(
+    logprobs: Tensor, old_logprobs: Tensor, versions: Tensor, current_version: int, method: Proximal
+) -> Tensor:
+    """The proximal policy's log-probs without another forward pass: log-linear between behaviour and current policy,
+    by the share a = (v - 1 - v_b) / (v - v_b) of the versions in between (AReaL's "loglinear"). Detached.
+
+    Args:
+        logprobs, old_logprobs: at any level, `[M, ...]`.
+        versions: v_b `[M]`, the version that took each decision.
+        current_version: v, the version that this update makes.
+        method: loglinear.
+    """
+    assert method is Proximal.loglinear, "the other method is a forward pass"
+    age = (current_version - versions).clamp(min=1).to(logprobs.dtype)
+    share = ((age - 1.0) / age).view(-1, *[1] * (logprobs.dim() - 1))
+    return (old_logprobs + share * (logprobs - old_logprobs)).detach()
+
+
+def cpgd(
+    *,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    drift_coef: float,
+) -> LossOutput:
+    """Clipped policy gradient with policy drift, Liu et al. (2025), arXiv:2505.12504: no ratio, so no variance of one.
+
+    -A log pi, where log pi may exceed log pi_old by at most log(1 + high) if A > 0 and fall below it by at most
+    -log(1 - low) if A < 0; plus drift_coef times a term with the gradient of KL(pi_old || pi), its factor
+    pi / pi_old - 1 cut off at 2.
+
+    Args:
+        drift_coef: weight of the drift. The others as in `ppo`.
+    """
+    require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    highest = old_logprobs + torch.log1p(torch.tensor(clip_high))
+    lowest = old_logprobs + torch.log1p(torch.tensor(-clip_low))
+    limited = torch.where(advantages > 0, torch.minimum(logprobs, highest), torch.maximum(logprobs, lowest))
+    drift = (log_ratio(logprobs.detach(), old_logprobs).exp() - 1.0).clamp(max=DRIFT_LIMIT)
     return LossOutput(
-        loss=masked_mean(surrogate, valid), metrics={"approx_kl": approx_kl, "clip_fraction": clip_fraction}
+        losses=-advantages * limited + drift_coef * drift * logprobs,
+        metrics={"clip_fraction": (limited != logprobs).float(), "drift": drift},
     )
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, valid: Tensor, clip: float | None = None) -> Tensor:
-    """Half the mean squared error; with `clip`, the larger of it and the error of the value moved at most `clip` from
-    `old_values` (Schulman et al.'s reference implementation of PPO)."""
-    error = (values - returns).square()
+def gspo(
+    *,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    sequence: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> LossOutput:
+    """Group sequence policy optimisation, Zheng et al. (2025), arXiv:2507.18071, eq. 5 and its token form (eq. 14):
+    every entry has the ratio s = exp(mean of the log-ratios of its sequence), with the gradient of its own log-prob.
+
+    Args:
+        valid: bool, entries that count in their sequence's mean.
+        sequence: `[M]`, number of the sequence that each decision belongs to; sequences must be whole.
+        The others as in `ppo`; useful clips are far smaller, because s is a geometric mean.
+    """
+    require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, valid=valid)
+    _, member = torch.unique(sequence, return_inverse=True)
+    counted = torch.where(valid, logprobs.detach() - old_logprobs, 0.0)
+    sums = torch.zeros(len(member), device=member.device).index_add(0, member, counted.reshape(len(member), -1).sum(1))
+    counts = torch.zeros_like(sums).index_add(0, member, valid.reshape(len(member), -1).sum(1).to(sums.dtype))
+    of_sequence = (sums / counts.clamp(min=1.0))[member].view(-1, *[1] * (logprobs.dim() - 1))
+    ratio = (logprobs - logprobs.detach() + of_sequence).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
+    return clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=None)
+
+
+def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
+    """Estimate of KL(pi || pi_ref) from decisions of pi, entry by entry (Schulman 2020, "Approximating KL divergence").
+
+    With d = log pi - log pi_ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. As a loss k2 has the gradient of the KL
+    divergence, k3 nearly, and k1 none at all in the mean; k1 serves where it is wanted as a number.
+    """
+    require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
+    difference = logprobs - reference_logprobs
+    if estimator is KLEstimator.k1:
+        return difference
+    if estimator is KLEstimator.k2:
+        return 0.5 * difference.square()
+    difference = log_ratio(logprobs, reference_logprobs)
+    return ((-difference).exp() - 1.0 + difference).clamp(-KL_LIMIT, KL_LIMIT)
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None, huber: float | None
+) -> Tensor:
+    """Half the squared error of each value estimate.
+
+    Args:
+        values, old_values, returns: `[M]`, now, in the rollout, and what they should be.
+        clip: the larger of this error and that of the value moved at most `clip` from `old_values` (Schulman et al.'s
+            reference implementation of PPO); None: no clipping.
+        huber: errors beyond this count linearly (Huber 1964); None: squared whatever their size.
+    """
+    require_same_shape(values=values, old_values=old_values, returns=returns)
+    losses = _regression(values, returns, huber)
     if clip is not None:
         limited = old_values + (values - old_values).clamp(-clip, clip)
-        error = torch.maximum(error, (limited - returns).square())
-    return 0.5 * masked_mean(error, valid)
+        losses = torch.maximum(losses, _regression(limited, returns, huber))
+    return losses
 
 
-def masked_mean(entries: Tensor, valid: Tensor) -> Tensor:
-    """Mean over valid entries; 0 if there are none."""
-    weights = valid.to(entries.dtype)
-    return (entries * weights).sum() / weights.sum().clamp(min=1.0)
+def _regression(values: Tensor, returns: Tensor, huber: float | None) -> Tensor:
+    if huber is None:
+        return 0.5 * (values - returns).square()
+    return huber_loss(values, returns, reduction="none", delta=huber)

@@ -94,6 +94,74 @@ class LearningRate(StrEnum):
     linear = "linear"
 
 
+class Level(StrEnum):
+    """What one number is for: a decision, an action of its chunk, or an entry of an action."""
+
+    chunk = "chunk"
+    action = "action"
+    token = "token"
+
+
+class RewardLevel(StrEnum):
+    """What a reward and an advantage are for."""
+
+    chunk = "chunk"
+    action = "action"
+
+
+class NormLevel(StrEnum):
+    """Over which episodes a mean or a standard deviation is taken."""
+
+    group = "group"
+    batch = "batch"
+    none = "none"
+
+
+class Aggregation(StrEnum):
+    """How the losses of a batch become one number."""
+
+    token_mean = "token_mean"
+    seq_mean_token_sum = "seq_mean_token_sum"
+    seq_mean_token_mean = "seq_mean_token_mean"
+    seq_mean_token_sum_norm = "seq_mean_token_sum_norm"
+
+
+class KLEstimator(StrEnum):
+    """How the distance to the reference policy is estimated."""
+
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+
+
+class Proximal(StrEnum):
+    """Where decoupled PPO's proximal policy comes from."""
+
+    recompute = "recompute"
+    loglinear = "loglinear"
+
+
+class Excess(StrEnum):
+    """What becomes of an importance weight beyond its cap."""
+
+    mask = "mask"
+    clamp = "clamp"
+
+
+class FilterMetric(StrEnum):
+    """What the episodes of a group are compared by."""
+
+    success = "success"
+    total_reward = "total_reward"
+
+
+class Compat(StrEnum):
+    """Whose peculiarities are reproduced."""
+
+    none = "none"
+    siirl = "siirl"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The run as a whole: its name, folder and length."""
@@ -127,6 +195,9 @@ class EnvConfig:
     numa: Numa = setting(Numa.auto)
     """auto: each process keeps to the CPUs and the memory of one NUMA node, that of the policy's GPU while it has room.
     off: they run where the kernel puts them."""
+    start_method: StartMethod = setting(StartMethod.auto)
+    """spawn: each process is an interpreter of its own. fork: they are forked from one that has imported the simulator's
+    packages, which is faster and shares memory. auto: fork where the simulator is known to bear it, else spawn."""
     cameras: list[str] = setting([])
     """Cameras whose pictures the policy sees (V), in this order, by the backend's names; []: state observations only."""
     image_size: list[int] = setting([224, 224], low=16, high=2048)
@@ -180,45 +251,133 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NormConfig:
+    """How advantage `grpo` compares the returns of episodes: (return - mean) / (standard deviation + eps)."""
+
+    mean_level: NormLevel = setting(NormLevel.group)
+    """Whose mean is subtracted: that of the episode's group, of the whole batch, or none."""
+    std_level: NormLevel = setting(NormLevel.group)
+    """Whose standard deviation is divided by: group, batch, or none (then `unbiased` and `eps` do not matter)."""
+    leave_one_out: bool = setting(False)
+    """The mean is that of the other episodes (RLOO)."""
+    unbiased: bool = setting(True)
+    """The standard deviation of n episodes divides by n - 1; otherwise by n."""
+    eps: float = setting(1.0e-6, above=0.0)
+    """Added to the standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """Which groups are learned from, and how often to collect until there are enough (DAPO's dynamic sampling)."""
+
+    name: str = setting("none", registry="FILTERS")
+    """none, zero_variance (drops groups whose episodes all came out the same) or accuracy (keeps groups whose success
+    rate lies within limits)."""
+    metric: FilterMetric = setting(FilterMetric.success)
+    """zero_variance: what has to differ, the episodes' success or the sum of the simulator's own rewards."""
+    accuracy_low: float = setting(0.1, low=0.0, high=1.0)
+    """accuracy: smallest success rate of a group."""
+    accuracy_high: float = setting(0.9, low=0.0, high=1.0)
+    """accuracy: largest success rate of a group."""
+    max_collections: int = setting(1, low=1)
+    """Rollouts per iteration at most. It collects again until num_envs / group_size groups remain; what is left over
+    waits for the next iteration. 1: learn from what remains of one rollout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SRPOConfig:
+    """Reward `srpo`: failed episodes are paid for how close they came to successful ones."""
+
+    encoder: str = setting("random_projection", registry="ENCODERS")
+    """What turns the observations of an episode into a vector."""
+    frames: int = setting(64, low=1)
+    """Observations of an episode that are encoded, evenly spread over it."""
+    dim: int = setting(64, low=1)
+    """random_projection: numbers in the vector."""
+    compat: Compat = setting(Compat.none)
+    """none: two successes are of one kind if they are closer than half the root mean square distance between successes.
+    siirl: closer than 0.5 in units of the standard deviations, which in many dimensions no two ever are."""
+    scale: float = setting(0.6, low=0.0)
+    """A failure is paid less than this; a success is paid 1."""
+    steepness: float = setting(10.0, above=0.0)
+    """Steepness of the sigmoid over the distance, which runs from 0 (closest failure) to 1 (farthest)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """The learning algorithm."""
+    """The learning algorithm. docs/algorithms.md says which settings make which published algorithm."""
 
     name: str = setting(registry="ALGORITHMS")
     """Iteration graph; `embodyrl list algorithms` shows them."""
-    advantage: str = setting("gae", registry="ADVANTAGES")
-    """Advantage estimator."""
-    loss: str = setting("ppo", registry="LOSSES")
-    """Policy loss."""
+    reward: str = setting("dense", registry="REWARDS")
+    """What is learned from: dense (the simulator's own reward), success (1 when the task is solved), difference (what
+    the dense reward gained), srpo (success, and progress of failures)."""
+    time_penalty: float = setting(0.0, low=0.0)
+    """Subtracted from the reward of every executed action."""
     reward_scale: float = setting(1.0, above=0.0)
     """Rewards are multiplied by this for learning (metrics show them as they are), so that the critic's targets are of
     order 1 .. 10."""
+    srpo: SRPOConfig = field(default_factory=SRPOConfig)
+    """Reward `srpo`."""
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    """Which groups are learned from."""
+    advantage: str = setting("gae", registry="ADVANTAGES")
+    """Advantage estimator."""
+    reward_level: RewardLevel = setting(RewardLevel.chunk)
+    """chunk: a chunk's rewards are summed and its actions share one advantage. action: every action has its own
+    (reinforce_pp and raw alone, since a critic values decisions)."""
     gamma: float = setting(0.99, low=0.0, high=1.0)
     """Discount factor."""
     discount_per: DiscountPer = setting(DiscountPer.chunk)
-    start_method: StartMethod = setting(StartMethod.auto)
-    """spawn: each process is an interpreter of its own. fork: they are forked from one that has imported the simulator's
-    packages, which is faster and shares memory. auto: fork where the simulator is known to bear it, else spawn."""
     """chunk: one factor of gamma per decision. action: one per executed action, also inside a chunk."""
     gae_lambda: float = setting(0.95, low=0.0, high=1.0)
     """GAE's trade between bias (0) and variance (1). Unused by other estimators."""
     bootstrap: Bootstrap = setting(Bootstrap.truncation)
     """truncation: an episode that the time limit cuts off continues in its value estimate. none: it counts as ended."""
+    norm: NormConfig = field(default_factory=NormConfig)
+    """How advantage `grpo` compares the returns of episodes."""
     normalize_advantages: bool = setting(True)
     """Scale the batch's advantages to mean 0 and standard deviation 1 before the update."""
+    loss: str = setting("ppo", registry="LOSSES")
+    """Policy loss."""
+    logprob_level: Level = setting(Level.chunk)
+    """What probability ratios, the KL penalty and the entropy bonus are taken of: whole decisions (chunk), the actions
+    of a chunk, or the entries (tokens) of an action."""
+    aggregation: Aggregation = setting(Aggregation.token_mean)
+    """token_mean: mean over everything that counts. The others are means over episodes: of each one's sum, of each
+    one's mean, or of each one's sum over the length of the longest possible episode."""
     epochs: int = setting(4, low=1)
     """Passes over each rollout."""
     minibatches: int = setting(4, low=1)
     """Optimiser steps per pass; num_envs * chunks must be a multiple."""
     clip_low: float = setting(0.2, above=0.0, below=1.0)
-    """PPO: smallest probability ratio that still has a gradient is 1 - clip_low."""
+    """Smallest probability ratio that still has a gradient is 1 - clip_low."""
     clip_high: float = setting(0.2, above=0.0)
-    """PPO: largest probability ratio that still has a gradient is 1 + clip_high."""
+    """Largest probability ratio that still has a gradient is 1 + clip_high."""
+    dual_clip: float | None = setting(None, above=1.0)
+    """ppo, decoupled_ppo: where the advantage is negative, the loss is at most this many times its size (3 is usual);
+    null: no bound."""
+    proximal: Proximal = setting(Proximal.recompute)
+    """decoupled_ppo: the policy that ratios are clipped around, at the start of the update (recompute, a forward pass)
+    or between the one that decided and the current one, by their versions (loglinear)."""
+    behaviour_cap: float | None = setting(5.0, above=0.0)
+    """decoupled_ppo: largest weight (proximal over behaviour probability) that is trusted; null: any."""
+    behaviour_excess: Excess = setting(Excess.mask)
+    """decoupled_ppo: what is weighed more than that is left out (mask) or weighed so much (clamp)."""
+    drift_coef: float = setting(1.0e-3, low=0.0)
+    """cpgd: weight of the drift from the policy that decided."""
     value_coef: float = setting(0.5, low=0.0)
     """Weight of the value loss."""
     value_clip: float | None = setting(None, above=0.0)
-    """PPO: largest change of a value estimate per update that still has a gradient [return]; null: no clipping."""
+    """Largest change of a value estimate per update that still has a gradient [return]; null: no clipping."""
+    value_huber: float | None = setting(None, above=0.0)
+    """Errors of a value estimate beyond this count linearly [return]; null: squared, whatever their size."""
     entropy_coef: float = setting(0.0, low=0.0)
     """Weight of the entropy bonus."""
+    kl_coef: float = setting(0.0, low=0.0)
+    """Weight of the KL divergence from a reference policy, the one that the run starts from. 0: there is none."""
+    kl_estimator: KLEstimator = setting(KLEstimator.k3)
+    """How that divergence is estimated; k1 has no gradient in the mean."""
     target_kl: float | None = setting(None, above=0.0)
     """Stop an update's passes once the approximate KL to the rollout policy exceeds this [nats]; null: never."""
 

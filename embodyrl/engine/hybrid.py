@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from embodyrl.algorithms.call import call_with
-from embodyrl.algorithms.losses import LossOutput, masked_mean, value_loss
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig
+from embodyrl.algorithms.aggregation import masked_mean
+from embodyrl.algorithms.call import asks_for, call_with
+from embodyrl.algorithms.levels import entries_at
+from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError
-from embodyrl.models.policy import ActOutput, Policy
+from embodyrl.models.policy import ActOutput, EvalOutput, Policy
 from embodyrl.seeding import derive_seed
 
-SETTINGS_FOR_LOSSES = ("clip_low", "clip_high")
-
+SETTINGS_FOR_LOSSES = ("clip_low", "clip_high", "dual_clip", "behaviour_cap", "behaviour_excess", "drift_coef")
 
 Columns = dict[str, Any]
 """A batch by column: tensors `[M, ...]`, and `trace`, a table of its own."""
+
+
+@dataclass(kw_only=True)
+class Total:
+    """What an optimiser step descends."""
+
+    loss: Tensor
+    """Scalar."""
+    metrics: dict[str, Tensor]
+    """Detached scalars."""
 
 
 class NumericsError(RunError):
@@ -77,6 +90,8 @@ class HybridEngine:
         self.policy = policy.to(self.device)
         self.algorithm = algorithm
         self.loss = loss
+        self.reference = frozen_copy(self.policy) if algorithm.kl_coef > 0.0 else None
+        """The policy as it was when the run began; only where the loss holds the policy near it."""
         self.version = 0
         """Updates so far; every chunk is labelled with the version that produced it."""
         self._optimizer_config = config.optimizer
@@ -94,8 +109,10 @@ class HybridEngine:
         """Learn from a batch, `epochs` times over in shuffled minibatches.
 
         Args:
-            batch: `[M]` decisions: observation columns, `trace`, and old_logprobs, advantages, returns, old_values
-                (the last two only matter with a critic), valid.
+            batch: `[M]` decisions: observation columns, `task`, `trace`, `version`, `sequence` (number of the episode
+                that each belongs to), `executed` `[M, C]`, and with a critic `returns` and `old_values`. At the
+                level of `algorithm.logprob_level` (see `algorithms.levels`): `old_logprobs`, `advantages`, `valid`
+                (what counts), `weights` (see `algorithms.aggregation`).
             sentences: task sentences that the column `task` indexes.
 
         Returns:
@@ -103,6 +120,10 @@ class HybridEngine:
         """
         columns: Columns = dict(batch.to(self.device).items())
         self._set_learning_rate()
+        if self.reference is not None:
+            columns["reference_logprobs"] = self._score(self.reference, columns, sentences)
+        if asks_for(self.loss, "proximal_logprobs") and self.algorithm.proximal is Proximal.recompute:
+            columns["proximal_logprobs"] = self._score(self.policy, columns, sentences)
         history: list[dict[str, Tensor]] = []
         passes = 0
         for _ in range(self.algorithm.epochs):
@@ -118,38 +139,99 @@ class HybridEngine:
 
     def _one_pass(self, columns: Columns, sentences: Sequence[str], history: list[dict[str, Tensor]]) -> bool:
         """One epoch; False if the policy moved so far from the rollout's that it ended early."""
-        order = torch.randperm(len(columns["valid"]), generator=self._shuffling).to(self.device)
-        for index in order.tensor_split(min(self.algorithm.minibatches, len(order))):
-            output = self._loss({name: column[index] for name, column in columns.items()}, sentences)
-            history.append(output.metrics)
+        for index, share in self._minibatches(columns):
+            total = self._loss({name: column[index] for name, column in columns.items()}, sentences, share)
+            history.append(total.metrics)
             target = self.algorithm.target_kl
-            if target is not None and float(output.metrics["approx_kl"]) > target:
+            if target is not None and float(total.metrics["approx_kl"]) > target:
                 return False
-            output.metrics["grad_norm"] = self._descend(output.loss)
+            total.metrics["grad_norm"] = self._descend(total.loss)
         return True
 
-    def _loss(self, minibatch: Columns, sentences: Sequence[str]) -> LossOutput:
-        """Policy loss + value loss - entropy bonus of one minibatch, each decision counting once."""
-        settings = self.algorithm
-        evaluated = self.policy.evaluate(
-            self.policy.preprocess(observation_from(minibatch, sentences)), dict(minibatch["trace"].items())
-        )
-        valid = minibatch["valid"]
-        available = {name: getattr(settings, name) for name in SETTINGS_FOR_LOSSES}
-        available |= {key: minibatch[key] for key in ("old_logprobs", "advantages", "valid")}
-        output = call_with(self.loss, available | {"logprobs": evaluated.logprobs.sum(-1)})
-        entropy = masked_mean(evaluated.entropy.sum(-1), valid)
-        output.metrics |= {"policy_loss": output.loss.detach(), "entropy": entropy.detach()}
+    def _minibatches(self, columns: Columns) -> Iterator[tuple[Tensor, float]]:
+        """Numbers of the decisions of each minibatch, and the minibatch's share of the batch.
+
+        Drawn decision by decision, or episode by episode for a loss that compares whole ones.
+        """
+        unit = torch.arange(len(columns["task"]), device=self.device)
+        if asks_for(self.loss, "sequence"):
+            unit = torch.unique(columns["sequence"], return_inverse=True)[1]
+        count = int(unit.max()) + 1
+        order = torch.randperm(count, generator=self._shuffling).to(self.device)
+        for chosen in order.tensor_split(min(self.algorithm.minibatches, count)):
+            index = chosen if count == len(unit) else torch.nonzero(torch.isin(unit, chosen)).squeeze(1)
+            yield index, len(chosen) / count
+
+    @torch.no_grad()
+    def _score(self, policy: Policy, columns: Columns, sentences: Sequence[str]) -> Tensor:
+        """Log-probs of the batch's decisions under a policy, at the level of the loss; a minibatch at a time."""
+        pieces = []
+        for index in torch.arange(len(columns["task"])).tensor_split(self.algorithm.minibatches):
+            piece = {name: column[index] for name, column in columns.items()}
+            pieces.append(self._logprobs(policy, piece, sentences)[0])
+        return torch.cat(pieces)
+
+    def _logprobs(self, policy: Policy, piece: Columns, sentences: Sequence[str]) -> tuple[Tensor, EvalOutput]:
+        """Log-probs of decisions under a policy at the level of the loss, and what else it says about them."""
+        inputs = policy.preprocess(observation_from(piece, sentences))
+        evaluated = policy.evaluate(inputs, dict(piece["trace"].items()))
+        return entries_at(self.algorithm.logprob_level, evaluated.logprobs, piece["executed"]), evaluated
+
+    def _loss(self, minibatch: Columns, sentences: Sequence[str], share: float) -> Total:
+        """Policy loss + KL penalty - entropy bonus + value loss of one minibatch.
+
+        Args:
+            minibatch: the batch's columns, of some decisions.
+            sentences: see `update`.
+            share: of the batch; the weights of entries are such that the sum over the whole batch is the loss.
+        """
+        settings, valid = self.algorithm, minibatch["valid"]
+        logprobs, evaluated = self._logprobs(self.policy, minibatch, sentences)
+        output = self._policy_loss(logprobs, minibatch)
+        entropy = entries_at(settings.logprob_level, evaluated.entropy, minibatch["executed"])
+        difference = log_ratio(logprobs.detach(), minibatch["old_logprobs"])
+        logged = output.metrics | {
+            "policy_loss": output.losses.detach(),
+            "entropy": entropy.detach(),
+            "approx_kl": difference.exp() - 1.0 - difference,
+        }
+        losses = output.losses
         if settings.entropy_coef > 0.0:
-            output.loss = output.loss - settings.entropy_coef * entropy
+            losses = losses - settings.entropy_coef * entropy
+        if self.reference is not None:
+            divergence = kl_divergence(logprobs, minibatch["reference_logprobs"], settings.kl_estimator)
+            logged["reference_kl"] = divergence.detach()
+            losses = losses + settings.kl_coef * divergence
+        metrics = {name: masked_mean(column, valid) for name, column in logged.items()}
+        total = Total(loss=(minibatch["weights"] * losses).sum() / share, metrics=metrics)
         if settings.value_coef > 0.0:
-            assert evaluated.values is not None, "the config rules ask for a critic"
-            error = value_loss(
-                evaluated.values, minibatch["old_values"], minibatch["returns"], valid, settings.value_clip
+            error = self._value_loss(evaluated.values, minibatch)
+            metrics["value_loss"] = error.detach()
+            total.loss = total.loss + settings.value_coef * error
+        return total
+
+    def _policy_loss(self, logprobs: Tensor, minibatch: Columns) -> LossOutput:
+        """The registered loss, with the columns and settings that it names."""
+        settings = self.algorithm
+        available: dict[str, Any] = {name: getattr(settings, name) for name in SETTINGS_FOR_LOSSES}
+        available |= minibatch | {"logprobs": logprobs}
+        if asks_for(self.loss, "proximal_logprobs") and "proximal_logprobs" not in minibatch:
+            available["proximal_logprobs"] = proximal_logprobs(
+                logprobs, minibatch["old_logprobs"], minibatch["version"], self.version + 1, settings.proximal
             )
-            output.metrics["value_loss"] = error.detach()
-            output.loss = output.loss + settings.value_coef * error
-        return output
+        return call_with(self.loss, available)
+
+    def _value_loss(self, values: Tensor | None, minibatch: Columns) -> Tensor:
+        """Mean over decisions, each counting once."""
+        assert values is not None, "the config rules ask for a critic"
+        settings = self.algorithm
+        return value_loss(
+            values,
+            minibatch["old_values"],
+            minibatch["returns"],
+            clip=settings.value_clip,
+            huber=settings.value_huber,
+        ).mean()
 
     def _descend(self, loss: Tensor) -> Tensor:
         """One optimiser step; returns the gradient norm before clipping."""
@@ -174,8 +256,10 @@ class HybridEngine:
             group["lr"] = config.lr * max(remaining, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights: optimiser, random streams, version."""
-        return {
+        """Everything but the weights: optimiser, random streams, version; and the weights of the reference policy,
+        which the run cannot make again once it has learned."""
+        reference = {} if self.reference is None else {"reference": self.reference.state_dict()}
+        return reference | {
             "optimizer": self._optimizer.state_dict(),
             "action_noise": self._action_noise.get_state(),
             "shuffling": self._shuffling.get_state(),
@@ -188,6 +272,13 @@ class HybridEngine:
         self._action_noise.set_state(state["action_noise"])
         self._shuffling.set_state(state["shuffling"])
         self.version = state["version"]
+        if self.reference is not None:
+            self.reference.load_state_dict(state["reference"])
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """The same policy, which never changes again."""
+    return copy.deepcopy(policy).requires_grad_(False)
 
 
 def mean_metrics(history: Sequence[dict[str, Tensor]]) -> dict[str, float]:

@@ -17,10 +17,22 @@ STAGES.register(
     summary="run the policy in the simulators",
 )
 STAGES.register(
+    "filter_groups",
+    target="embodyrl.pipelines.stages:filter_groups",
+    facts={"reads": ("policy",), "changes": ("simulators", *ROLLOUT, *CRITIC_IF_ANY)},
+    summary="algorithm.filter: keep groups worth learning from, and collect again until there are enough",
+)
+STAGES.register(
+    "shape_rewards",
+    target="embodyrl.pipelines.stages:shape_rewards",
+    facts={"reads": (*OBSERVATIONS, "task", *OUTCOME), "writes": ("shaped_rewards",)},
+    summary="algorithm.reward: what is learned from",
+)
+STAGES.register(
     "estimate_advantages",
     target="embodyrl.pipelines.stages:estimate_advantages",
     facts={
-        "reads": ("rewards", "terminated", "truncated", "steps", "valid", *CRITIC_IF_ANY),
+        "reads": ("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC_IF_ANY),
         "writes": ("advantages", "returns"),
     },
     summary="algorithm.advantage: from rewards to advantages and returns",

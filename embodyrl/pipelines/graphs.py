@@ -12,6 +12,8 @@ from embodyrl.pipelines.graph import Graph, Node
 
 ROLLOUT = Node("rollout", "collect")
 ROLLOUT_WITH_CRITIC = Node("rollout", "collect", writes=CRITIC)
+FILTER = Node("filter", "filter_groups")
+REWARD = Node("reward", "shape_rewards")
 ADVANTAGE = Node("advantage", "estimate_advantages")
 UPDATE = Node("update", "update")
 
@@ -21,6 +23,7 @@ def ppo(config: Config) -> Graph:
     return Graph(
         [
             ROLLOUT_WITH_CRITIC,
+            REWARD,
             ADVANTAGE,
             UPDATE,
         ]
@@ -32,6 +35,68 @@ def grpo(config: Config) -> Graph:
     return Graph(
         [
             ROLLOUT,
+            REWARD,
+            ADVANTAGE,
+            UPDATE,
+        ]
+    )
+
+
+def dapo(config: Config) -> Graph:
+    """GRPO with dynamic sampling: groups that teach nothing are replaced by others (Yu et al. 2025)."""
+    return Graph(
+        [
+            ROLLOUT,
+            FILTER,
+            REWARD,
+            ADVANTAGE,
+            UPDATE,
+        ]
+    )
+
+
+def reinforce_pp(config: Config) -> Graph:
+    """REINFORCE++: returns normalised over the whole batch (Hu 2025)."""
+    return Graph(
+        [
+            ROLLOUT,
+            REWARD,
+            ADVANTAGE,
+            UPDATE,
+        ]
+    )
+
+
+def rloo(config: Config) -> Graph:
+    """REINFORCE leave-one-out: each episode against the mean of the others in its group (Ahmadian et al. 2024)."""
+    return Graph(
+        [
+            ROLLOUT,
+            REWARD,
+            ADVANTAGE,
+            UPDATE,
+        ]
+    )
+
+
+def cpgd(config: Config) -> Graph:
+    """Clipped policy gradient with policy drift (Liu et al. 2025)."""
+    return Graph(
+        [
+            ROLLOUT,
+            REWARD,
+            ADVANTAGE,
+            UPDATE,
+        ]
+    )
+
+
+def srpo(config: Config) -> Graph:
+    """Self-referential policy optimisation: failures are paid by their distance to the batch's own successes."""
+    return Graph(
+        [
+            ROLLOUT,
+            REWARD,
             ADVANTAGE,
             UPDATE,
         ]

@@ -10,7 +10,7 @@ from embodyrl.config.schema import Config
 if TYPE_CHECKING:  # the structure of a graph can be looked at without torch
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.rollout.batch import TrajectoryBatch
-    from embodyrl.rollout.collector import Collector
+    from embodyrl.rollout.collector import Collector, Rollout
 
 
 @dataclass(kw_only=True)
@@ -24,5 +24,7 @@ class Iteration:
     """The resource `policy`."""
     batch: TrajectoryBatch | None = None
     """Set by the node that collects; others add columns to it or put another one in its place."""
+    rollouts: list[Rollout] = field(default_factory=list)
+    """What was collected; nodes share it."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Where the node leaves its metrics."""

@@ -1,68 +1,169 @@
-"""What the nodes of the built-in graphs do."""
+"""What the nodes of the built-in graphs do. Each reads and writes columns of the batch, as its text says."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
+from torch import Tensor
 
 from embodyrl.algorithms.advantages import explained_variance, normalize
-from embodyrl.algorithms.call import call_with
-from embodyrl.algorithms.levels import decision_logprobs, decision_rewards
-from embodyrl.config.schema import Bootstrap, DiscountPer
-from embodyrl.pipelines.graph import Iteration
-from embodyrl.registry import ADVANTAGES
-from embodyrl.rollout.batch import BatchError, TrajectoryBatch
+from embodyrl.algorithms.call import asks_for, call_with
+from embodyrl.algorithms.levels import in_chunks
+from embodyrl.config.schema import Config, RewardLevel
+from embodyrl.pipelines.iteration import Iteration
+from embodyrl.pipelines.preparation import decisions_to_learn_from, executed_in, steps_of_actions, steps_of_decisions
+from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
+from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
+from embodyrl.rollout.collector import Rollout
 
 
 def collect(iteration: Iteration) -> None:
-    """Run the policy in the simulators; writes the batch and `env/` metrics of the episodes that ended."""
+    """Run the policy in the simulators. Writes the columns of a rollout, and `env/` metrics of the episodes that
+    ended."""
     rollout = iteration.collector.collect()
+    iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
+    iteration.metrics |= rollout_metrics(iteration.rollouts)
+
+
+def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """What an iteration's rollouts came to."""
+    env_steps = sum(rollout.env_steps for rollout in rollouts)
+    finished = [episode for rollout in rollouts for episode in rollout.finished]
     metrics = {
-        "env/steps": float(rollout.env_steps),
-        "env/episodes": float(len(rollout.finished)),
-        "rollout/reward_per_step": float(rollout.batch["rewards"].sum()) / rollout.env_steps,
+        "env/steps": float(env_steps),
+        "env/episodes": float(len(finished)),
+        "rollout/reward_per_step": sum(float(rollout.batch["rewards"].sum()) for rollout in rollouts) / env_steps,
     }
-    if rollout.finished:
-        metrics["env/return"] = float(np.mean([each.total_reward for each in rollout.finished]))
-        metrics["env/success_once"] = float(np.mean([each.success for each in rollout.finished]))
-        metrics["env/episode_length"] = float(np.mean([each.length for each in rollout.finished]))
-    iteration.metrics |= metrics
+    if finished:
+        metrics["env/return"] = float(np.mean([each.total_reward for each in finished]))
+        metrics["env/success_once"] = float(np.mean([each.success for each in finished]))
+        metrics["env/episode_length"] = float(np.mean([each.length for each in finished]))
+    return metrics
+
+
+def filter_groups(iteration: Iteration) -> None:
+    """Keep the groups of slots that `algorithm.filter` finds worth learning from, and collect again until there are as
+    many as a rollout has, or it was tried often enough. Those left over wait for the next iteration.
+
+    Reads rewards, success, steps, valid; the batch has other slots afterwards, and `filter/` metrics tell how many.
+    """
+    config, waiting = iteration.config, iteration.collector.surplus
+    size, limit = config.rollout.group_size, config.algorithm.filter.max_collections
+    wanted, kept = config.env.num_envs, [] if waiting is None else [waiting]
+    while True:
+        kept.append(informative_groups(_batch(iteration), config))
+        enough = sum(batch.size[1] for batch in kept) >= wanted
+        if enough or len(iteration.rollouts) >= limit:
+            break
+        collect(iteration)
+    longest = max(batch.size[0] for batch in kept)
+    batch = concat([each.pad(longest, "K") for each in kept], "B")
+    iteration.batch, surplus = batch.split([min(wanted, batch.size[1]), max(batch.size[1] - wanted, 0)], "B")
+    iteration.collector.surplus = surplus if surplus.size[1] else None
+    iteration.metrics |= {
+        "filter/collections": float(len(iteration.rollouts)),
+        "filter/groups_collected": float(len(iteration.rollouts) * wanted // size),
+        "filter/groups_kept": float(sum(each.size[1] for each in kept[-len(iteration.rollouts) :]) // size),
+        "filter/groups_learned": float(iteration.batch.size[1] // size),
+        "filter/groups_waiting": float(surplus.size[1] // size),
+    }
+
+
+def informative_groups(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
+    """The slots of those groups that the filter keeps."""
+    settings, size = config.algorithm.filter, config.rollout.group_size
+    executed = executed_in(batch)
+    outcomes = {
+        "success": (batch["success"] & executed).any(2).any(0),
+        "total_reward": (batch["rewards"] * executed).sum((0, 2)),
+        "played": batch["valid"].any(0),
+    }
+    available: dict[str, Any] = {name: column.view(-1, size) for name, column in outcomes.items()}
+    available |= {name: getattr(settings, name) for name in SETTINGS_OF_FILTERS}
+    keep: Tensor = call_with(FILTERS.load(settings.name), available)
+    return batch.take(torch.nonzero(keep.repeat_interleave(size)).squeeze(1), "B")
+
+
+SETTINGS_OF_FILTERS = ("metric", "accuracy_low", "accuracy_high")
+
+
+def shape_rewards(iteration: Iteration) -> None:
+    """What is learned from, by `algorithm.reward`. Reads rewards, success, steps, valid, task, and what the reward
+    function names besides; writes `shaped_rewards` `[K, B, C]`."""
+    settings, batch = iteration.config.algorithm, _batch(iteration)
+    function = REWARDS.load(settings.reward)
+    executed = executed_in(batch)
+    available: dict[str, Any] = {name: batch[name] for name in batch.columns()} | {
+        "executed": executed,
+        "scale": settings.srpo.scale,
+        "steepness": settings.srpo.steepness,
+        "compat": settings.srpo.compat,
+    }
+    if asks_for(function, "embeddings"):
+        available["embeddings"] = episode_embeddings(batch, iteration.config)
+    shaped = (call_with(function, available) - settings.time_penalty) * executed
+    batch["shaped_rewards"] = shaped
+    iteration.metrics["rollout/shaped_reward_per_step"] = float(shaped.sum() / executed.sum().clamp(min=1))
+
+
+def episode_embeddings(batch: TrajectoryBatch, config: Config) -> Tensor:
+    """A vector for every slot's episode `[B, E]`, from frames spread evenly over its decisions; 0 for one that was
+    lost."""
+    settings = config.algorithm.srpo
+    encode = ENCODERS.load(settings.encoder)
+    embeddings: list[Tensor | None] = []
+    for slot in range(batch.size[1]):
+        decided = torch.nonzero(batch["valid"][:, slot]).squeeze(1)
+        if not len(decided):
+            embeddings.append(None)
+            continue
+        frames = decided[torch.linspace(0, len(decided) - 1, settings.frames).round().long()]
+        images, proprio = (batch[name][frames, slot] if name in batch else None for name in ("images", "proprio"))
+        embeddings.append(encode(images, proprio, dim=settings.dim))
+    size = next((len(each) for each in embeddings if each is not None), settings.dim)
+    known = [torch.zeros(size) if each is None else each for each in embeddings]
+    return torch.stack(known) if known else torch.zeros(0, size)
 
 
 def estimate_advantages(iteration: Iteration) -> None:
-    """Reward of each decision -> `advantages` and `returns`, by the estimator that the config names."""
-    settings = iteration.config.algorithm
-    batch = _batch(iteration)
-    per_action = settings.discount_per is DiscountPer.action
-    ended = batch["terminated"] | batch["truncated"]
-    available = {name: batch[name] for name in ("values", "terminated", "valid") if name in batch} | {
-        "rewards": decision_rewards(batch["rewards"], settings.gamma if per_action else 1.0) * settings.reward_scale,
-        "ended": ended,
-        "discounts": settings.gamma ** (batch["steps"].float() if per_action else batch["valid"].float()),
+    """Advantages by `algorithm.advantage`. Reads shaped_rewards, terminated, truncated, steps, valid, and with a critic
+    values and next_values; writes `advantages` and `returns`, `[K, B]` or of every action `[K, B, C]`."""
+    settings, batch = iteration.config.algorithm, _batch(iteration)
+    of_actions = settings.reward_level is RewardLevel.action
+    steps = steps_of_actions(batch, settings) if of_actions else steps_of_decisions(batch, settings)
+    steps["rewards"] = steps["rewards"] * settings.reward_scale
+    available: dict[str, Any] = steps | {
         "group_size": iteration.config.rollout.group_size,
         "gae_lambda": settings.gae_lambda,
+        "mean_level": settings.norm.mean_level,
+        "std_level": settings.norm.std_level,
+        "leave_one_out": settings.norm.leave_one_out,
+        "unbiased": settings.norm.unbiased,
+        "eps": settings.norm.eps,
     }
-    if "next_values" in batch:
-        cut_off = batch["truncated"] & (settings.bootstrap is Bootstrap.none)
-        available["next_values"] = batch["next_values"].masked_fill(cut_off, 0.0)
     advantages, returns = call_with(ADVANTAGES.load(settings.advantage), available)
-    if "values" in batch:
-        valid = batch["valid"]
+    valid = steps["valid"]
+    if "values" in batch and bool(valid.any()):
         iteration.metrics["train/explained_variance"] = explained_variance(batch["values"][valid], returns[valid])
-    batch["advantages"] = normalize(advantages, batch["valid"]) if settings.normalize_advantages else advantages
-    batch["returns"] = returns
+    if settings.normalize_advantages:
+        advantages = normalize(advantages, valid)
+    for name, column in (("advantages", advantages), ("returns", returns)):
+        batch[name] = in_chunks(column, batch["rewards"].shape[2]) if of_actions else column
 
 
 def update(iteration: Iteration) -> None:
-    """Learn from the batch; adds `train/` metrics."""
+    """Learn from the batch; adds `train/` metrics. Reads task, trace, logprobs, steps, valid, episode, version,
+    advantages, the observations, and with a critic values and returns. A batch of which a filter left nothing changes
+    nothing."""
     batch = _batch(iteration)
-    names = ["trace", "task", "advantages", "returns", "valid"]
-    names += [name for name in ("proprio", "images") if name in batch]
-    decisions = batch.decisions(*names)
-    decisions["old_logprobs"] = decision_logprobs(batch["logprobs"]).reshape(-1)
-    if "values" in batch:
-        decisions["old_values"] = batch["values"].reshape(-1)
-    iteration.metrics |= iteration.engine.update(decisions[decisions["valid"]], batch.sentences)
+    if not bool(batch["valid"].any()):
+        iteration.metrics["train/passes"] = 0.0
+        return
+    decisions = decisions_to_learn_from(batch, iteration.config)
+    iteration.metrics |= iteration.engine.update(decisions, batch.sentences)
 
 
 def _batch(iteration: Iteration) -> TrajectoryBatch:

@@ -102,6 +102,8 @@ class Collector:
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
         self._stages: list[Stage] = []
+        self.surplus: TrajectoryBatch | None = None
+        """Whole groups of slots that were collected and wait to be learned from."""
 
     @property
     def in_progress(self) -> bool:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.advantages import explained_variance, gae, grpo, normalize
+from embodyrl.algorithms.advantages import explained_variance, gae, grpo, normalize, raw, reinforce_pp
+from embodyrl.config.schema import NormLevel
 
 YES = torch.ones(3, 1, dtype=torch.bool)
 NO = ~YES
@@ -96,25 +97,168 @@ def test_gae_agrees_with_verl(goldens: dict) -> None:
     torch.testing.assert_close(normalize(advantages, valid)[valid], whitened, atol=1e-6, rtol=0)
 
 
+def run_grpo(
+    rewards: Tensor,
+    valid: Tensor | None = None,
+    *,
+    group_size: int = 3,
+    mean: str = "group",
+    std: str = "group",
+    leave_one_out: bool = False,
+    unbiased: bool = True,
+    eps: float = 1e-12,
+) -> tuple[Tensor, Tensor]:
+    return grpo(
+        rewards=rewards,
+        valid=torch.ones_like(rewards, dtype=torch.bool) if valid is None else valid,
+        group_size=group_size,
+        mean_level=NormLevel(mean),
+        std_level=NormLevel(std),
+        leave_one_out=leave_one_out,
+        unbiased=unbiased,
+        eps=eps,
+    )
+
+
 def test_grpo_by_hand() -> None:
     # Group one: returns 3, 0, 0 -> mean 1, unbiased std sqrt(3); group two: returns 2, 2, 2 -> no advantage.
     # Slot 1 ends after its first decision: the reward written there afterwards does not count.
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0, 2.0, 0.0], [2.0, 9.0, 0.0, 1.0, 0.0, 2.0]])
     valid = torch.tensor([[True] * 6, [True, False, True, True, True, True]])
-    advantages, returns = grpo(rewards=rewards, valid=valid, group_size=3, epsilon=0.0 + 1e-12)
+    advantages, returns = run_grpo(rewards, valid)
     root = 3.0**0.5
     expected = torch.tensor([[2 / root, -1 / root, -1 / root, 0, 0, 0], [2 / root, 0, -1 / root, 0, 0, 0]])
     torch.testing.assert_close(advantages, expected)
     torch.testing.assert_close(returns, torch.tensor([[3.0, 0, 0, 2, 2, 2], [3.0, 0, 0, 2, 2, 2]]))
 
 
-def test_grpo_agrees_with_verl(goldens: dict) -> None:
+RETURNS = torch.tensor([[3.0, 0.0, 0.0, 1.0, 1.0, 4.0]])
+"""Group means 1 and 2, batch mean 1.5."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # GRPO: deviations 2 -1 -1 over sqrt(6/2); -1 -1 2 over the same. Biased: over sqrt(6/3).
+        ({}, [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, 2 / 3**0.5]),
+        ({"unbiased": False}, [2 / 2**0.5, -1 / 2**0.5, -1 / 2**0.5, -1 / 2**0.5, -1 / 2**0.5, 2 / 2**0.5]),
+        ({"eps": 1.0}, [2 / (3**0.5 + 1), *[-1 / (3**0.5 + 1)] * 4, 2 / (3**0.5 + 1)]),
+        # Dr.GRPO: the deviations as they are. RLOO: 3/2 of them, that is 3 - 0, 0 - 3/2, 1 - 5/2, 4 - 1.
+        ({"std": "none"}, [2, -1, -1, -1, -1, 2]),
+        ({"std": "none", "leave_one_out": True}, [3, -1.5, -1.5, -1.5, -1.5, 3]),
+        # AReaL's REINFORCE++-baseline: deviations from the group means over their deviation in the batch, sqrt(12/5).
+        ({"std": "batch"}, [2 / 2.4**0.5, *[-1 / 2.4**0.5] * 4, 2 / 2.4**0.5]),
+        # The batch alone: deviations 1.5 -1.5 -1.5 -0.5 -0.5 2.5, squares add up to 13.5. Leave one out: 6/5 of them.
+        ({"mean": "batch", "std": "none"}, [1.5, -1.5, -1.5, -0.5, -0.5, 2.5]),
+        ({"mean": "batch", "std": "none", "leave_one_out": True}, [1.8, -1.8, -1.8, -0.6, -0.6, 3.0]),
+        ({"mean": "batch", "std": "batch"}, [each / 2.7**0.5 for each in (1.5, -1.5, -1.5, -0.5, -0.5, 2.5)]),
+        # No mean: squares of the returns themselves, 9/2 and 18/2.
+        ({"mean": "none"}, [3 / 4.5**0.5, 0, 0, 1 / 3, 1 / 3, 4 / 3]),
+        ({"mean": "none", "std": "none"}, [3, 0, 0, 1, 1, 4]),
+    ],
+    ids=str,
+)
+def test_levels_of_comparison_by_hand(settings: dict, expected: list[float]) -> None:
+    torch.testing.assert_close(run_grpo(RETURNS, **settings)[0], torch.tensor([expected], dtype=torch.float32))
+
+
+LOST = torch.tensor([[True, True, False, True, False, False]])
+"""Of group one two episodes are left, of group two a single one."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # 3 and 0: mean 1.5, unbiased std sqrt(4.5); a single episode has nothing to be compared with.
+        ({}, [1.5 / 4.5**0.5, -1.5 / 4.5**0.5, 0, 0, 0, 0]),
+        ({"unbiased": False}, [1, -1, 0, 0, 0, 0]),
+        ({"std": "none", "leave_one_out": True}, [3, -3, 0, 0, 0, 0]),
+        # The batch has 3, 0, 1: mean 4/3.
+        ({"mean": "batch", "std": "none"}, [5 / 3, -4 / 3, 0, -1 / 3, 0, 0]),
+    ],
+    ids=str,
+)
+def test_lost_episodes_count_nowhere(settings: dict, expected: list[float]) -> None:
+    advantages, returns = run_grpo(RETURNS + 7.0 * ~LOST, LOST, **settings)
+    torch.testing.assert_close(advantages, torch.tensor([expected], dtype=torch.float32))
+    assert returns.tolist() == [[3, 0, 0, 1, 0, 0]]
+
+
+def test_a_batch_of_no_episodes_has_no_advantages() -> None:
+    for level in NormLevel:
+        assert run_grpo(torch.zeros(2, 0), mean=level.value, std=level.value)[0].shape == (2, 0)
+
+
+def verl_scores(goldens: dict) -> tuple[Tensor, Tensor]:
+    """Scores on the last token, and the mask: `[T, B]`, two groups of four."""
     case = goldens["verl"]["verl_grpo_stdTrue"]
-    scores, mask = torch.tensor(case["scores"]), torch.tensor(case["mask"]).T.bool()
+    scores, valid = torch.tensor(case["scores"]), torch.tensor(case["mask"]).T.bool()
+    last = valid.cumsum(0) == valid.sum(0)
+    return scores * (last & valid), valid
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("verl_grpo_stdTrue", {"eps": 1e-6}),
+        ("verl_grpo_stdFalse", {"std": "none"}),
+        ("verl_rloo", {"std": "none", "leave_one_out": True}),
+    ],
+)
+def test_grpo_dr_grpo_and_rloo_agree_with_verl(goldens: dict, name: str, settings: dict) -> None:
+    rewards, valid = verl_scores(goldens)
+    advantages, _ = run_grpo(rewards, valid, group_size=4, **settings)
+    torch.testing.assert_close(advantages, torch.tensor(goldens["verl"][name]["adv"]).T, atol=1e-6, rtol=0)
+
+
+def test_grpo_agrees_with_rlinf(goldens: dict) -> None:
     rewards = torch.zeros(3, 8)
-    rewards[0] = scores
-    advantages, _ = grpo(rewards=rewards, valid=mask, group_size=4, epsilon=case["eps"])
-    torch.testing.assert_close(advantages, torch.tensor(case["adv"]).T, atol=1e-6, rtol=0)
+    rewards[0] = torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1])
+    advantages, _ = run_grpo(rewards, group_size=4, eps=1e-6)
+    torch.testing.assert_close(advantages, torch.tensor(goldens["other"]["rlinf_grpo"]), atol=1e-6, rtol=0)
+
+
+def test_reinforce_pp_baseline_agrees_with_verl(goldens: dict) -> None:
+    rewards, valid = verl_scores(goldens)
+    advantages, _ = run_grpo(rewards, valid, group_size=4, std="none")
+    expected = torch.tensor(goldens["verl"]["verl_reinpp_baseline"]["adv"]).T
+    torch.testing.assert_close(normalize(advantages, valid), expected, atol=1e-6, rtol=0)
+
+
+def test_reinforce_pp_by_hand() -> None:
+    # An episode of two decisions and one of a single decision: 1 + 0.9*2 = 2.8, 2, and 3 on its own.
+    ended = torch.tensor([[False], [True], [True]])
+    advantages, returns = reinforce_pp(
+        rewards=column(1.0, 2.0, 3.0), ended=ended, discounts=torch.full((3, 1), 0.9), valid=YES
+    )
+    torch.testing.assert_close(advantages, column(2.8, 2.0, 3.0))
+    assert torch.equal(advantages, returns)
+
+
+def test_reinforce_pp_agrees_with_verl(goldens: dict) -> None:
+    case = goldens["verl"]["verl_reinpp_gamma0.9"]
+    rewards, valid = torch.tensor(case["token_rewards"]).T, verl_scores(goldens)[1]
+    advantages, returns = reinforce_pp(
+        rewards=rewards, ended=torch.zeros_like(valid), discounts=torch.full(valid.shape, 0.9), valid=valid
+    )
+    torch.testing.assert_close(returns * valid, torch.tensor(case["returns"]).T, atol=1e-6, rtol=0)
+    torch.testing.assert_close(normalize(advantages, valid), torch.tensor(case["adv"]).T, atol=1e-6, rtol=0)
+
+
+def test_returns_of_normalised_step_rewards_agree_with_rl4vla(goldens: dict) -> None:
+    # RL4VLA's "grpo": step rewards over the biased deviation of the buffer, summed up to the end of the episode.
+    rewards = torch.tensor(goldens["other"]["rl4vla_ppo"]["rewards"]).squeeze(-1)
+    scaled = (rewards - rewards.mean()) / (rewards.std(unbiased=False) + 1e-5)
+    valid = torch.ones(3, 2, dtype=torch.bool)
+    returns, _ = reinforce_pp(rewards=scaled, ended=~valid, discounts=torch.ones(3, 2), valid=valid)
+    expected = torch.tensor(goldens["other"]["rl4vla_grpo_nofix"]["returns"]).squeeze(-1)
+    torch.testing.assert_close(returns, expected, atol=2e-6, rtol=0)
+
+
+def test_raw_is_the_reward_where_there_was_a_decision() -> None:
+    valid = torch.tensor([[True], [False], [True]])
+    advantages, _ = raw(rewards=column(1.0, 2.0, 3.0), valid=valid)
+    torch.testing.assert_close(advantages, column(1.0, 0.0, 3.0))
 
 
 def test_normalize_leaves_invalid_entries_out() -> None:

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from embodyrl.algorithms.levels import (
+    LevelError,
+    decision_rewards,
+    entries_at,
+    executed_actions,
+    in_chunks,
+    in_time,
+    require_same_shape,
+    spread_to,
+    tokens,
+    valid_at,
+)
+from embodyrl.config.schema import Level
+
+ENTRIES = torch.arange(1.0, 13.0).view(2, 6)
+"""Two decisions of C = 3 actions with D = 2 entries."""
+EXECUTED = torch.tensor([[True, True, True], [True, False, False]])
+
+
+def test_entries_are_summed_up_to_their_level() -> None:
+    # Decision 0: (1+2, 3+4, 5+6); decision 1 ended after its first action: (7+8, -, -).
+    assert entries_at(Level.token, ENTRIES, EXECUTED).tolist() == [[[1, 2], [3, 4], [5, 6]], [[7, 8], [0, 0], [0, 0]]]
+    assert entries_at(Level.action, ENTRIES, EXECUTED).tolist() == [[3, 7, 11], [15, 0, 0]]
+    assert entries_at(Level.chunk, ENTRIES, EXECUTED).tolist() == [21, 15]
+
+
+def test_what_counts_at_each_level() -> None:
+    nothing = torch.tensor([[True, False], [False, False]])
+    assert valid_at(Level.token, nothing, 2).tolist() == [[[True] * 2, [False] * 2], [[False] * 2, [False] * 2]]
+    assert valid_at(Level.action, nothing, 2).tolist() == nothing.tolist()
+    assert valid_at(Level.chunk, nothing, 2).tolist() == [True, False]
+
+
+def test_the_action_that_ends_an_episode_counts_and_those_after_it_do_not(goldens: dict) -> None:
+    # verl's mask counts tokens, 7 per action, of two episodes of 3 chunks of 2 actions: through the first done.
+    case = goldens["verl"]["verl_vla_response_mask"]
+    complete, counts = torch.tensor(case["complete"]), torch.tensor(case["mask_sum_per_step"])
+    # The first episode is done with the first action of its second chunk, the second one never.
+    steps = torch.tensor([[2, 1, 0], [2, 2, 2]])
+    assert complete[0].flatten().nonzero()[0] == steps[0].sum() - 1
+    executed = executed_actions(steps, steps > 0, 2)
+    assert valid_at(Level.token, executed, 7).sum(-1).tolist() == counts.tolist()
+
+
+def test_advantages_are_spread_down_and_never_up() -> None:
+    of_decisions, of_actions = torch.tensor([1.0, 2.0]), torch.arange(6.0).view(2, 3)
+    assert spread_to(Level.chunk, of_decisions, EXECUTED, 2).tolist() == [1, 2]
+    assert spread_to(Level.action, of_decisions, EXECUTED, 2).tolist() == [[1] * 3, [2] * 3]
+    assert spread_to(Level.token, of_decisions, EXECUTED, 2)[1].tolist() == [[2, 2]] * 3
+    assert spread_to(Level.action, of_actions, EXECUTED, 2).tolist() == of_actions.tolist()
+    assert spread_to(Level.token, of_actions, EXECUTED, 2)[1].tolist() == [[3, 3], [4, 4], [5, 5]]
+    with pytest.raises(LevelError, match="advantages of actions cannot be spread over decisions"):
+        spread_to(Level.chunk, of_actions, EXECUTED, 2)
+
+
+def test_actions_in_time_and_back() -> None:
+    column = torch.arange(12).view(2, 3, 2)  # K = 2, B = 3, C = 2
+    assert in_time(column)[:, 0].tolist() == [0, 1, 6, 7]
+    assert torch.equal(in_chunks(in_time(column), 2), column)
+
+
+def test_rewards_of_decisions() -> None:
+    rewards = torch.tensor([[1.0, 2.0, 4.0]])
+    assert decision_rewards(rewards, 1.0).tolist() == [7.0]
+    assert decision_rewards(rewards, 0.5).tolist() == [1.0 + 1.0 + 1.0]
+
+
+def test_a_log_prob_of_the_wrong_rank_is_an_error_and_no_broadcast(goldens: dict) -> None:
+    # RL4VLA sums a ratio [B, 7] that broadcasting made of [B, 1]: its loss is 7 times too large.
+    assert goldens["other"]["rl4vla_broadcast"] == pytest.approx(-1.2 * 7)
+    with pytest.raises(LevelError, match=r"one shape, got logprobs \(4, 1\), old_logprobs \(4, 7\)"):
+        require_same_shape(logprobs=torch.zeros(4, 1), old_logprobs=torch.zeros(4, 7))
+
+
+def test_shapes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(LevelError, match=r"\(2, 6\), expected \[..., N\] with N a multiple of the chunk size 4"):
+        tokens(ENTRIES, 4)
+    with pytest.raises(LevelError, match=r"entries have shape \(2, 6\), executed actions \(3, 2\)"):
+        entries_at(Level.chunk, ENTRIES, torch.ones(3, 2, dtype=torch.bool))
+    with pytest.raises(LevelError, match=r"advantages have shape \(3,\), expected \(2,\) or \(2, 3\)"):
+        spread_to(Level.action, torch.zeros(3), EXECUTED, 2)
+    with pytest.raises(LevelError, match=r"\(2, 3\), expected \[K, B, C\]"):
+        in_time(torch.zeros(2, 3))
+    with pytest.raises(LevelError, match=r"\(5, 3\), expected \[K\*2, B\]"):
+        in_chunks(torch.zeros(5, 3), 2)
