@@ -300,6 +300,10 @@ def cameras_are_known(config: Config) -> Iterator[Finding]:
     yield from _unknown(config, "camera", config.env.cameras)
 
 
+_SHORT_LIST = 12
+"""A near match is followed by all names where there are no more than these."""
+
+
 def _unknown(config: Config, kind: str, names: list[str]) -> Iterator[Finding]:
     """Those of `names` that are not among the simulator's tasks or cameras."""
     listing = fact(SIMULATORS, config.env.name, f"{kind}s")
@@ -310,6 +314,8 @@ def _unknown(config: Config, kind: str, names: list[str]) -> Iterator[Finding]:
         if name not in known:
             near = near_match(name, known)
             remedy = f"did you mean {near!r}?" if near else f"one of {', '.join(known)}"
+            if near and len(known) <= _SHORT_LIST:
+                remedy += f" ({kind}s: {', '.join(known)})"
             yield Finding((f"env.{kind}s.{index}",), f"{config.env.name} has no {kind} {name!r}", remedy)
 
 
