@@ -13,6 +13,7 @@ SIMULATORS.register(
         "tasks": "embodyrl.envs.metaworld_tasks:known_tasks",
         "cameras": "embodyrl.envs.metaworld_tasks:known_cameras",
         "graphics": "opengl",
+        "preload": ("embodyrl.envs.metaworld", "embodyrl.envs.metaworld_driver"),
     },
     summary="MetaWorld 3: 50 tabletop tasks of a Sawyer arm (MuJoCo, CPU)",
 )
@@ -26,6 +27,7 @@ SIMULATORS.register(
         "cameras": "embodyrl.envs.libero_tasks:known_cameras",
         "graphics": "opengl",
         "check": "embodyrl.envs.libero_tasks:check",
+        "preload": ("embodyrl.envs.libero", "embodyrl.envs.libero_driver:load"),
     },
     summary="LIBERO: 130 tabletop tasks of a Panda arm with sentences (robosuite, MuJoCo, CPU)",
 )
@@ -41,6 +43,7 @@ SIMULATORS.register(
         "tasks": "embodyrl.envs.maniskill.catalogue:known_tasks",
         "assets": "embodyrl.envs.maniskill.catalogue:assets_report",
         "graphics": "vulkan",
+        "preload": ("torch", "embodyrl.envs.maniskill.simulator", "mani_skill.envs"),
     },
     summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU or a GPU)",
 )
@@ -49,6 +52,6 @@ SIMULATORS.register(
     target="embodyrl.envs.gymnasium:Gymnasium",
     options="embodyrl.envs.options:GymnasiumConfig",
     requires=[Requirement(module="gymnasium", install="pip install gymnasium")],
-    facts={"graphics": "opengl"},
+    facts={"graphics": "opengl", "preload": ("embodyrl.envs.gymnasium",)},
     summary="any registered Gymnasium environment: numbers, pictures, or both",
 )
