@@ -211,7 +211,7 @@ def _start_drawing(way: str, chosen: str | None, asked: str | None, needed: bool
 
 RENDERING = """
 import json, re
-from embodyrl.envs.maniskill.scene import rendering_device
+from embodyrl.envs.maniskill.loading import rendering_device
 import sapien.render
 device = rendering_device()
 names = re.findall("GPU: (.*)", sapien.render.get_device_summary()) if device else []

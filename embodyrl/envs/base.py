@@ -172,7 +172,7 @@ class SlotSimulator(ABC):
         Actions beyond the declared bounds are clipped to them.
         """
         seats = self._take(slots)
-        actions = self._checked_actions(actions, len(seats))
+        actions = check_actions(actions, len(seats), self._low, self._high)
         batch, chunk = actions.shape[:2]
         result = ChunkResult(
             observation=Observation(tasks=[]),
@@ -228,12 +228,7 @@ class SlotSimulator(ABC):
         """The seats called `slots`."""
         if self._closed:
             raise SimulatorError("the simulator is closed")
-        if len(slots) == 0:
-            raise SimulatorError("got no slots: name at least one")
-        if min(slots) < 0 or max(slots) >= len(self._seats):
-            raise SimulatorError(f"got slots {list(slots)}, want numbers from 0 to {len(self._seats) - 1}")
-        if len(set(slots)) != len(slots):
-            raise SimulatorError(f"got slots {list(slots)}, want each slot once")
+        check_slots(slots, len(self._seats))
         return [self._seats[slot] for slot in slots]
 
     @staticmethod
@@ -242,18 +237,6 @@ class SlotSimulator(ABC):
         if seat.episode is None:
             raise EpisodeOverError(f"slot {seat.number} has no episode yet: reset it first")
         return seat
-
-    def _checked_actions(self, actions: NDArray[np.float32], batch: int) -> NDArray[np.float32]:
-        """`actions`, clipped to the bounds, once their shape, type and values are known to be right."""
-        if not isinstance(actions, np.ndarray) or actions.dtype != np.float32:
-            raise ActionError(f"actions are {getattr(actions, 'dtype', type(actions).__name__)}, want float32 numpy")
-        want = (batch, max(actions.shape[1], 1) if actions.ndim == 3 else "C", len(self._low))
-        if actions.shape != want:
-            raise ActionError(f"actions have shape {actions.shape}, want [slots, chunk, action dims] = {want}")
-        if not np.isfinite(actions).all():
-            row, index, entry = (int(i) for i in np.argwhere(~np.isfinite(actions))[0])
-            raise ActionError(f"actions[{row}, {index}, {entry}] is {actions[row, index, entry]}: want finite numbers")
-        return np.clip(actions, self._low, self._high)
 
     def _start(self, seat: _Seat, episode: EpisodeSpec) -> None:
         """Begin `episode` at `seat`, with an environment that plays its task."""
@@ -403,6 +386,35 @@ class SlotSimulator(ABC):
                 f"the state has {header['action_dim']} action dims and {header['steps']} steps, this simulator "
                 f"{want[0]} action dims and at most {want[1]} steps"
             )
+
+
+def check_slots(slots: Sequence[int], count: int) -> None:
+    """Raise `SimulatorError` unless `slots` are different numbers from 0 to `count` - 1, at least one."""
+    if len(slots) == 0:
+        raise SimulatorError("got no slots: name at least one")
+    if min(slots) < 0 or max(slots) >= count:
+        raise SimulatorError(f"got slots {list(slots)}, want numbers from 0 to {count - 1}")
+    if len(set(slots)) != len(slots):
+        raise SimulatorError(f"got slots {list(slots)}, want each slot once")
+
+
+def check_actions(
+    actions: NDArray[np.float32], batch: int, low: NDArray[np.float32], high: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Actions `[B, C, D]`, clipped to `low, high [D]`, once their shape, type and values are known to be right.
+
+    Raises:
+        ActionError: they are not.
+    """
+    if not isinstance(actions, np.ndarray) or actions.dtype != np.float32:
+        raise ActionError(f"actions are {getattr(actions, 'dtype', type(actions).__name__)}, want float32 numpy")
+    want = (batch, max(actions.shape[1], 1) if actions.ndim == 3 else "C", len(low))
+    if actions.shape != want:
+        raise ActionError(f"actions have shape {actions.shape}, want [slots, chunk, action dims] = {want}")
+    if not np.isfinite(actions).all():
+        row, index, entry = (int(i) for i in np.argwhere(~np.isfinite(actions))[0])
+        raise ActionError(f"actions[{row}, {index}, {entry}] is {actions[row, index, entry]}: want finite numbers")
+    return np.clip(actions, low, high)
 
 
 def check_tasks(tasks: Iterable[str], known: Iterable[str], backend: str) -> None:

@@ -122,7 +122,7 @@ def missing(backend: Backend) -> str | None:
     if backend.name == "libero" and not LIBERO_ASSETS.is_dir():
         return "LIBERO's assets are not there"
     if backend.options.get("cameras") and backend.name == "maniskill":
-        from embodyrl.envs.maniskill.scene import rendering_device
+        from embodyrl.envs.maniskill.loading import rendering_device
 
         return None if rendering_device() else "no Vulkan driver that SAPIEN can draw with"
     return _cannot_draw() if backend.options.get("cameras") and backend.name in ON_MUJOCO else None

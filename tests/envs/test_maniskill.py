@@ -19,7 +19,7 @@ if missing := [requirement.module for requirement in SIMULATORS.entry("maniskill
 
 import sapien
 
-from embodyrl.envs.maniskill import scene
+from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.catalogue import SENTENCES, _registered, known_tasks, missing_assets, sentence
 from embodyrl.envs.maniskill.slots import ManiSkill
 from embodyrl.envs.options import ManiSkillConfig, Proprio, RewardMode
@@ -69,7 +69,7 @@ def test_a_question_on_the_terminal_becomes_an_error(monkeypatch: pytest.MonkeyP
     def build(cls: type, **_: Any) -> None:
         download_asset.prompt_yes_no("Robot widow has assets available for download. Download them now?")
 
-    entry = scene.load().REGISTERED_ENVS["PushCube-v1"]
+    entry = loading.load().REGISTERED_ENVS["PushCube-v1"]
     monkeypatch.setattr(
         entry,
         "cls",
@@ -149,14 +149,14 @@ def test_sentences() -> None:
 
 
 def test_every_task_whose_files_come_with_maniskill_has_a_written_sentence() -> None:
-    registered = scene.load().REGISTERED_ENVS
+    registered = loading.load().REGISTERED_ENVS
     shipped = [task for task, entry in registered.items() if not missing_assets(task) and not entry.asset_download_ids]
     elsewhere = ("SceneManipulation", "Empty-v1", "UnitreeGo2", "OpenCabinetDoor")  # no task, or no files either
     assert {task for task in shipped if not any(part in task for part in elsewhere)} == SENTENCES.keys()
 
 
 def test_the_catalogue_agrees_with_what_maniskill_registers() -> None:
-    registered = scene.load().REGISTERED_ENVS
+    registered = loading.load().REGISTERED_ENVS
     read = _registered()
     assert read == {
         task: entry.asset_download_ids or []
@@ -202,7 +202,7 @@ def test_without_a_driver_states_are_the_same_and_pictures_are_refused_in_words(
 @pytest.fixture
 def driver() -> None:
     """For tests that draw."""
-    if scene.rendering_device() is None:
+    if loading.rendering_device() is None:
         pytest.skip("no Vulkan driver that SAPIEN can draw with")
 
 

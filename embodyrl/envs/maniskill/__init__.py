@@ -2,7 +2,7 @@
 
 - `catalogue`: tasks, their assets and sentences, read without importing ManiSkill
 - `rules`: what is wrong with a config, before anything starts
-- `scene`: importing ManiSkill and building one of its environments
+- `loading`: importing ManiSkill and building one of its environments
 - `driver`: an environment class with less around the same physics
 - `actions`: what the entries of an action mean
 - `slots`: one environment per slot (CPU)

@@ -71,6 +71,9 @@ DRIVER_REMEDY = (
 )
 """What to do where nothing draws."""
 
+SEVERAL_ROBOTS = ("TwoRobotPickCube-v1", "TwoRobotStackCube-v1")
+"""Tasks of ManiSkill with more than one robot, which are not supported."""
+
 ROBOT_ASSETS = {"bridge_v2_real2sim": "widowx250s"}
 """Asset -> the robot that its tasks use, which their registration does not name."""
 

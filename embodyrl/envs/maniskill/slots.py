@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import RenderError, Slot, SlotSimulator, Transition, check_task_list, check_tasks
-from embodyrl.envs.maniskill import scene
+from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.actions import action_fields
 from embodyrl.envs.maniskill.catalogue import sentence
 from embodyrl.envs.options import ManiSkillConfig, Proprio
-from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
+from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 
 
@@ -28,20 +28,18 @@ class ManiSkill(SlotSimulator):
 
     def __init__(self, config: ManiSkillConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "maniskill")
-        registered = scene.load().REGISTERED_ENVS
+        registered = loading.load().REGISTERED_ENVS
         check_tasks(config.tasks, sorted(registered), "maniskill")
         self._config = config
         speaking = [task for task in config.tasks if hasattr(registered[task].cls, "get_language_instruction")]
         built = {task: ManiSkillSlot(task, config) for task in dict.fromkeys([config.tasks[0], *speaking])}
         first = built[config.tasks[0]]
-        spec = SimulatorSpec(
+        spec = specification(
+            config,
             tasks={task: built[task].sentence if task in built else sentence(task) for task in config.tasks},
             actions=first.fields,
             proprio_dim=first.proprio_dim,
-            max_episode_steps=config.max_episode_steps,
             control_frequency=first.control_frequency,
-            cameras=tuple(config.cameras),
-            image_size=(config.image_size[0], config.image_size[1]) if config.cameras else (0, 0),
         )
         super().__init__(spec, num_slots, spare=list(built.items()))
 
@@ -68,7 +66,7 @@ class ManiSkillSlot(Slot):
         self._task = task
         self._end_at_success = config.end_at_success
         self._robot_only = config.proprio is Proprio.robot
-        self._env = scene.build(task, config)
+        self._env = loading.build(task, config)
         from embodyrl.envs.maniskill import driver  # imports ManiSkill, which `build` had to prepare first
 
         driver.trust_actions(self._env)
@@ -100,8 +98,8 @@ class ManiSkillSlot(Slot):
 
     def render(self) -> NDArray[np.uint8]:
         """What the task's camera for people sees, `[H, W, 3]`."""
-        if scene.rendering_device() is None:
-            raise RenderError(f"ManiSkill cannot draw {self._task!r} on this machine: {scene.NO_DRIVER}")
+        if loading.rendering_device() is None:
+            raise RenderError(f"ManiSkill cannot draw {self._task!r} on this machine: {loading.NO_DRIVER}")
         with self._torch.inference_mode():
             picture = self._env.render_rgb_array()
         if picture is None:
@@ -115,6 +113,26 @@ class ManiSkillSlot(Slot):
     def _proprio(self) -> NDArray[np.float32]:
         values = self._env.robot_state() if self._robot_only else self._observation
         return values[0].numpy().astype(np.float32)
+
+
+def specification(
+    config: ManiSkillConfig,
+    *,
+    tasks: dict[str, str],
+    actions: tuple[ActionField, ...],
+    proprio_dim: int,
+    control_frequency: float,
+) -> SimulatorSpec:
+    """What a ManiSkill simulator offers; see `SimulatorSpec` for the arguments."""
+    return SimulatorSpec(
+        tasks=tasks,
+        actions=actions,
+        proprio_dim=proprio_dim,
+        max_episode_steps=config.max_episode_steps,
+        control_frequency=control_frequency,
+        cameras=tuple(config.cameras),
+        image_size=(config.image_size[0], config.image_size[1]) if config.cameras else (0, 0),
+    )
 
 
 def spoken(env: Any, task: str) -> str:
