@@ -101,11 +101,17 @@ def evaluate(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. eval.episodes=500 eval.seed=20000."),
     ] = None,
+    video: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.mp4", help="Film the first episodes (tracking.video.episodes of them; 4 if that is 0)."
+        ),
+    ] = None,
 ) -> None:
     """Evaluate a checkpoint on held-out start states."""
     from embodyrl.cli import train
 
-    raise typer.Exit(train.evaluate(checkpoint, overrides or []))
+    raise typer.Exit(train.evaluate(checkpoint, overrides or [], video))
 
 
 @app.command()
@@ -153,12 +159,6 @@ def plan(
     planning.show(load_config(source, overrides), planning.read_machine(machine, cpus), as_json=as_json)
 
 
-@app.command("list")
-def list_(
-    what: Annotated[
-        str | None, typer.Argument(metavar="[models|simulators|algorithms|configs|sinks]", show_default=False)
-    ] = None,
-) -> None:
 @app.command()
 def doctor(
     words: Annotated[
@@ -178,6 +178,12 @@ def doctor(
     raise typer.Exit(examination.run(load_config(source, overrides) if words else None))
 
 
+@app.command("list")
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(metavar="[models|simulators|algorithms|configs|sinks]", show_default=False)
+    ] = None,
+) -> None:
     """Show what there is, and whether it can be used here."""
     from embodyrl.cli import listing
 

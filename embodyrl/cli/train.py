@@ -15,6 +15,8 @@ from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, write_confi
 
 RESUMABLE = "run."
 """Settings with this prefix may change when a run goes on; changing others would make it a different run."""
+FILMED = 4
+"""Episodes that `embodyrl eval --video` films where the config films none."""
 
 
 def run(loaded: LoadedConfig) -> int:
@@ -95,8 +97,10 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     )
 
 
-def evaluate(path: Path, overrides: Sequence[str]) -> int:
-    """Evaluate a checkpoint."""
+def evaluate(path: Path, overrides: Sequence[str], video: Path | None) -> int:
+    """Evaluate a checkpoint; `video` is where a film of its first episodes goes."""
+    if video is not None and video.suffix != ".mp4":
+        raise UserError(f"--video {video}: films are MP4 files, so name one that ends in .mp4")
     from embodyrl.runner.checkpoint import find
 
     checkpoint = find(path)
@@ -105,10 +109,17 @@ def evaluate(path: Path, overrides: Sequence[str]) -> int:
     from embodyrl.runner.build import build_engine, open_simulators
     from embodyrl.runner.evaluation import evaluate as play
     from embodyrl.runner.evaluation import held_out_episodes
+    from embodyrl.runner.film import Film
 
     config = loaded.config
     print(f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}", flush=True)
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
         engine = build_engine(config, manager, weights=checkpoint / "policy")
-        print(play(manager, engine, held_out_episodes(config)).line(), flush=True)
+        episodes = held_out_episodes(config)
+        if video is None:
+            print(play(manager, engine, episodes).line(), flush=True)
+        else:
+            with Film(manager, video, episodes[: config.tracking.video.episodes or FILMED]) as film:
+                print(play(manager, engine, episodes, film).line(), flush=True)
+            print(f"filmed the first {film.count}: {video}", flush=True)
     return 0

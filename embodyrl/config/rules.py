@@ -108,6 +108,18 @@ def envs_form_whole_groups(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def films_show_evaluation_episodes(config: Config) -> Iterator[Finding]:
+    """No more episodes are filmed than an evaluation plays."""
+    filmed, played = config.tracking.video.episodes, config.eval.episodes
+    if filmed > played:
+        yield Finding(
+            ("tracking.video.episodes", "eval.episodes"),
+            f"tracking.video.episodes = {filmed}, but an evaluation plays eval.episodes = {played}",
+            f"set tracking.video.episodes to {played} or less",
+        )
+
+
+@rule
 def envs_fill_workers_evenly(config: Config) -> Iterator[Finding]:
     """Every simulator process has as many slots as the others."""
     envs, workers = config.env.num_envs, config.env.workers

@@ -413,11 +413,23 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VideoConfig:
+    """Films of evaluation episodes, in the run's folder videos/."""
+
+    episodes: int = setting(0, low=0, high=64)
+    """Episodes of an evaluation that are filmed, side by side in one file; 0: none. Drawing them costs time."""
+    every: int = setting(1, low=1)
+    """Film every so many evaluations, from the first one on."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
     """What is recorded, and where."""
 
     sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS")
     """Where metrics go; `embodyrl list sinks` shows them."""
+    video: VideoConfig = field(default_factory=VideoConfig)
+    """Films of evaluation episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec
-from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.rollout.collector import take
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
+from embodyrl.runner.film import Film
 from embodyrl.runner.statistics import wilson_interval
+
+Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequence[EpisodeSpec | None]], StepResult]
+"""Executes a chunk of actions: (slots, number of the episode that each plays, actions, episode that follows)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +78,24 @@ def held_out_episodes(config: Config) -> list[EpisodeSpec]:
     )
 
 
-def evaluate(manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec]) -> Evaluation:
+def evaluate(
+    manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec], film: Film | None = None
+) -> Evaluation:
     """Play `episodes` with the most likely actions and report. Slots are refilled as they finish; those without an
-    episode left are neither stepped nor inferred. Which slot plays which episode changes nothing."""
+    episode left are neither stepped nor inferred. Which slot plays which episode changes nothing, and neither does a
+    film of the first ones."""
     start = time.perf_counter()
-    finished = _play(manager, engine, episodes)
+    finished: list[FinishedEpisode] = []
+    if film is not None:
+        finished += _play(manager, engine, episodes[: film.count], film.step)
+        episodes = episodes[film.count :]
+    if episodes:
+        finished += _play(
+            manager,
+            engine,
+            episodes,
+            lambda slots, numbers, actions, following: manager.step(slots, actions, following),
+        )
     return Evaluation(
         episodes=len(finished),
         successes=sum(each.success for each in finished),
@@ -87,20 +105,23 @@ def evaluate(manager: EnvManager, engine: HybridEngine, episodes: Sequence[Episo
     )
 
 
-def _play(manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec]) -> list[FinishedEpisode]:
+def _play(
+    manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec], step: Step
+) -> list[FinishedEpisode]:
     slots = np.arange(min(manager.num_envs, len(episodes)))
-    waiting = [deque(episodes[slot :: len(slots)]) for slot in range(len(slots))]
+    waiting = [deque(range(slot, len(episodes), len(slots))) for slot in range(len(slots))]
+    playing = np.array([numbers.popleft() for numbers in waiting])
     tracker = EpisodeTracker(manager.num_envs)
     finished: list[FinishedEpisode] = []
-    observation = manager.reset(slots, [waiting[slot].popleft() for slot in slots])
+    observation = manager.reset(slots, [episodes[number] for number in playing])
     while len(slots):
         actions = engine.act(observation, "eval").actions.cpu().numpy()
-        following = [waiting[slot][0] if waiting[slot] else None for slot in slots]
-        result = manager.step(slots, actions, following)
+        following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
+        result = step(slots, playing[slots], actions, following)
         finished += tracker.update(slots, result)
         running = np.array([bool(waiting[slot]) for slot in slots]) | ~result.ended
         for slot in slots[result.ended & running]:
-            waiting[slot].popleft()
+            playing[slot] = waiting[slot].popleft()
         slots, observation = slots[running], take(result.observation, running)
     return finished
 

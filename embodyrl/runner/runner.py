@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,14 @@ import torch
 
 from embodyrl.config import LoadedConfig, config_hash
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.pipeline import Pipeline
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.checkpoint import TrainerState, writing
 from embodyrl.runner.evaluation import borrowed, evaluate, held_out_episodes
+from embodyrl.runner.film import VIDEOS, Film
 from embodyrl.runner.rundir import RunDir, write_config
 from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
@@ -118,14 +121,27 @@ class Runner:
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
-        with borrowed(self.manager, self.collector.in_progress):
-            result = evaluate(self.manager, self.engine, held_out_episodes(self.config))
+        episodes = held_out_episodes(self.config)
+        with borrowed(self.manager, self.collector.in_progress), self._film(episodes) as film:
+            result = evaluate(self.manager, self.engine, episodes, film)
         self._message(result.line())
         metrics = result.metrics()
         self.progress.evaluations[str(self.progress.iteration)] = {
             name: value for name, value in metrics.items() if name.startswith("eval/")
         }
         return metrics
+
+    @contextmanager
+    def _film(self, episodes: Sequence[EpisodeSpec]) -> Iterator[Film | None]:
+        """A film of this evaluation, if it is one of those that are filmed."""
+        video, number = self.config.tracking.video, len(self.progress.evaluations)
+        if not video.episodes or number % video.every:
+            yield None
+            return
+        path = self.run_dir / VIDEOS / f"iteration_{self.progress.iteration:06d}.mp4"
+        with Film(self.manager, path, episodes[: video.episodes]) as film:
+            yield film
+        self._message(f"filmed {path}")
 
     def _goes_on(self) -> bool:
         """Whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
