@@ -118,6 +118,7 @@ class EnvManager:
             plan, EnvWorker, [(spec, config) for spec in plan], timeout=config.startup_timeout_s
         )
         self.spec = self._agreed_spec()
+        _check_cameras(config, self.spec)
         self._tasks = list(self.spec.tasks)
         self._selections = Selections(self.workers)
         memory = self._memory = Segment.create(
@@ -459,6 +460,15 @@ class EnvManager:
             pid=worker.pid,
         )
         raise self._failure
+
+
+def _check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
+    """Raise `UserError` if cameras were asked for and are not what the simulator shows."""
+    if config.cameras and list(spec.cameras) != config.cameras:
+        raise UserError(
+            f"env.cameras is {config.cameras}, but simulator {config.name!r} shows "
+            f"{list(spec.cameras) or 'no pictures'}: name what it shows, or set env.cameras to []"
+        )
 
 
 def _check_importable(config: EnvConfig) -> None:

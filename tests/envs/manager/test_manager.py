@@ -7,6 +7,7 @@ from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.types import EpisodeSpec
+from embodyrl.errors import UserError
 
 ALL = range(4)
 
@@ -387,6 +388,11 @@ def test_pictures_travel(manager):
         observation = seeing.reset([0, 1], [episode(20), episode(30)])
         assert (observation.images.shape, observation.images.dtype) == ((2, 2, 4, 6, 3), np.uint8)
         assert observation.images[:, 1, 3, 5, 2].tolist() == [20, 30]
+
+
+def test_cameras_that_the_simulator_does_not_show_are_refused():
+    with pytest.raises(UserError, match=r"env.cameras is \['top'\], but simulator 'toy' shows no pictures"):
+        start(cameras=["top"])
 
 
 def test_a_manager_that_is_dropped_leaves_nothing_open():
