@@ -42,6 +42,8 @@ SIMULATORS.register(
     facts={
         "tasks": "embodyrl.envs.maniskill.catalogue:known_tasks",
         "assets": "embodyrl.envs.maniskill.catalogue:assets_report",
+        "check": "embodyrl.envs.maniskill.rules:check",
+        "fills_gpu": "embodyrl.envs.maniskill.rules:fills_gpu",
         "graphics": "vulkan",
         "preload": ("torch", "embodyrl.envs.maniskill.simulator", "mani_skill.envs"),
     },

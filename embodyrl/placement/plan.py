@@ -11,7 +11,7 @@ from embodyrl.config.schema import Device, EnvConfig, Numa, StartMethod
 from embodyrl.errors import UserError
 from embodyrl.placement.graphics import Graphics, graphics_variables, read_graphics
 from embodyrl.placement.topology import ROOT, Gpu, Node, allowed_cpus, cpu_limit, format_ids, read_gpus, read_nodes
-from embodyrl.registry import SIMULATORS
+from embodyrl.registry import SIMULATORS, load_target
 
 SINGLE_THREADED = {
     "OMP_NUM_THREADS": "1",
@@ -111,9 +111,10 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     Raises:
         UserError: the slots cannot be spread evenly over that many workers.
     """
-    count = _count_workers(config.num_envs, config.workers, machine)
-    share = config.num_envs // count
     facts = SIMULATORS.entry(config.name).facts
+    own_gpus = machine.gpus if "fills_gpu" in facts and load_target(facts["fills_gpu"])(config) else None
+    count = _count_workers(config.num_envs, config.workers, machine.cores if own_gpus is None else len(own_gpus))
+    share = config.num_envs // count
     homes = _assign_nodes(count, machine.usable_nodes, near) if binds(config.numa, machine) else [None] * count
     return [
         WorkerSpec(
@@ -126,6 +127,7 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
             env_vars={
                 **SINGLE_THREADED,
                 **graphics_variables(facts.get("graphics"), machine.graphics, machine.gpus, rank),
+                **_own_gpu(own_gpus or (), rank),
             },
             preload=_preload(config.start_method, facts.get("preload")),
         )
@@ -133,10 +135,17 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     ]
 
 
-def _count_workers(num_envs: int, workers: int | str, machine: Inventory) -> int:
+def _own_gpu(gpus: Sequence[Gpu], rank: int) -> dict[str, str]:
+    """What shows a process one GPU of several."""
+    gpu = gpus[rank % len(gpus)] if len(gpus) > 1 else None
+    return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu.uuid or str(gpu.index)}
+
+
+def _count_workers(num_envs: int, workers: int | str, capacity: int) -> int:
+    """How many processes; `auto`: as many as possible up to `capacity`."""
     if num_envs < 1:
         raise UserError(f"num_envs must be at least 1, got {num_envs}")
-    count = largest_divisor(num_envs, machine.cores) if workers == "auto" else workers
+    count = largest_divisor(num_envs, max(capacity, 1)) if workers == "auto" else workers
     if isinstance(count, str) or count < 1 or num_envs % count:
         near = f"{largest_divisor(num_envs, count)}" if isinstance(count, int) and count >= 1 else "auto"
         raise UserError(f"num_envs ({num_envs}) must be a multiple of workers, got {workers!r}: use {near}")

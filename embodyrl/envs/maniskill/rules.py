@@ -19,8 +19,13 @@ def check(config: Config) -> Iterator[tuple[str, str, str]]:
             yield f"env.tasks.{index}", *assets_missing(task, missing)
         if task in SEVERAL_ROBOTS:
             yield f"env.tasks.{index}", f"the ManiSkill task {task!r} has several robots", "choose another task"
-    if env.sim is Sim.gpu:
+    if fills_gpu(env):
         yield from _gpu(env)
+
+
+def fills_gpu(env: Any) -> bool:
+    """Whether each simulator process computes on a GPU of its own."""
+    return env.sim is Sim.gpu
 
 
 def _gpu(env: Any) -> Iterator[tuple[str, str, str]]:
