@@ -39,7 +39,7 @@ COLLISION_SHAPES = 0
 """Group of the shapes that MuJoCo computes contacts with; LIBERO does not draw them."""
 
 KEPT_PAINTERS = 10
-"""Tasks whose painters a process keeps, as many as a suite has; more if it has more slots."""
+"""Painters that a process keeps, as many as a suite has tasks; more if it has more slots."""
 
 FIELDS = (
     ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.05),
@@ -103,16 +103,18 @@ class LiberoSlot(Slot):
         task: its name.
         config: LIBERO's options.
         assets: folder of meshes and textures.
-        painters: painters that the environments of the process share, one for each task.
+        painters: painters that the environments of the process share, one for each set of meshes and textures: the
+            tasks of LIBERO Spatial have one between them, those of LIBERO Goal as well.
     """
 
     def __init__(self, task: str, config: LiberoConfig, assets: Path, painters: Painters) -> None:
         from embodyrl.envs import libero_driver
 
-        self._task, self._config, self._painters = task, config, painters
+        self._config, self._painters = config, painters
         self._states = libero_tasks.start_states(task)
         self._driver = libero_driver.Driver(libero_tasks.task_file(task), assets)
         self._size = config.image_size[0], config.image_size[1]
+        self._appearance = self._driver.appearance()
         self.proprio_dim = len(self._proprio())
 
     def reset(self, episode: EpisodeSpec) -> None:
@@ -155,7 +157,7 @@ class LiberoSlot(Slot):
 
     def _paint(self, camera: str) -> NDArray[np.uint8]:
         """The picture of one camera, turned as public evaluations turn it: the right way up, left and right swapped."""
-        painter = self._painters.get(self._task, self._make_painter)
+        painter = self._painters.get(self._appearance, self._make_painter)
         with self._driver.scene() as scene:
             return np.ascontiguousarray(painter.paint(scene, CAMERAS[camera])[:, ::-1])
 

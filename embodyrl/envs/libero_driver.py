@@ -21,6 +21,7 @@ import math
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +35,8 @@ from embodyrl.envs import mujoco_gl
 from embodyrl.envs.base import SimulatorError
 from embodyrl.envs.libero_tasks import package
 
+PAINTED = ("mesh_vert", "mesh_normal", "mesh_texcoord", "mesh_face", "mesh_graph", "tex_data")
+"""The parts of a model that are loaded before anything is drawn: meshes and textures."""
 PLACEMENT_ATTEMPTS = 1000
 """How often a random layout without collisions is looked for."""
 
@@ -233,6 +236,13 @@ class Driver:
         self._seen_qpos = qpos
         self._seen_fingers = self.data.qpos[self._fingers]
         self._seen_sites = self.model.site_rgba.copy()
+
+    def appearance(self) -> int:
+        """A checksum of what a painter loads; scenes with the same one can share it."""
+        check = 0
+        for name in PAINTED:
+            check = zlib.crc32(getattr(self.model, name).data, check)
+        return check
 
     @contextlib.contextmanager
     def scene(self) -> Iterator[Any]:

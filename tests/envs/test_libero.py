@@ -255,6 +255,23 @@ def test_fast_pictures_are_others_and_of_the_same_scene() -> None:
     assert np.abs(full[0, 0] - full[0, 1]).mean() > 20
 
 
+@needs_assets
+def test_tasks_with_the_same_objects_share_a_painter_and_are_drawn_as_alone() -> None:
+    tasks = ["libero_spatial/0", "libero_spatial/1"]
+    options: dict[str, Any] = {"cameras": ["agentview"], "image_size": SIZE, "render_quality": RenderQuality.fast}
+    try:
+        both = Libero(config(*tasks, **options), 1)
+    except NoOpenGLError as error:
+        pytest.skip(str(error))
+    first, second = (both.reset([0], [episode(task=task)]).images for task in tasks)
+    assert len(both._painters._kept) == 1
+    both.close()
+    alone = Libero(config(tasks[1], **options), 1)
+    assert np.array_equal(alone.reset([0], [episode(task=tasks[1])]).images, second)
+    assert not np.array_equal(first, second)
+    alone.close()
+
+
 @pytest.mark.parametrize(
     ("start_state", "options", "expected"),
     [
