@@ -73,8 +73,6 @@ class LocalWorker:
         start = time.monotonic()
         if self._awaited:
             start = max(start, self._last_deadline)
-        else:
-            self._last_method = method
         request = Request(self, number, method, timeout, start + timeout)
         try:
             self._channel.send(message, fds=fds, timeout=timeout)
