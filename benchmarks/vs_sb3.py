@@ -174,7 +174,11 @@ def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
 
     from embodyrl.envs import EpisodeSpec
     from embodyrl.envs.metaworld import MetaWorldSlot
+    from embodyrl.envs.mujoco_painter import Painters
+    from embodyrl.envs.options import MetaWorldConfig
 
+    options = config.env
+    assert isinstance(options, MetaWorldConfig)
     task = config.env.tasks[0]
     limit, start_states, scale = config.env.max_episode_steps, config.env.start_states, config.algorithm.reward_scale
 
@@ -183,7 +187,7 @@ def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
         action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
         def __init__(self) -> None:
-            self._slot = MetaWorldSlot(task, end_at_success=False)
+            self._slot = MetaWorldSlot(task, options, Painters(most=1))
             self._draw = np.random.default_rng([config.seed, index])
             self._steps = 0
 

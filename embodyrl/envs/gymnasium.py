@@ -87,7 +87,7 @@ class GymnasiumSlot(Slot):
         self._limit = config.max_episode_steps
         self._steps = 0
         self._return = 0.0
-        self._observation, _ = self._env.reset(seed=0)
+        self._observation: Any = None
         self.views.check()
 
     def reset(self, episode: EpisodeSpec) -> None:

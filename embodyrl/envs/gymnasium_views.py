@@ -69,12 +69,13 @@ class Views:
         return np.stack(images) if images else None, np.concatenate(numbers) if numbers else None
 
     def check(self) -> None:
-        """Draw once where a camera needs it. The environment must have been reset.
+        """Reset the environment and draw once, where a camera needs that.
 
         Raises:
             UserError: the environment cannot draw.
         """
         if RENDER in self._cameras:
+            self._env.reset(seed=0)
             try:
                 self.render()
             except RenderError as error:
