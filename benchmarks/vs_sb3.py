@@ -177,8 +177,8 @@ def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
     from embodyrl.envs.mujoco_painter import Painters
     from embodyrl.envs.options import MetaWorldConfig
 
+    assert isinstance(config.env, MetaWorldConfig)
     options = config.env
-    assert isinstance(options, MetaWorldConfig)
     task = config.env.tasks[0]
     limit, start_states, scale = config.env.max_episode_steps, config.env.start_states, config.algorithm.reward_scale
 
