@@ -9,12 +9,24 @@ from rich.table import Table
 
 from embodyrl.config.sources import builtin_folder, list_experiments, list_groups, list_options
 from embodyrl.errors import UserError
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SIMULATORS, SINKS, Registry, SupportedModel, near_match
+from embodyrl.registry import (
+    ADVANTAGES,
+    ALGORITHMS,
+    ENCODERS,
+    FILTERS,
+    LOSSES,
+    REWARDS,
+    SIMULATORS,
+    SINKS,
+    Registry,
+    SupportedModel,
+    near_match,
+)
 
 SECTIONS: dict[str, tuple[Registry[Any], ...]] = {
     "models": (SupportedModel,),
     "simulators": (SIMULATORS,),
-    "algorithms": (ALGORITHMS, ADVANTAGES, LOSSES),
+    "algorithms": (ALGORITHMS, ADVANTAGES, LOSSES, REWARDS, FILTERS, ENCODERS),
     "sinks": (SINKS,),
 }
 CONFIGS = "configs"

@@ -10,8 +10,8 @@ from typing import Any
 
 from embodyrl.config.compose import Composed
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
-from embodyrl.config.schema import Bootstrap, Config, Episodes
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, SIMULATORS, Registry, SupportedModel, load_target, near_match
+from embodyrl.config.schema import Config, Episodes
+from embodyrl.registry import SIMULATORS, Registry, SupportedModel, load_target, near_match
 
 
 @dataclass(frozen=True)
@@ -184,89 +184,6 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def groups_are_compared(config: Config) -> Iterator[Finding]:
-    """An estimator that compares a group's episodes gets groups, and no other one does."""
-    name, size = config.algorithm.advantage, config.rollout.group_size
-    compares = fact(ADVANTAGES, name, "group")
-    paths = ("rollout.group_size", "algorithm.advantage")
-    if compares and size == 1:
-        message = f"advantage {name!r} compares the episodes of a group, but rollout.group_size is 1"
-        yield Finding(paths, message, f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}")
-    if compares is False and size > 1:
-        message = f"rollout.group_size = {size} has no use: advantage {name!r} does not compare the episodes of a group"
-        yield Finding(paths, message, "set rollout.group_size to 1, or choose an advantage that does, as 'grpo'")
-
-
-def _group_sizes(config: Config) -> str:
-    envs = config.env.num_envs
-    return ", ".join(str(size) for size in range(2, envs + 1) if envs % size == 0) or f"none fits {envs}; raise it"
-
-
-@rule
-def groups_play_whole_episodes(config: Config) -> Iterator[Finding]:
-    """An estimator that compares a group's episodes sees them whole."""
-    name = config.algorithm.advantage
-    if fact(ADVANTAGES, name, "group") and config.rollout.episodes is not Episodes.whole:
-        yield Finding(
-            ("rollout.episodes", "algorithm.advantage"),
-            f"advantage {name!r} compares whole episodes, but rollout.episodes is {config.rollout.episodes.value!r}",
-            "set rollout.episodes to whole",
-        )
-
-
-@rule
-def graph_fits_advantage(config: Config) -> Iterator[Finding]:
-    """A graph that passes a critic's values on has an estimator that wants them, and the other way round."""
-    graph = fact(ALGORITHMS, config.algorithm.name, "critic")
-    estimator = fact(ADVANTAGES, config.algorithm.advantage, "critic")
-    if graph is not None and estimator is not None and graph is not estimator:
-        fitting = [entry.name for entry in ALGORITHMS.entries() if entry.facts.get("critic") is estimator]
-        yield Finding(
-            ("algorithm.advantage", "algorithm.name"),
-            f"advantage {config.algorithm.advantage!r} {'uses a' if estimator else 'has no'} critic, and algorithm "
-            f"{config.algorithm.name!r} is made for one {'without' if estimator else 'with'}",
-            f"choose algorithm.name among: {', '.join(fitting) or 'none so far'}",
-        )
-
-
-@rule
-def bootstrap_has_critic(config: Config) -> Iterator[Finding]:
-    """Only an advantage with a critic can estimate what was cut off."""
-    name, bootstrap = config.algorithm.advantage, config.algorithm.bootstrap
-    if fact(ADVANTAGES, name, "critic") is False and bootstrap is not Bootstrap.none:
-        yield Finding(
-            ("algorithm.bootstrap", "algorithm.advantage"),
-            f"algorithm.bootstrap = {bootstrap.value!r} needs a critic, and advantage {name!r} has none",
-            "set algorithm.bootstrap to none",
-        )
-
-
-@rule
-def value_loss_has_critic(config: Config) -> Iterator[Finding]:
-    """Without a critic there is no value loss to weigh."""
-    name, weight = config.algorithm.advantage, config.algorithm.value_coef
-    if fact(ADVANTAGES, name, "critic") is False and weight > 0:
-        yield Finding(
-            ("algorithm.value_coef", "algorithm.advantage"),
-            f"algorithm.value_coef = {weight:g} weighs the loss of a critic, and advantage {name!r} has none",
-            "set algorithm.value_coef to 0",
-        )
-
-
-@rule
-def model_has_critic(config: Config) -> Iterator[Finding]:
-    """An advantage that needs values gets a model that predicts them."""
-    name, model = config.algorithm.advantage, config.model.name
-    if fact(ADVANTAGES, name, "critic") and fact(SupportedModel, model, "critic") is False:
-        without = [entry.name for entry in ADVANTAGES.entries() if entry.facts.get("critic") is False]
-        yield Finding(
-            ("algorithm.advantage", "model.name"),
-            f"advantage {name!r} needs values, and model {model!r} predicts none",
-            f"choose another model, or an advantage without a critic ({', '.join(without)})",
-        )
-
-
-@rule
 def evaluation_is_held_out(config: Config) -> Iterator[Finding]:
     """No start state of training occurs in evaluation."""
     first, states = config.eval.seed, config.env.start_states
@@ -350,6 +267,16 @@ def image_size_is_two(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def simulator_can_run_so(config: Config) -> Iterator[Finding]:
+    """What the simulator itself can say about the config without being imported."""
+    check = fact(SIMULATORS, config.env.name, "check")
+    if check is None or SIMULATORS.entry(config.env.name).missing():
+        return
+    for path, message, remedy in load_target(check)(config):
+        yield Finding((path,), message, remedy)
+
+
+@rule
 def sinks_are_named_once(config: Config) -> Iterator[Finding]:
     """No metric is written twice."""
     yield from _repeated("tracking.sinks", config.tracking.sinks)
@@ -359,16 +286,6 @@ def _repeated(path: str, names: list[str]) -> Iterator[Finding]:
     for index, name in enumerate(names):
         if name in names[:index]:
             yield Finding((f"{path}.{index}",), f"{path} names {name!r} twice", "remove one of them")
-
-
-@rule
-def simulator_can_run_so(config: Config) -> Iterator[Finding]:
-    """What the simulator itself can say about the config without being imported."""
-    check = fact(SIMULATORS, config.env.name, "check")
-    if check is None or SIMULATORS.entry(config.env.name).missing():
-        return
-    for path, message, remedy in load_target(check)(config):
-        yield Finding((path,), message, remedy)
 
 
 @rule

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from embodyrl.registry import ALGORITHMS
 
-ALGORITHMS.register(
-    "ppo",
-    target="embodyrl.pipelines.graphs:ppo",
-    facts={"critic": True},
-    summary="proximal policy optimisation with a critic",
-)
-ALGORITHMS.register(
-    "grpo",
-    target="embodyrl.pipelines.graphs:grpo",
-    facts={"critic": False},
-    summary="group-relative policy optimisation, no critic",
-)
+for name, critic, summary in (
+    ("ppo", True, "proximal policy optimisation with a critic"),
+    ("grpo", False, "group-relative policy optimisation, no critic"),
+    ("dapo", False, "grpo with dynamic sampling: groups that teach nothing are replaced"),
+    ("reinforce_pp", False, "REINFORCE++: returns normalised over the batch, no critic"),
+    ("rloo", False, "REINFORCE leave-one-out: each episode against the others of its group, no critic"),
+    ("cpgd", False, "clipped policy gradient with policy drift, no critic"),
+    ("srpo", False, "self-referential: failures are paid by their distance to the batch's own successes"),
+):
+    ALGORITHMS.register(
+        name,
+        target=f"embodyrl.pipelines.graphs:{name}",
+        facts={"critic": critic, "filter": name == "dapo"},
+        summary=summary,
+    )

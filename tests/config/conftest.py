@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SIMULATORS, SINKS, SupportedModel
+from embodyrl.registry import (
+    ADVANTAGES,
+    ALGORITHMS,
+    ENCODERS,
+    FILTERS,
+    LOSSES,
+    REWARDS,
+    SIMULATORS,
+    SINKS,
+    SupportedModel,
+)
 
 BROKEN = Path(__file__).parent / "broken"
 GOOD = """\
@@ -48,7 +58,8 @@ class Workplace:
 def no_strangers(monkeypatch) -> None:
     """Only what comes with embodyrl is registered, whether or not its packages are installed here, and plug-ins that
     other tests imported are imported anew."""
-    for registry in (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, SINKS):
+    every = (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, REWARDS, FILTERS, ENCODERS, SINKS)
+    for registry in every:
         entries = [entry for entry in registry.entries() if entry.source == "built-in"]
         own = {entry.name: dataclasses.replace(entry, requires=()) for entry in entries}
         monkeypatch.setattr(registry, "_entries", own)

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig
-from embodyrl.engine.hybrid import HybridEngine, NumericsError
+from embodyrl.engine.hybrid import HybridEngine, NumericsError, frozen_copy
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.models import build_policy
@@ -24,12 +24,12 @@ SPEC = SimulatorSpec(
 )
 
 
-def make_engine(*, optimizer: OptimizerConfig | None = None, **algorithm: object) -> HybridEngine:
+def make_engine(*, optimizer: OptimizerConfig | None = None, loss: str = "ppo", **algorithm: object) -> HybridEngine:
     return HybridEngine(
         build_policy(MLPConfig(name="mlp", hidden_sizes=[8]), SPEC, chunk_size=1, seed=1),
         config=EngineConfig(device=Device.cpu, optimizer=optimizer or OptimizerConfig(lr=0.01)),
-        algorithm=AlgorithmConfig(name="ppo", minibatches=2, epochs=2, **algorithm),  # type: ignore[arg-type]
-        loss=LOSSES.load("ppo"),
+        algorithm=AlgorithmConfig(name="ppo", minibatches=2, epochs=2, loss=loss, **algorithm),  # type: ignore[arg-type]
+        loss=LOSSES.load(loss),
         iterations=4,
         seed=1,
     )
@@ -46,7 +46,11 @@ def make_batch(engine: HybridEngine, size: int = 16) -> TensorDict:
             "proprio": torch.from_numpy(observation.proprio),
             "task": torch.zeros(size, dtype=torch.int64),
             "trace": TensorDict({"sample": sample}, [size]),
+            "version": torch.full((size,), engine.version),
+            "sequence": torch.arange(size) // 4,
+            "executed": torch.ones(size, 1, dtype=torch.bool),
             "valid": torch.ones(size, dtype=torch.bool),
+            "weights": torch.full((size,), 1 / size),
             "advantages": sample.squeeze(-1) - sample.mean(),
             "returns": torch.ones(size),
             "old_logprobs": output.logprobs.sum(-1).clone(),
@@ -109,6 +113,76 @@ def test_state_brings_back_optimiser_and_random_streams() -> None:
     for engine in (first, second):
         engine.update(make_batch(engine), ["push"])
     assert torch.equal(weights(first), weights(second)) and first.version == second.version == 2
+
+
+def test_the_reference_policy_stays_what_the_run_began_with_also_after_a_resume() -> None:
+    first = make_engine(kl_coef=0.1)
+    before = weights(first)
+    first.update(make_batch(first), ["push"])
+    # A resumed run builds its engine around weights that have learned.
+    second = make_engine(kl_coef=0.1)
+    second.policy.load_state_dict(first.policy.state_dict())
+    second.reference = frozen_copy(second.policy)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for engine in (first, second):
+        assert engine.reference is not None
+        assert torch.equal(torch.nn.utils.parameters_to_vector(engine.reference.parameters()), before)
+        engine.update(make_batch(engine), ["push"])
+    assert torch.equal(weights(first), weights(second)) and not torch.equal(weights(first), before)
+
+
+def test_the_kl_penalty_holds_the_policy_near_its_reference() -> None:
+    def distance(coefficient: float) -> float:
+        engine = make_engine(kl_coef=coefficient, optimizer=OptimizerConfig(lr=0.003, max_grad_norm=100.0))
+        # The critic learns what it likes; only the actor is held.
+        before = torch.nn.utils.parameters_to_vector(engine.policy.actor.parameters()).detach().clone()
+        for _ in range(10):
+            metrics = engine.update(make_batch(engine), ["push"])
+        assert ("train/reference_kl" in metrics) == (engine.reference is not None) == (coefficient > 0)
+        return float((torch.nn.utils.parameters_to_vector(engine.policy.actor.parameters()) - before).norm())
+
+    assert distance(10.0) < distance(1.0) < distance(0.0)
+
+
+def test_without_a_kl_coefficient_there_is_no_reference_policy() -> None:
+    engine = make_engine()
+    assert engine.reference is None and "reference" not in engine.state_dict()
+
+
+def test_the_first_minibatch_of_a_fresh_batch_has_ratio_one_at_every_level() -> None:
+    for loss in ("ppo", "decoupled_ppo", "cpgd", "gspo"):
+        engine = make_engine(loss=loss, optimizer=OptimizerConfig(lr=1e-12))
+        metrics = engine.update(make_batch(engine), ["push"])
+        assert metrics["train/approx_kl"] == pytest.approx(0.0, abs=1e-6), loss
+        assert metrics["train/clip_fraction"] == 0.0, loss
+
+
+def minibatches(engine: HybridEngine) -> list[tuple[list[int], float]]:
+    columns = dict(make_batch(engine).items())
+    return [(index.tolist(), share) for index, share in engine._minibatches(columns)]
+
+
+def test_minibatches_are_drawn_by_decision_or_by_episode_and_cover_the_batch_once() -> None:
+    by_decision, by_episode = minibatches(make_engine()), minibatches(make_engine(loss="gspo"))
+    for parts in (by_decision, by_episode):
+        assert sorted(number for index, _ in parts for number in index) == list(range(16))
+        assert [share for _, share in parts] == [0.5, 0.5]
+    assert all(len({number // 4 for number in index}) == 2 for index, _ in by_episode), "pieces of episodes"
+    assert any(len({number // 4 for number in index}) > 2 for index, _ in by_decision)
+
+
+def test_the_recomputed_proximal_policy_is_the_one_that_the_update_starts_from() -> None:
+    # A behaviour policy twice as likely to have decided so: every weight is 1/2, and a cap below masks everything.
+    def learned(cap: float | None) -> torch.Tensor:
+        engine = make_engine(loss="decoupled_ppo", behaviour_cap=cap, value_coef=0.0)
+        batch = make_batch(engine)
+        batch["old_logprobs"] += float(torch.tensor(2.0).log())
+        before = weights(engine)
+        metrics = engine.update(batch, ["push"])
+        assert metrics["train/behaviour_weight"] == pytest.approx(0.5, rel=1e-4)
+        return weights(engine) - before
+
+    assert bool(learned(0.6).any()) and not bool(learned(0.4).any())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
