@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from embodyrl.registry import SIMULATORS, Requirement, SystemLibrary
 
+INSTALL_LIBERO = (
+    "make libero   (or: pip install 'embodyrl[libero]', and then "
+    "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1)"
+)
+
 SIMULATORS.register(
     "metaworld",
     target="embodyrl.envs.metaworld:MetaWorld",
@@ -21,7 +26,7 @@ SIMULATORS.register(
     "libero",
     target="embodyrl.envs.libero:Libero",
     options="embodyrl.envs.options:LiberoConfig",
-    requires=[Requirement(module=module, install="make libero") for module in ("libero", "robosuite", "bddl")],
+    requires=[Requirement(module=module, install=INSTALL_LIBERO) for module in ("libero", "robosuite", "bddl")],
     facts={
         "tasks": "embodyrl.envs.libero_tasks:known_tasks",
         "cameras": "embodyrl.envs.libero_tasks:known_cameras",
