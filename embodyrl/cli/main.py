@@ -130,8 +130,10 @@ def validate(words: Words = None) -> None:
     source, overrides = split_words(words)
     loaded = load_config(source, overrides)
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
-    if loaded.config.plugins:
-        typer.echo(f"note: this config runs Python code of its own: {', '.join(loaded.config.plugins)}")
+    function = loaded.config.pipeline.function
+    code = [*loaded.config.plugins, *([function] if function else [])]
+    if code:
+        typer.echo(f"note: this config runs Python code of its own: {', '.join(code)}")
 
 
 @app.command()

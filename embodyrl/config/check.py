@@ -119,15 +119,14 @@ class _Checker:
                 what = "must not be null" if setting.section is None else "has no settings"
                 self.fault(path, f"{dotted(path)} {what}", _remedy_for_null(setting))
         elif setting.section is not None:
-            if isinstance(value, dict):
-                self.section(setting.section, value, path)
-            else:
-                message = f"{dotted(path)} must be a section with settings of its own, got {show(value)}"
-                self.fault(path, message, _remedy_for_section(setting, path))
+            self.subsection(setting, setting.section, value, path)
         elif setting.is_free_form:
             if not isinstance(value, dict):
                 remedy = f"write `{setting.name}: {{key: value}}`"
                 self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", remedy)
+            elif (value_kind := typing.get_args(kind)[1]) is not Any:
+                for key, entry in value.items():
+                    self.single(setting, (value_kind,), entry, (*path, key), None)
         elif typing.get_origin(kind) is list:
             self.entries(setting, typing.get_args(kind)[0], value, path)
         else:
@@ -140,7 +139,18 @@ class _Checker:
             self.fault(path, f"{dotted(path)} must be a list, got {show(value)}", f"write [{_bare(value)}]")
             return
         for index, entry in enumerate(value):
-            self.single(setting, (kind,), entry, (*path, index), None)
+            if setting.section_of_entries is not None:
+                self.subsection(setting, setting.section_of_entries, entry, (*path, index))
+            else:
+                self.single(setting, (kind,), entry, (*path, index), None)
+
+    def subsection(self, setting: Setting, section: type, value: Any, path: KeyPath) -> None:
+        """Check what should be a section."""
+        if isinstance(value, dict):
+            self.section(section, value, path)
+        elif value is not UNREADABLE:
+            message = f"{dotted(path)} must be a section with settings of its own, got {show(value)}"
+            self.fault(path, message, _remedy_for_section(setting, path))
 
     def single(self, setting: Setting, kinds: tuple[Any, ...], value: Any, path: KeyPath, example: Any) -> None:
         """Check a single value: type and limits, then the registry."""
@@ -177,4 +187,6 @@ def _remedy_for_section(setting: Setting, path: KeyPath) -> str:
     options = list_options(setting.name) if len(path) == 1 else []
     if options and setting.section is not None and registry_of(setting.section) is not None:
         return f"choose a group in the defaults list, as in `- {setting.name}: {options[0]}`"
+    if isinstance(path[-1], int):
+        return "write `- key: value` and its other settings indented below"
     return f"write `{setting.name}:` and its settings indented below"

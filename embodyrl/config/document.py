@@ -39,11 +39,19 @@ def _section(section: Any, indent: str) -> Iterator[str]:
 
 
 def _entry(key: str, value: Any, indent: str) -> Iterator[str]:
-    """One key and its value; mappings go below it."""
+    """One key and its value; mappings and lists of sections go below it."""
     if isinstance(value, dict) and value:
         yield f"{indent}{_quoted(key)}:"
         for name, child in value.items():
             yield from _entry(name, child, indent + "  ")
+    elif isinstance(value, list) and any(dataclasses.is_dataclass(child) for child in value):
+        yield f"{indent}{key}:"
+        for child in value:
+            first, *others = (
+                f"{field.name}: {_inline(getattr(child, field.name))}" for field in dataclasses.fields(child)
+            )
+            yield f"{indent}  - {first}"
+            yield from (f"{indent}    {other}" for other in others)
     else:
         yield f"{indent}{_quoted(key)}: {_inline(value)}"
 

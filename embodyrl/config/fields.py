@@ -49,8 +49,14 @@ class Setting:
         return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 
     @property
+    def section_of_entries(self) -> type | None:
+        """The dataclass of a list's entries, if they are sections."""
+        kind = next(iter(typing.get_args(self.kinds[0])), None) if typing.get_origin(self.kinds[0]) is list else None
+        return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+
+    @property
     def is_free_form(self) -> bool:
-        """Whether any key is legal below."""
+        """Whether it is a mapping in which any key is legal."""
         return typing.get_origin(self.kinds[0]) is dict
 
     @property

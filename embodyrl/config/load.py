@@ -14,7 +14,7 @@ from embodyrl.config.faults import ConfigError, Fault, in_reading_order
 from embodyrl.config.interpolation import resolve_interpolations
 from embodyrl.config.marks import read_document
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
-from embodyrl.config.plugins import import_plugins
+from embodyrl.config.plugins import NAME_CODE, import_plugins
 from embodyrl.config.rules import check_rules
 from embodyrl.config.schema import Config
 from embodyrl.config.sources import Source, find_source
@@ -66,9 +66,9 @@ def load_config(
 def _finish(composed: Composed, asked: Overrides, source: Source) -> tuple[Config, list[Fault]]:
     """Bring the settings into their final form and check them; returns the config and all faults."""
     settings = composed.settings
-    plugin_lists = [override for override in asked.values if override.path == ("plugins",)]
-    others = [override for override in asked.values if override.path != ("plugins",)]
-    faults = [*composed.faults, *asked.faults, *_apply(settings, plugin_lists)]
+    code = [override for override in asked.values if override.path in NAME_CODE]
+    others = [override for override in asked.values if override.path not in NAME_CODE]
+    faults = [*composed.faults, *asked.faults, *_apply(settings, code)]
     faults += import_plugins(settings, source.plugin_dir)
     faults += _apply(settings, others)
     faults += resolve_interpolations(settings, Config)

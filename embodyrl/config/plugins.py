@@ -1,10 +1,12 @@
-"""Imports the modules that a config lists under `plugins:`, so that they can register their components."""
+"""Imports the modules that a config lists under `plugins:`, so that they can register their components, and the one of
+`pipeline.function`. No other setting names code."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import embodyrl.registry
@@ -12,12 +14,15 @@ from embodyrl.config.compose import Settings
 from embodyrl.config.faults import Fault, KeyPath
 from embodyrl.registry import Registry, near_match
 
+NAME_CODE: tuple[KeyPath, ...] = (("plugins",), ("pipeline", "function"))
+"""The settings that name code; they are looked at before all others."""
+
 
 def import_plugins(settings: Settings, folder: Path) -> list[Fault]:
     """Import every plug-in, from `folder` or from what is installed; returns what went wrong with each."""
-    listed = settings.data.get("plugins")
-    if not isinstance(listed, list) or not listed:
-        return []  # a wrong type is for the schema check to report
+    modules = dict(_named(settings))
+    if not modules:
+        return []
     for registry in vars(embodyrl.registry).values():
         if isinstance(registry, Registry):
             registry.names()  # built-in names come first, so that a plug-in that takes one is told so
@@ -25,13 +30,21 @@ def import_plugins(settings: Settings, folder: Path) -> list[Fault]:
         sys.path.append(str(folder))
     importlib.invalidate_caches()
     faults = []
-    for index, name in enumerate(listed):
-        if isinstance(name, str):
-            problem = _import(name, folder)
-            if problem is not None:
-                path: KeyPath = ("plugins", index)
-                faults.append(Fault(path, *problem, settings.origins[path].value))
+    for path, name in modules.items():
+        problem = _import(name, folder)
+        if problem is not None:
+            faults.append(Fault(path, *problem, settings.origins[path].value))
     return faults
+
+
+def _named(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """Where each module is named; values of a wrong type are for the schema check to report."""
+    listed, function = (settings.get(path) for path in NAME_CODE)
+    for index, name in enumerate(listed if isinstance(listed, list) else ()):
+        if isinstance(name, str):
+            yield ("plugins", index), name
+    if isinstance(function, str) and ":" in function:
+        yield ("pipeline", "function"), function.partition(":")[0]
 
 
 def _import(name: str, folder: Path) -> tuple[str, str] | None:

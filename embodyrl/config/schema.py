@@ -25,14 +25,14 @@ def setting(
     """A dataclass field with its legal values.
 
     Args:
-        default: the default; without one the setting is required. Lists are copied for every instance.
+        default: the default; without one the setting is required. Lists and maps are copied for every instance.
         low, high: inclusive bounds (for lists: of every entry). above, below: exclusive bounds.
         words: for `int | str` fields, the strings that are legal.
-        registry: name of the registry in `embodyrl.registry` whose names are legal (for lists: of every entry).
+        registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
     """
     metadata = {"low": low, "high": high, "above": above, "below": below, "words": words, "registry": registry}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, list | dict):
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -398,6 +398,35 @@ class OptimizerConfig:
     """Decoupled weight decay."""
     max_grad_norm: float = setting(0.5, above=0.0)
     """Gradients are scaled down to this norm."""
+@dataclass(frozen=True, kw_only=True)
+class InsertedNode:
+    """A node more in the iteration graph."""
+
+    name: str = setting()
+    """Name of the node."""
+    stage: str = setting(registry="STAGES")
+    """What it does; `embodyrl list stages` shows them. The stage declares what it reads, writes and changes."""
+    after: list[str] = setting([])
+    """Nodes that must have run before, apart from those whose columns it needs."""
+    before: list[str] = setting([])
+    """Nodes that may only run afterwards, apart from those that need its columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Changes to the iteration graph; `embodyrl graph` draws it."""
+
+    function: str | None = setting(None)
+    """`module:function` that takes the config and returns the graph, instead of the one that algorithm.name chooses.
+    The module is imported from the config file's folder or installed, and runs with your rights."""
+    drop: list[str] = setting([])
+    """Nodes to leave out; those that followed them follow what they followed."""
+    replace: dict[str, str] = setting({}, registry="STAGES")
+    """Another stage for a node: `{node: stage}`."""
+    insert: list[InsertedNode] = setting([])
+    """Nodes to add."""
+
+
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,3 +485,5 @@ class Config:
     """Where and how the policy computes and learns."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """What is recorded, and where."""
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    """Changes to the iteration graph."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import embodyrl.pipelines.rules  # noqa: F401 - adds its rules
 from embodyrl.registry import ALGORITHMS
 
 for name, critic, summary in (

@@ -49,7 +49,7 @@ def analyse(graph: Graph) -> Dataflow:
         faults = [*analysis.duplicate_writers(), *analysis.unknown_inputs()]
     faults += _circles(analysis.first_edges)
     if not faults:
-        faults = [*analysis.contested(), *_circles(analysis.edges)]
+        faults = [*analysis.contested(), *analysis.beginnings(), *_circles(analysis.edges)]
     if not faults:
         faults = [*analysis.unneeded()]
     if faults:
@@ -106,13 +106,17 @@ class _Analysis:
 
     def duplicate_writers(self) -> Iterator[GraphFault]:
         """Columns that are not written once and for all."""
+        shared: dict[tuple[str, ...], list[str]] = {}
         for column, names in self.writers.items():
             if column in RESOURCES:
                 message = f"node {names[0]!r} writes {column!r}, which is a resource"
                 yield GraphFault(message, "declare it under `changes`", tuple(names))
             elif len(names) > 1:
-                message = f"column {column!r} is written by {' and '.join(map(repr, names))}"
-                yield GraphFault(message, "let one write it and the others declare it under `changes`", tuple(names))
+                shared.setdefault(tuple(names), []).append(column)
+        for writers, columns in shared.items():
+            what = "column" if len(columns) == 1 else "columns"
+            message = f"nodes {' and '.join(map(repr, writers))} write the same {what} {_listed(columns)}"
+            yield GraphFault(message, "let one write and the others declare it under `changes`", writers)
 
     def unknown_inputs(self) -> Iterator[GraphFault]:
         """What is read and neither written nor a resource."""
@@ -165,6 +169,14 @@ class _Analysis:
                         message = f"nodes {one!r} and {other!r} both change {column!r}, and neither follows the other"
                         yield GraphFault(message, f"say which comes first with `after: [{one}]`", (other, one))
 
+    def beginnings(self) -> Iterator[GraphFault]:
+        """Nodes that add columns to a batch which nobody before them begins, beside the first of them."""
+        writing = [node.name for node in self.nodes if node.writes]
+        roots = [name for name in writing if not self.ancestors[name] & set(writing)]
+        for other in roots[1:]:
+            message = f"nodes {roots[0]!r} and {other!r} both begin the batch, since neither follows the other"
+            yield GraphFault(message, f"let {other!r} read something, or say `after: [{roots[0]}]`", (other, roots[0]))
+
     @cached_property
     def order(self) -> list[str]:
         """Every node after its predecessors; where there is a choice, as listed."""
@@ -199,9 +211,13 @@ class _Analysis:
         for name in self.order:
             if name not in needed:
                 node = self.by_name[name]
-                columns = ", ".join(repr(column) for column in plain((*node.writes, *node.changes)))
+                columns = _listed(plain((*node.writes, *node.changes)))
                 message = f"node {name!r} leads nowhere: no node with an effect depends on the {columns} it gives"
                 yield GraphFault(message, "drop it, or let a node read that", (name,))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _acts(node: Node) -> bool:

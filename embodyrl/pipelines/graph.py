@@ -23,6 +23,8 @@ class GraphFault:
     remedy: str
     nodes: tuple[str, ...] = ()
     """The nodes concerned, the one to change first in front."""
+    setting: str = ""
+    """The setting that is wrong, where it is one: `pipeline.drop.0`."""
 
     def __str__(self) -> str:
         return f"{self.message} - {self.remedy}"
@@ -104,10 +106,13 @@ class Graph:
         """The names of all nodes."""
         return [node.name for node in self.nodes]
 
-    def insert(self, node: Node, before: Sequence[str] = ()) -> Graph:
-        """The graph with one more node, which the nodes `before` which it stands follow."""
-        others = [replace(each, after=(*each.after, node.name)) if each.name in before else each for each in self.nodes]
-        return Graph([*others, node])
+    def insert(self, node: Node) -> Graph:
+        """The graph with one more node."""
+        return Graph([*self.nodes, node])
+
+    def put_before(self, names: Sequence[str], first: str) -> Graph:
+        """The graph with the nodes `names` after the node `first`."""
+        return Graph([replace(each, after=(*each.after, first)) if each.name in names else each for each in self.nodes])
 
     def replace(self, name: str, stage: str | Stage) -> Graph:
         """The graph with another stage in a node; it says itself what it reads, writes and changes."""

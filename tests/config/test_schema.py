@@ -19,8 +19,9 @@ def all_sections(section: type = Config) -> list[type]:
     found = [candidate for candidate in choices_of(section) if candidate.__module__.startswith("embodyrl.")]
     for candidate in list(found):
         for setting in settings_of(candidate).values():
-            if setting.section is not None:
-                found += all_sections(setting.section)
+            below = setting.section or setting.section_of_entries
+            if below is not None:
+                found += all_sections(below)
     return list(dict.fromkeys(found))
 
 
@@ -58,9 +59,12 @@ def test_every_type_is_one_that_can_be_checked(section, setting):
     if typing.get_origin(kind) is list:
         [kind] = typing.get_args(kind)
     elif typing.get_origin(kind) is dict:
-        assert typing.get_args(kind) == (str, typing.Any)
-        return
-    assert kind in (bool, int, float, str) or issubclass(kind, Enum) or setting.section is kind
+        key, kind = typing.get_args(kind)
+        assert key is str
+        if kind is typing.Any:
+            return
+    is_section = kind in (setting.section, setting.section_of_entries)
+    assert kind in (bool, int, float, str) or issubclass(kind, Enum) or is_section
 
 
 @pytest.mark.parametrize(("section", "setting"), SETTINGS, ids=[name_of(*pair) for pair in SETTINGS])

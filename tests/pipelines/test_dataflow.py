@@ -104,7 +104,7 @@ def test_a_column_that_nobody_writes_is_named_with_a_near_match() -> None:
 def test_two_writers_of_a_column_are_named() -> None:
     other = node("other", writes="rewards", changes="simulators")
     assert faults(ROLLOUT, other, ADVANTAGE, UPDATE) == [
-        "column 'rewards' is written by 'rollout' and 'other' - let one write it and the others declare it under "
+        "nodes 'rollout' and 'other' write the same column 'rewards' - let one write and the others declare it under "
         "`changes`"
     ]
     assert "node 'a' writes 'policy', which is a resource" in faults(node("a", writes="policy"))[0]
@@ -128,6 +128,14 @@ def test_two_that_change_a_column_need_an_order() -> None:
     assert faults(ROLLOUT, node("a", changes="rewards"), node("b", changes="rewards"), ADVANTAGE, UPDATE) == [
         "nodes 'a' and 'b' both change 'rewards', and neither follows the other - say which comes first with "
         "`after: [a]`"
+    ]
+
+
+def test_only_one_node_begins_the_batch() -> None:
+    stray = node("stray", writes="noise")
+    assert faults(ROLLOUT, stray, node("watch", reads="noise"), ADVANTAGE, UPDATE) == [
+        "nodes 'rollout' and 'stray' both begin the batch, since neither follows the other - let 'stray' read "
+        "something, or say `after: [rollout]`"
     ]
 
 
@@ -162,7 +170,7 @@ def test_all_faults_come_at_once() -> None:
         node("b", reads="x", writes="y"),
         node("c", reads="nothing"),
     )
-    assert len(found) == 3 and "written by" in found[0] and "no node writes" in found[1] and "circle" in found[2]
+    assert len(found) == 3 and "write the same" in found[0] and "no node writes" in found[1] and "circle" in found[2]
 
 
 def test_dropping_a_node_links_its_neighbours() -> None:
@@ -174,5 +182,5 @@ def test_replacing_keeps_the_place_and_inserting_before_makes_followers() -> Non
     graph = Graph([ROLLOUT, ADVANTAGE, node("update", reads="advantages", changes="policy", after="advantage")])
     replaced = graph.replace("update", "update").nodes[2]
     assert replaced == Node("update", "update", after=("advantage",)) and "trace" in replaced.declared().reads
-    inserted = graph.insert(node("watch", reads="rewards"), before=["advantage"])
+    inserted = graph.insert(node("watch", reads="rewards")).put_before(["advantage"], "watch")
     assert [each.name for each in analyse(inserted).nodes] == ["rollout", "watch", "advantage", "update"]

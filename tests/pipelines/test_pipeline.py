@@ -174,7 +174,8 @@ def test_changing_what_the_policy_left_in_its_trace_is_noticed(run: Run) -> None
 
 
 def test_not_writing_what_is_declared_names_node_and_column(run: Run) -> None:
-    nodes = [BEGIN, Node("x", lambda iteration: None, writes=("x", "y", "z?")), Node("end", end, reads=("x", "y"))]
+    lazy = Node("x", lambda iteration: None, reads=("valid",), writes=("x", "y", "z?"))
+    nodes = [BEGIN, lazy, Node("end", end, reads=("x", "y"))]
     with pytest.raises(NodeError, match="node 'x' declares that it writes 'x', 'y', but did not"):
         run(Graph(nodes))
 
@@ -224,4 +225,5 @@ def test_the_batch_may_not_be_spoiled(run: Run) -> None:
         iteration.batch["advantages"] = torch.zeros(B, K)
 
     with pytest.raises(BatchError, match="'advantages' is float32"):
-        run(Graph([BEGIN, Node("wrong", wrong, writes=("advantages",)), Node("end", end, reads=("advantages",))]))
+        spoil = Node("wrong", wrong, writes=("advantages",), after=("begin",))
+        run(Graph([BEGIN, spoil, Node("end", end, reads=("advantages",))]))
