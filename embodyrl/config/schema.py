@@ -383,22 +383,6 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW."""
-
-    lr: float = setting(3.0e-4, above=0.0)
-    """Learning rate at the start."""
-    schedule: LearningRate = setting(LearningRate.constant)
-    """constant, or linear: down to 0 over run.iterations."""
-    betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
-    """Decay rates of the two moment averages."""
-    eps: float = setting(1.0e-5, above=0.0)
-    """Added to the denominator."""
-    weight_decay: float = setting(0.0, low=0.0)
-    """Decoupled weight decay."""
-    max_grad_norm: float = setting(0.5, above=0.0)
-    """Gradients are scaled down to this norm."""
-@dataclass(frozen=True, kw_only=True)
 class InsertedNode:
     """A node more in the iteration graph."""
 
@@ -443,6 +427,22 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoConfig:
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW."""
+
+    lr: float = setting(3.0e-4, above=0.0)
+    """Learning rate at the start."""
+    schedule: LearningRate = setting(LearningRate.constant)
+    """constant, or linear: down to 0 over run.iterations."""
+    betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
+    """Decay rates of the two moment averages."""
+    eps: float = setting(1.0e-5, above=0.0)
+    """Added to the denominator."""
+    weight_decay: float = setting(0.0, low=0.0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = setting(0.5, above=0.0)
+    """Gradients are scaled down to this norm."""
     """Films of evaluation episodes, in the run's folder videos/."""
 
     episodes: int = setting(0, low=0, high=64)
