@@ -411,22 +411,6 @@ class PipelineConfig:
     """Nodes to add."""
 
 
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """Where and how the policy computes and learns."""
-
-    device: Device = setting(Device.auto)
-    """auto: CUDA where there is one, else the CPU."""
-    threads: int | str = setting("auto", low=1, words=("auto",))
-    """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """The optimiser."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VideoConfig:
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW."""
@@ -443,6 +427,22 @@ class OptimizerConfig:
     """Decoupled weight decay."""
     max_grad_norm: float = setting(0.5, above=0.0)
     """Gradients are scaled down to this norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Where and how the policy computes and learns."""
+
+    device: Device = setting(Device.auto)
+    """auto: CUDA where there is one, else the CPU."""
+    threads: int | str = setting("auto", low=1, words=("auto",))
+    """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimiser."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoConfig:
     """Films of evaluation episodes, in the run's folder videos/."""
 
     episodes: int = setting(0, low=0, high=64)
@@ -481,9 +481,9 @@ class Config:
     """How experience is collected."""
     algorithm: AlgorithmConfig = setting()
     """The learning algorithm."""
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    """Changes to the iteration graph."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Where and how the policy computes and learns."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """What is recorded, and where."""
-    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    """Changes to the iteration graph."""
