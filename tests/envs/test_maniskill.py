@@ -53,6 +53,13 @@ def nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             UserError,
             "not on this machine: python -m mani_skill.utils.download_asset ycb",
         ),
+        (
+            ["AnymalC-Reach-v1"],
+            {},
+            UserError,
+            r"the assets \(anymal_c\) .* not on this machine: python -m mani_skill.utils.download_asset anymal_c",
+        ),
+        (["OpenCabinetDoor-v1"], {}, UserError, "cannot be built: .* download_asset partnet_mobility_cabinet"),
         (["TwoRobotPickCube-v1"], {}, UserError, "has several robots"),
         (["PushCube-v1"], {"control_mode": "pd_joint_delta"}, UserError, "did you mean 'pd_joint_delta_pos'"),
         (["StackPyramid-v1"], {"reward_mode": RewardMode.dense}, UserError, "reward_mode is 'dense', but .* has only"),
@@ -76,7 +83,7 @@ def test_a_question_on_the_terminal_becomes_an_error(monkeypatch: pytest.MonkeyP
         type("Asks", (), {"SUPPORTED_REWARD_MODES": ["dense"], "SUPPORTED_OBS_MODES": [], "__new__": build}),
     )
     before = download_asset.prompt_yes_no
-    with pytest.raises(UserError, match="assets of the ManiSkill task 'PushCube-v1' are not on this machine"):
+    with pytest.raises(UserError, match=r"the assets \(widow\) of the ManiSkill task 'PushCube-v1' are not on this machine"):
         simulator("PushCube-v1", reward_mode=RewardMode.dense)
     assert download_asset.prompt_yes_no is before
 

@@ -9,6 +9,7 @@ import pytest
 from embodyrl.config import ConfigError, load_config
 from embodyrl.envs.maniskill import rules
 from embodyrl.envs.options import ManiSkillConfig, Sim
+from embodyrl.placement.graphics import Graphics
 from embodyrl.placement.plan import Inventory, plan_env_workers
 from embodyrl.placement.topology import Gpu
 from embodyrl.registry import SIMULATORS
@@ -57,6 +58,24 @@ def test_assets_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_task_with_two_robots() -> None:
     (fault,) = faults("env.tasks=[TwoRobotPickCube-v1]")
     assert "env.tasks.0: the ManiSkill task 'TwoRobotPickCube-v1' has several robots - choose another" in fault
+
+
+@pytest.mark.parametrize(
+    ("graphics", "can"),
+    [
+        (Graphics(), False),
+        (Graphics(software_vulkan="/usr/share/vulkan/icd.d/lvp_icd.json"), True),
+        (Graphics(has_device=True), True),
+        (Graphics(preset={"VK_ICD_FILENAMES": "mine.json"}), True),
+    ],
+)
+def test_pictures_need_a_driver(graphics: Graphics, can: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "inventory", lambda: Inventory(cpus=(0,), cores=1, graphics=graphics))
+    assert not faults()
+    for setting, path in (("env.cameras=[base_camera]", "env.cameras"), *[("tracking.video.episodes=1",) * 2]):
+        found = faults(setting)
+        assert [fault.startswith(path.partition("=")[0] + ": ") for fault in found] == ([] if can else [True])
+        assert can or "no Vulkan driver is installed here - install a Vulkan driver" in found[0]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ class ManiSkillBatch:
         """Pictures for people, `[B, H, W, 3]`."""
         self._check(slots, playing=True)
         if loading.rendering_device() is None:
-            raise RenderError(f"ManiSkill cannot draw {self._task!r} on this machine: {loading.NO_DRIVER}")
+            raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
         pictures = self._scenes.render()
         if pictures is None:
             raise RenderError(f"the ManiSkill task {self._task!r} has no camera for people")

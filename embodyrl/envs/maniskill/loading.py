@@ -11,14 +11,21 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from embodyrl.envs.base import RenderError
 from embodyrl.envs.maniskill.catalogue import DRIVER_REMEDY, assets_missing
 from embodyrl.envs.options import ManiSkillConfig, RewardMode, Sim
 from embodyrl.errors import UserError
+from embodyrl.placement.turns import one_at_a_time
 from embodyrl.registry import near_match
 
 USUAL_CONTROL_MODE = "pd_joint_delta_pos"
 
-NO_DRIVER = f"{DRIVER_REMEDY}; `embodyrl doctor` tries it out"
+
+class NoVulkanError(RenderError, UserError):
+    """Raised when pictures are asked for and no driver draws them here; the text says what to install."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} on this machine: {DRIVER_REMEDY}; `embodyrl doctor` tries it out")
 
 
 def load() -> Any:
@@ -45,7 +52,8 @@ def rendering_device() -> str | None:
 
     for name, device in (("gpu", "cuda"), ("cpu", "cpu")):
         try:
-            sapien.render.RenderSystem(sapien.Device(device))
+            with one_at_a_time("initialise Vulkan"):
+                sapien.render.RenderSystem(sapien.Device(device))
         except RuntimeError:
             continue
         return name
@@ -65,7 +73,7 @@ def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
     _check_reward(task, config.reward_mode, entry.cls.SUPPORTED_REWARD_MODES)
     device = rendering_device()
     if config.cameras and device is None:
-        raise UserError(f"env.cameras: ManiSkill cannot draw pictures on this machine: {NO_DRIVER}")
+        raise NoVulkanError("env.cameras: ManiSkill cannot draw pictures")
     driver = importlib.import_module("embodyrl.envs.maniskill.driver")
     cls = driver.lean(entry.cls, tuple(config.cameras), (config.image_size[0], config.image_size[1]))
     settings = {
@@ -113,14 +121,24 @@ def _in_words(task: str, config: ManiSkillConfig) -> Iterator[None]:
         raise UserError(_unlike("env.control_mode", config.control_mode, task, known)) from error
     except FileNotFoundError as error:  # scenes whose assets ManiSkill does not list
         raise UserError(f"{': '.join(assets_missing(task, []))} (not found: {error.filename})") from error
+    except ImportError as error:  # packages that only this task needs
+        raise UserError(f"the ManiSkill task {task!r} cannot be built: {error}") from error
     except (RuntimeError, AttributeError) as error:
-        if 'failed to find device "cuda"' in str(error):
-            raise UserError(
-                "env.sim is 'gpu', but this process finds no CUDA device: set env.sim to cpu, or check nvidia-smi"
-            ) from error
-        if rendering_device() is not None or "render" not in str(error):
-            raise
-        raise UserError(f"the ManiSkill task {task!r} cannot run without a renderer: {NO_DRIVER}") from error
+        raise _explained(task, error) from error
+
+
+def _explained(task: str, error: Exception) -> Exception:
+    """What to raise instead of an error that ManiSkill or SAPIEN raised while building `task`."""
+    text = " ".join(str(error).split())
+    if 'failed to find device "cuda"' in text:
+        return UserError(
+            "env.sim is 'gpu', but this process finds no CUDA device: set env.sim to cpu, or check nvidia-smi"
+        )
+    if "download_asset" in text:
+        return UserError(f"the ManiSkill task {task!r} cannot be built: {text}")
+    if rendering_device() is None and "render" in text:
+        return NoVulkanError(f"the ManiSkill task {task!r} cannot run without a renderer, and nothing draws")
+    return error
 
 
 def _unlike(key: str, value: str, task: str, known: list[str]) -> str:
@@ -164,7 +182,8 @@ def _no_questions(task: str) -> Iterator[None]:
     from mani_skill.utils import download_asset
 
     def refuse(message: str) -> bool:
-        raise UserError(f"{': '.join(assets_missing(task, []))} (ManiSkill: {message})")
+        robot = re.match(r"Robot (\S+) has assets available", message)
+        raise UserError(f"{': '.join(assets_missing(task, [robot[1]] if robot else []))} (ManiSkill: {message})")
 
     asked, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
     try:

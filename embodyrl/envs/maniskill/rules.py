@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from embodyrl.config.schema import Config
-from embodyrl.envs.maniskill.catalogue import SEVERAL_ROBOTS, assets_missing, missing_assets
+from embodyrl.envs.maniskill.catalogue import DRIVER_REMEDY, SEVERAL_ROBOTS, assets_missing, missing_assets
 from embodyrl.envs.options import Sim
-from embodyrl.placement.plan import inventory
+from embodyrl.placement.plan import Inventory, inventory
 
 
 def check(config: Config) -> Iterator[tuple[str, str, str]]:
@@ -19,8 +19,18 @@ def check(config: Config) -> Iterator[tuple[str, str, str]]:
             yield f"env.tasks.{index}", *assets_missing(task, missing)
         if task in SEVERAL_ROBOTS:
             yield f"env.tasks.{index}", f"the ManiSkill task {task!r} has several robots", "choose another task"
+    pictures = "env.cameras" if env.cameras else "tracking.video.episodes" if config.tracking.video.episodes else None
+    if pictures and not _may_draw(inventory()):
+        yield pictures, f"{pictures} asks for pictures, but no Vulkan driver is installed here", DRIVER_REMEDY
     if fills_gpu(env):
         yield from _gpu(env)
+
+
+def _may_draw(machine: Inventory) -> bool:
+    """Whether there is a Vulkan driver; only trying tells whether it can draw."""
+    graphics = machine.graphics
+    chosen = any(name in graphics.preset for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"))
+    return bool(machine.gpus or graphics.has_device or graphics.software_vulkan or chosen)
 
 
 def fills_gpu(env: Any) -> bool:

@@ -99,7 +99,7 @@ class ManiSkillSlot(Slot):
     def render(self) -> NDArray[np.uint8]:
         """What the task's camera for people sees, `[H, W, 3]`."""
         if loading.rendering_device() is None:
-            raise RenderError(f"ManiSkill cannot draw {self._task!r} on this machine: {loading.NO_DRIVER}")
+            raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
         with self._torch.inference_mode():
             picture = self._env.render_rgb_array()
         if picture is None:
