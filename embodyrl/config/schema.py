@@ -85,6 +85,14 @@ class Schedule(StrEnum):
 
     lockstep = "lockstep"
     pipeline = "pipeline"
+    ready_batch = "ready_batch"
+
+
+class Observe(StrEnum):
+    """Which observations a rollout keeps."""
+
+    chunk_end = "chunk_end"
+    every_step = "every_step"
 
 
 class LearningRate(StrEnum):
@@ -245,7 +253,15 @@ class RolloutConfig:
     """continuous: slots reset themselves, episodes span rollouts. whole: each rollout is one whole episode per slot."""
     schedule: Schedule = setting(Schedule.lockstep)
     """lockstep: decide for all slots, then simulate all. pipeline: two halves of the slots take turns, one is simulated
-    while the policy decides for the other; pays where deciding takes as long as simulating."""
+    while the policy decides for the other; pays where deciding takes as long as simulating. ready_batch: decide for
+    whichever slots are ready, so that a slow one delays nobody; pays where simulators have a process each and their
+    steps differ in length. Which slots are decided on together then depends on the clock, and with it the noise that
+    each of them draws: runs do not repeat exactly."""
+    ready_slots: int | str = setting("auto", low=1, words=("auto",))
+    """ready_batch: slots that must be ready before the policy decides. auto: a quarter of them."""
+    observe: Observe = setting(Observe.chunk_end)
+    """chunk_end: simulators look when a chunk is over. every_step: they look after every action, and the batch keeps
+    that in `step_images` and `step_proprio`; the policy still decides on the last of them."""
     group_size: int = setting(1, low=1)
     """Consecutive slots that play the same start state and seed (G), to be compared with each other."""
 

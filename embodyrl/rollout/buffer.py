@@ -24,13 +24,13 @@ class RolloutBuffer:
         self._size = (chunks, num_envs)
         self._columns: dict[str, NDArray[Any]] = {}
 
-    def write(self, k: int, slots: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:
-        """Write row `k` of several columns for some slots; every value is `[len(slots), ...]`."""
+    def write(self, rows: NDArray[np.int64], slots: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:
+        """Write several columns: row `rows[i]` of slot `slots[i]`; every value is `[len(slots), ...]`."""
         for name, value in values.items():
             column = self._columns.get(name)
             if column is None:
                 column = self._columns[name] = np.zeros((*self._size, *value.shape[1:]), value.dtype)
-            column[k, slots] = value
+            column[rows, slots] = value
 
     def columns(self, chunks: int) -> dict[str, Tensor]:
         """All columns as tensors, cut to the first `chunks` rows."""

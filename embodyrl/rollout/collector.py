@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig, Schedule
+from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager, StepResult
@@ -19,8 +19,7 @@ from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.buffer import RolloutBuffer
 from embodyrl.rollout.clock import Clock
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode
-
-STAGES = {Schedule.lockstep: 1, Schedule.pipeline: 2}
+from embodyrl.rollout.schedule import make_turns
 
 
 @dataclass(kw_only=True)
@@ -29,20 +28,9 @@ class Rollout:
 
     batch: TrajectoryBatch
     finished: list[FinishedEpisode]
-    """Episodes that ended, in order of time, then slot."""
+    """Episodes that ended, by the decision in which they did, then slot."""
     env_steps: int
     """Control steps executed."""
-
-
-@dataclass(kw_only=True)
-class Stage:
-    """Slots that are decided on and simulated together, while other stages are at the other of the two."""
-
-    slots: NDArray[np.int64]
-    observation: Observation
-    """What these slots show now; to be decided on, or decided on already while a chunk is under way."""
-    decision: ActOutput | None = None
-    """What is being executed."""
 
 
 @dataclass(kw_only=True)
@@ -50,9 +38,11 @@ class _Harvest:
     """What a rollout has gathered so far."""
 
     buffer: RolloutBuffer
-    finished: list[FinishedEpisode] = field(default_factory=list)
+    decided: NDArray[np.int64]
+    """`[B]`: decisions taken in each slot."""
+    finished: list[tuple[int, FinishedEpisode]] = field(default_factory=list)
+    """Episodes that ended, and in which decision."""
     env_steps: int = 0
-    chunks: int = 0
     cut_rows: list[int] = field(default_factory=list)
     """Decisions whose following observation the rollout does not decide on, so that the critic looks at it apart."""
     cut_slots: list[int] = field(default_factory=list)
@@ -63,7 +53,8 @@ class Collector:
     """Collects rollouts of `K` decisions in `B` slots.
 
     Schedules: lockstep decides for all slots, then simulates all. pipeline has two halves of the slots take turns: one
-    is simulated while the policy decides for the other. Both play the same episodes.
+    is simulated while the policy decides for the other. ready_batch decides for the slots that are ready. All of them
+    take `K` decisions in every slot and play the same episodes.
 
     Episodes: continuous slots reset themselves and episodes span rollouts. With whole episodes every rollout is one
     episode per slot; finished slots are neither stepped nor inferred.
@@ -98,117 +89,117 @@ class Collector:
             tasks=env.tasks, start_states=env.start_states, group_size=rollout.group_size, seed=seed
         )
         self._all = np.arange(manager.num_envs)
-        self._halves = np.array_split(self._all, min(STAGES[rollout.schedule], manager.num_envs))
+        self._turns = make_turns(manager, rollout)
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
-        self._stages: list[Stage] = []
+        self._held: list[tuple[NDArray[np.int64], Observation]] = []
+        """What the next rollout begins with: slots that are in an episode, and what they show, in memory of its own
+        because the simulators may be lent in between."""
         self.surplus: TrajectoryBatch | None = None
         """Whole groups of slots that were collected and wait to be learned from."""
 
     @property
     def in_progress(self) -> bool:
         """Whether episodes go on in the simulators between rollouts."""
-        return bool(self._stages)
+        return bool(self._held)
 
     def collect(self) -> Rollout:
         """Run the policy in training mode and return what happened."""
-        harvest = _Harvest(buffer=RolloutBuffer(self.config.chunks, self.manager.num_envs))
-        running = self._begin()
-        for stage in running:
-            self._decide_and_send(stage)
-        for k in range(self.config.chunks):
-            last = k + 1 == self.config.chunks
-            for stage in running:
-                self._receive(stage, harvest, k, last)
-                if len(stage.slots) and not last:
-                    self._decide_and_send(stage)
-            harvest.chunks = k + 1
-            running = [stage for stage in running if len(stage.slots)]
-            if not running:
-                break
-        if self._whole:
-            self._stages = []
-        for stage in self._stages:
-            # The simulators may be lent before the next rollout, and their pictures do not outlive that.
-            stage.observation = copied(stage.observation)
-        return Rollout(batch=self._batch(harvest), finished=harvest.finished, env_steps=harvest.env_steps)
+        harvest = _Harvest(
+            buffer=RolloutBuffer(self.config.chunks, self.manager.num_envs),
+            decided=np.zeros(self.manager.num_envs, np.int64),
+        )
+        observation = self._begin()
+        for slots in self._turns.groups:
+            self._decide_and_send(slots, take(observation, slots), harvest)
+        while (received := self._receive(harvest)) is not None:
+            if len(received[0]):
+                self._decide_and_send(*received, harvest)
+        finished = sorted(harvest.finished, key=lambda pair: (pair[0], pair[1].slot))
+        return Rollout(
+            batch=self._batch(harvest), finished=[episode for _, episode in finished], env_steps=harvest.env_steps
+        )
 
-    def _begin(self) -> list[Stage]:
-        """The stages, with the observations to decide on: of new episodes, or of those in progress."""
-        if self._whole or not self._stages:
-            self._numbers += 1
-            episodes = [self._source.episode(slot, number) for slot, number in enumerate(self._numbers.tolist())]
-            with self.clock.measure("simulate"):
-                observation = self.manager.reset(self._all, episodes)
-            self._tracker.begin(self._all)
-            self._stages = self._split(observation)
-        return list(self._stages)
-
-    def _split(self, observation: Observation) -> list[Stage]:
-        """An observation of all slots, by stage."""
-        return [Stage(slots=half, observation=take(observation, half)) for half in self._halves]
-
-    def _decide_and_send(self, stage: Stage) -> None:
-        """Decide for the slots of a stage and have them simulate."""
-        with self.clock.measure("infer"):
-            stage.decision = self.engine.act(stage.observation, "train")
-            actions = stage.decision.actions.cpu().numpy()
+    def _begin(self) -> Observation:
+        """What all slots show: the start of new episodes, or those in progress."""
+        if self._held:
+            order = np.argsort(np.concatenate([slots for slots, _ in self._held]))
+            observation = take(concatenate([observation for _, observation in self._held]), order)
+            self._held = []
+            return observation
+        self._numbers += 1
+        episodes = [self._source.episode(slot, number) for slot, number in enumerate(self._numbers.tolist())]
         with self.clock.measure("simulate"):
-            self.manager.send(stage.slots, actions, None if self._whole else self._following(stage.slots))
+            observation = self.manager.reset(self._all, episodes)
+        self._tracker.begin(self._all)
+        return observation
+
+    def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, harvest: _Harvest) -> None:
+        """Decide for some slots, have them simulate, and note the decision meanwhile."""
+        with self.clock.measure("infer"):
+            decision = self.engine.act(observation, "train")
+            actions = decision.actions.cpu().numpy()
+        with self.clock.measure("simulate"):
+            self.manager.send(slots, actions, None if self._whole else self._following(slots))
+        self._turns.sent(slots)
+        harvest.buffer.write(harvest.decided[slots], slots, self._decided(slots, observation, decision))
+        harvest.decided[slots] += 1
 
     def _following(self, slots: NDArray[np.int64]) -> list[EpisodeSpec]:
         """What each slot plays next if its episode ends."""
         numbers = (self._numbers[slots] + 1).tolist()
         return [self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers, strict=True)]
 
-    def _receive(self, stage: Stage, harvest: _Harvest, k: int, last: bool) -> None:
-        """Wait for a stage's chunks, note decision `k` and what came of it, and move on to the next observation."""
+    def _receive(self, harvest: _Harvest) -> tuple[NDArray[np.int64], Observation] | None:
+        """Wait for chunks and note what came of them; returns the slots that go on and what they show, or None if no
+        chunk was under way."""
         with self.clock.measure("simulate"):
-            result = self.manager.receive(stage.slots)
-        harvest.buffer.write(k, stage.slots, self._row(stage, result))
-        harvest.finished += self._tracker.update(stage.slots, result)
+            received = self._turns.receive()
+        if received is None:
+            return None
+        slots, result = received
+        rows, ended = harvest.decided[slots] - 1, result.ended
+        last = rows + 1 == self.config.chunks
+        harvest.buffer.write(rows, slots, _outcome(result))
+        harvest.finished += zip(rows[ended].tolist(), self._tracker.update(slots, result), strict=True)
         harvest.env_steps += int(result.steps.sum())
-        cut = result.truncated | (last & ~result.ended)
+        cut = result.truncated | (last & ~ended)
         if cut.any():
-            harvest.cut_rows += [k] * int(cut.sum())
-            harvest.cut_slots += stage.slots[cut].tolist()
+            harvest.cut_rows += rows[cut].tolist()
+            harvest.cut_slots += slots[cut].tolist()
             harvest.cut_observations.append(take(result.final_observation, cut))
-        stage.observation = result.observation
-        if not result.ended.any():
-            return
         if self._whole:
-            stage.slots, stage.observation = stage.slots[~result.ended], take(result.observation, ~result.ended)
+            goes_on = ~(last | ended)
         else:
-            self._numbers[stage.slots[result.ended]] += 1
+            goes_on = ~last
+            self._numbers[slots[ended]] += 1
+            if last.any():
+                self._held.append((slots[last], take(result.observation, last)))
+        return slots[goes_on], result.observation if goes_on.all() else take(result.observation, goes_on)
 
-    def _row(self, stage: Stage, result: StepResult) -> dict[str, NDArray[Any]]:
-        """One decision per slot of a stage, as columns `[len(slots), ...]`."""
-        slots, observation, decision = stage.slots, stage.observation, stage.decision
-        assert decision is not None, "received without a decision"
-        row: dict[str, NDArray[Any]] = {
+    def _decided(
+        self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput
+    ) -> dict[str, NDArray[Any]]:
+        """What is known when a decision is taken, as columns `[len(slots), ...]`."""
+        columns: dict[str, NDArray[Any]] = {
             "task": np.array([self._sentence_index[sentence] for sentence in observation.tasks]),
             "actions": decision.actions.cpu().numpy(),
             "logprobs": decision.logprobs.cpu().numpy(),
-            "rewards": result.rewards,
-            "success": result.success,
-            "terminated": result.terminated,
-            "truncated": result.truncated,
-            "steps": result.steps.astype(np.int64),
             "valid": np.ones(len(slots), np.bool_),
             "episode": self._numbers[slots],
             "group": slots // self.config.group_size,
             "version": np.full(len(slots), self.engine.version),
         }
         if observation.proprio is not None:
-            row["proprio"] = observation.proprio
+            columns["proprio"] = observation.proprio
         if observation.images is not None:
-            row["images"] = observation.images
+            columns["images"] = observation.images
         if self.critic and decision.values is not None:
-            row["values"] = decision.values.cpu().numpy()
-        return row | {f"trace/{name}": value.cpu().numpy() for name, value in decision.trace.items()}
+            columns["values"] = decision.values.cpu().numpy()
+        return columns | {f"trace/{name}": value.cpu().numpy() for name, value in decision.trace.items()}
 
     def _batch(self, harvest: _Harvest) -> TrajectoryBatch:
-        columns = harvest.buffer.columns(harvest.chunks)
+        columns = harvest.buffer.columns(int(harvest.decided.max()))
         trace = {name.removeprefix("trace/"): columns.pop(name) for name in list(columns) if name.startswith("trace/")}
         if "values" in columns:
             columns["next_values"] = self._next_values(columns, harvest)
@@ -238,22 +229,30 @@ class Collector:
         """Continue from `state_dict`; the manager's slots must have been restored before."""
         self._numbers[:] = state["numbers"]
         self._tracker.load_state_dict(state["tracker"])
-        self._stages = self._split(self.manager.observe(self._all)) if state["in_progress"] else []
+        self._held = [(self._all, take(self.manager.observe(self._all), self._all))] if state["in_progress"] else []
+
+
+def _outcome(result: StepResult) -> dict[str, NDArray[Any]]:
+    """What became of decisions, as columns `[len(slots), ...]`."""
+    columns = {
+        "rewards": result.rewards,
+        "success": result.success,
+        "terminated": result.terminated,
+        "truncated": result.truncated,
+        "steps": result.steps.astype(np.int64),
+    }
+    kept = {"step_images": result.step_images, "step_proprio": result.step_proprio}
+    return columns | {name: array for name, array in kept.items() if array is not None}
 
 
 def take(observation: Observation, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Observation:
-    """Some rows of an observation: where `chosen [B]` is True, or those with these numbers."""
+    """Some rows of an observation, copied: where `chosen [B]` is True, or those with these numbers."""
     numbers = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
     return Observation(
         images=None if observation.images is None else observation.images[numbers],
         proprio=None if observation.proprio is None else observation.proprio[numbers],
         tasks=[observation.tasks[number] for number in numbers],
     )
-
-
-def copied(observation: Observation) -> Observation:
-    """The same in memory of its own."""
-    return take(observation, np.arange(len(observation.tasks)))
 
 
 def concatenate(observations: list[Observation]) -> Observation:

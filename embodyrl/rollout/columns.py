@@ -51,6 +51,8 @@ F32, I64, U8, FLAG = torch.float32, torch.int64, torch.uint8, torch.bool
 COLUMNS: Mapping[str, Column] = {
     "proprio": Column("K B S", F32, "state observation decided on"),
     "images": Column("K B V H W 3", U8, "pictures decided on"),
+    "step_images": Column("K B C V H W 3", U8, "pictures after every action, zeros where none was executed"),
+    "step_proprio": Column("K B C S", F32, "state observation after every action, zeros where none was executed"),
     "task": Column("K B", I64, "index into the batch's sentences", required=True),
     "actions": Column("K B C D", F32, "in the simulator's units", required=True),
     "logprobs": Column("K B N", F32, "when the decision was taken [nats]", required=True),

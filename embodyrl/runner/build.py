@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.schema import Config
+from embodyrl.config.schema import Config, Observe
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.placement.plan import inventory, policy_gpu
@@ -82,6 +82,7 @@ def open_simulators(loaded: LoadedConfig, log_dir: Path) -> Iterator[EnvManager]
     with EnvManager(
         config.env,
         chunk_size=config.rollout.chunk_size,
+        every_step=config.rollout.observe is Observe.every_step,
         plugins=config.plugins,
         plugin_path=str(loaded.plugin_dir),
         log_dir=log_dir,

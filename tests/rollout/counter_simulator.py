@@ -1,7 +1,9 @@
-"""A plug-in whose every number is known: proprio is (start state, step), the reward of step n is n; an episode
-terminates after step `start_state % 7 + 1`, or is cut off at the time limit."""
+"""A plug-in whose every number is known: proprio is (start state, step), the reward of step n is n, pictures show
+`shade`; an episode terminates after step `start_state % 7 + 1`, or is cut off at the time limit."""
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,11 @@ def last_step(start_state: int) -> int:
     return start_state % 7 + 1
 
 
+def shade(start_state: int, step: int) -> int:
+    """The value of every pixel."""
+    return 5 * start_state % 200 + step
+
+
 class Counter(SlotSimulator):
     def __init__(self, config: EnvConfig, num_slots: int) -> None:
         field = ActionField(name="push", meaning="normalized", unit="1", low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -28,16 +35,21 @@ class Counter(SlotSimulator):
             proprio_dim=2,
             max_episode_steps=config.max_episode_steps,
             control_frequency=1.0,
+            cameras=tuple(config.cameras),
+            image_size=tuple(config.image_size) if config.cameras else (0, 0),
         )
         super().__init__(spec, num_slots)
 
     def make_slot(self, task: str) -> Slot:
-        return CounterSlot()
+        return CounterSlot(self.spec)
 
 
 class CounterSlot(Slot):
     start_state = 0
     count = 0
+
+    def __init__(self, spec: SimulatorSpec) -> None:
+        self.pictures = (len(spec.cameras), *spec.image_size, 3)
 
     def reset(self, episode: EpisodeSpec) -> None:
         self.start_state, self.count = episode.start_state, 0
@@ -47,8 +59,24 @@ class CounterSlot(Slot):
         done = self.count == last_step(self.start_state)
         return Transition(float(self.count), done, done)
 
-    def observe(self) -> tuple[None, NDArray[np.float32]]:
-        return None, np.array([self.start_state, self.count], np.float32)
+    def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
+        images = np.full(self.pictures, shade(self.start_state, self.count), np.uint8) if self.pictures[0] else None
+        return images, np.array([self.start_state, self.count], np.float32)
+
+
+class Dawdler(Counter):
+    """Steps of some episodes take long."""
+
+    def make_slot(self, task: str) -> Slot:
+        return DawdlerSlot(self.spec)
+
+
+class DawdlerSlot(CounterSlot):
+    def step(self, action: NDArray[np.float32]) -> Transition:
+        if self.start_state % 4 == 3:
+            time.sleep(0.1)
+        return super().step(action)
 
 
 SIMULATORS.register("counter", target=Counter, options=EnvConfig, summary="counts")
+SIMULATORS.register("dawdler", target=Dawdler, options=EnvConfig, summary="counts at different speeds")

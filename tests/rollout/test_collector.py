@@ -3,82 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
 
 from counter_simulator import TASKS, last_step
+from known_numbers import LIMIT, make_collector, value
 
-from embodyrl.config.schema import AlgorithmConfig, EngineConfig, EnvConfig, Episodes, RolloutConfig
-from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.envs.manager import EnvManager
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
-from embodyrl.registry import LOSSES
-from embodyrl.rollout.collector import Collector, Rollout
+from embodyrl.rollout.collector import Rollout
 from embodyrl.rollout.episodes import EpisodeSource, evaluation_episodes
 from embodyrl.runner.evaluation import borrowed, evaluate
-
-LIMIT = 5
-"""Time limit; start states with more steps than this are truncated."""
-
-
-def value(observations: Tensor) -> Tensor:
-    """The critic: 1000 + 10 * start state + step."""
-    return 1000.0 + 10.0 * observations[..., 0] + observations[..., 1]
-
-
-class KnownPolicy(Policy):
-    def __init__(self, chunk_size: int) -> None:
-        nn.Module.__init__(self)
-        self.chunk_size = chunk_size
-        self.weight = nn.Parameter(torch.zeros(()))
-        self.decisions = 0
-
-    def act(self, inputs: Inputs, mode: str, generator: torch.Generator | None) -> ActOutput:
-        observed = inputs["proprio"]
-        self.decisions += len(observed)
-        return ActOutput(
-            actions=torch.zeros(len(observed), self.chunk_size, 2),
-            logprobs=-observed,
-            values=value(observed),
-            trace={"sample": observed * 2},
-        )
-
-    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        raise NotImplementedError
-
-
-@contextmanager
-def make_collector(
-    *, num_envs: int = 3, chunks: int = 4, chunk_size: int = 1, whole: bool = False, group_size: int = 1, seed: int = 1
-) -> Iterator[Collector]:
-    env = EnvConfig(
-        name="counter", tasks=list(TASKS), num_envs=num_envs, workers=1, max_episode_steps=LIMIT, start_states=50
-    )
-    rollout = RolloutConfig(
-        chunks=chunks,
-        chunk_size=chunk_size,
-        episodes=Episodes.whole if whole else Episodes.continuous,
-        group_size=group_size,
-    )
-    here = str(Path(__file__).parent)
-    with EnvManager(env, chunk_size=chunk_size, plugins=["counter_simulator"], plugin_path=here) as manager:
-        engine = HybridEngine(
-            KnownPolicy(chunk_size),
-            config=EngineConfig(),
-            algorithm=AlgorithmConfig(name="ppo"),
-            loss=LOSSES.load("ppo"),
-            iterations=1,
-            seed=seed,
-        )
-        yield Collector(manager, engine, env=env, rollout=rollout, critic=True, seed=seed)
 
 
 def check_row(rollout: Rollout, k: int, b: int, follower: Tensor) -> None:
@@ -161,7 +100,7 @@ def test_a_chunk_stops_at_the_end_of_its_episode() -> None:
 def test_whole_episodes_cost_nothing_after_their_end_and_groups_share_a_start() -> None:
     with make_collector(num_envs=6, group_size=3, chunks=9, whole=True) as collector:
         first, second = collector.collect(), collector.collect()
-        decided = collector.engine.policy.decisions
+        decided = sum(collector.engine.policy.batches)
     for rollout in (first, second):
         batch = rollout.batch
         starts = batch["proprio"][0, :, 0]

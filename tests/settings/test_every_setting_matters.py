@@ -71,6 +71,8 @@ CHANGES = {
 }
 
 ELSEWHERE = {
+    "rollout.ready_slots": "tests/rollout/test_schedules.py",
+    "rollout.observe": "tests/rollout/test_schedules.py: what is kept, not what is learned",
     "model.name": "tests/cli/test_commands.py runs another model",
     "model.checkpoint": "tests/models/test_policies.py",
     "algorithm.loss": "one loss so far; an unknown one is refused in tests/config",

@@ -1,0 +1,102 @@
+"""A collector on a simulator and a policy whose every number is known, through real processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parent))
+
+from counter_simulator import TASKS
+
+from embodyrl.config.schema import AlgorithmConfig, EngineConfig, EnvConfig, Episodes, Observe, RolloutConfig, Schedule
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs.manager import EnvManager
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.registry import LOSSES
+from embodyrl.rollout.collector import Collector
+
+LIMIT = 5
+"""Time limit; start states with more steps than this are truncated."""
+
+
+def value(observations: Tensor) -> Tensor:
+    """The critic: 1000 + 10 * start state + step."""
+    return 1000.0 + 10.0 * observations[..., 0] + observations[..., 1]
+
+
+class KnownPolicy(Policy):
+    def __init__(self, chunk_size: int) -> None:
+        nn.Module.__init__(self)
+        self.chunk_size = chunk_size
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.batches: list[int] = []
+        """How many slots each call decided for."""
+
+    def act(self, inputs: Inputs, mode: str, generator: torch.Generator | None) -> ActOutput:
+        observed = inputs["proprio"]
+        self.batches.append(len(observed))
+        return ActOutput(
+            actions=torch.zeros(len(observed), self.chunk_size, 2),
+            logprobs=-observed,
+            values=value(observed),
+            trace={"sample": observed * 2},
+        )
+
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        raise NotImplementedError
+
+
+@contextmanager
+def make_collector(
+    *,
+    num_envs: int = 3,
+    workers: int = 1,
+    chunk_size: int = 1,
+    whole: bool = False,
+    seed: int = 1,
+    simulator: str = "counter",
+    cameras: tuple[str, ...] = (),
+    schedule: str = "lockstep",
+    observe: str = "chunk_end",
+    **options: int | str,
+) -> Iterator[Collector]:
+    """A collector; `schedule`, `observe` and `options` are those of the rollout."""
+    env = EnvConfig(
+        name=simulator,
+        tasks=list(TASKS),
+        num_envs=num_envs,
+        workers=workers,
+        cameras=list(cameras),
+        image_size=[16, 16],
+        max_episode_steps=LIMIT,
+        start_states=50,
+    )
+    rollout = RolloutConfig(
+        **{"chunks": 4, **options},
+        chunk_size=chunk_size,
+        episodes=Episodes.whole if whole else Episodes.continuous,
+        schedule=Schedule(schedule),
+        observe=Observe(observe),
+    )
+    with EnvManager(
+        env,
+        chunk_size=chunk_size,
+        every_step=rollout.observe is Observe.every_step,
+        plugins=["counter_simulator"],
+        plugin_path=str(Path(__file__).parent),
+    ) as manager:
+        engine = HybridEngine(
+            KnownPolicy(chunk_size),
+            config=EngineConfig(),
+            algorithm=AlgorithmConfig(name="ppo"),
+            loss=LOSSES.load("ppo"),
+            iterations=1,
+            seed=seed,
+        )
+        yield Collector(manager, engine, env=env, rollout=rollout, critic=True, seed=seed)
