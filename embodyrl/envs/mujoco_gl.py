@@ -13,6 +13,7 @@ from typing import Any
 
 from embodyrl.envs.base import RenderError
 from embodyrl.errors import UserError
+from embodyrl.placement.turns import one_at_a_time
 
 OFFSCREEN = ("osmesa", "egl")
 """What draws without a screen: Mesa on the CPU; whatever driver there is, a GPU's or Mesa's."""
@@ -95,8 +96,9 @@ def context(height: int, width: int) -> Any:
     """
     name = choose()
     try:
-        made = importlib.import_module(f"mujoco.{name}").GLContext(width, height)
-        made.make_current()
+        with one_at_a_time("initialise OpenGL"):
+            made = importlib.import_module(f"mujoco.{name}").GLContext(width, height)
+            made.make_current()
         if name == "glfw" and not importlib.import_module("glfw").get_current_context():
             raise RuntimeError("no window can be made, is there a display?")
         return made

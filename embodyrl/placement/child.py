@@ -19,6 +19,7 @@ from embodyrl.errors import PluginError, UserError
 from embodyrl.placement.binding import bind
 from embodyrl.placement.channel import Channel
 from embodyrl.placement.messages import Call, Failure, decode_call, encode_reply
+from embodyrl.placement.turns import use_turns
 
 STACKS_SIGNAL = signal.SIGUSR1
 """Signal on which a worker writes the stacks of all its threads to its log, even while native code is hanging."""
@@ -68,7 +69,7 @@ def serve(channel: Channel) -> None:
         try:
             value = None
             if call.method == "start":
-                service = start(*call.args)
+                service = start(*call.args, *channel.take_fds(call.num_fds))
             elif call.method != "close":
                 value = invoke(service, call, channel)
             elif hasattr(service, "close"):
@@ -87,6 +88,7 @@ def start(
     plugin_path: str | None,
     plugins: Sequence[str],
     payload: bytes,
+    turns: int,
 ) -> object:
     """Prepare the process and build the object whose methods are called.
 
@@ -96,11 +98,13 @@ def start(
         plugin_path: folder in which plug-ins may be, or None.
         plugins: modules to import before anything else, as the parent did; they may define what `payload` refers to.
         payload: pickle of `(factory, args)`.
+        turns: file descriptor for `turns.use_turns`.
 
     Raises:
         PluginError: a plug-in cannot be imported here.
     """
     bind(cpus, memory_node)
+    use_turns(turns)
     if plugin_path is not None and plugin_path not in sys.path:
         sys.path.append(plugin_path)
     for name in plugins:

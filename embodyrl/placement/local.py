@@ -27,6 +27,7 @@ from embodyrl.placement.launcher import Request, Worker
 from embodyrl.placement.messages import Call, Failure, decode_reply, encode_call
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.process import EXIT_S, STACKS_S, Process, end_of, spawn
+from embodyrl.placement.turns import make_turns
 
 _MAIN = "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 
@@ -227,6 +228,7 @@ class LocalLauncher:
     ) -> list[Worker]:
         """Start workers; see `launcher.Launcher.start`."""
         started: list[Worker] = []
+        turns = make_turns()
         try:
             requests = []
             for spec, arguments in zip(specs, args, strict=True):
@@ -235,11 +237,13 @@ class LocalLauncher:
                 started.append(worker)
                 payload = pickle.dumps((factory, arguments), pickle.HIGHEST_PROTOCOL)
                 call = (spec.cpus, spec.memory_node, self._plugin_path, self._plugins, payload)
-                requests.append(worker.request("start", *call, timeout=timeout))
+                requests.append(worker.request("start", *call, fds=[turns], timeout=timeout))
             self.gather(requests, timeout=timeout)
         except BaseException:
             self.stop(started, timeout=0.0)
             raise
+        finally:
+            os.close(turns)
         return started
 
     def gather(self, requests: Sequence[Request], *, timeout: float) -> list[Any]:

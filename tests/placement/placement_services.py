@@ -9,6 +9,8 @@ import time
 
 import numpy as np
 
+from embodyrl.placement.turns import one_at_a_time
+
 
 class Service:
     """Answers, waits and fails on command."""
@@ -66,6 +68,18 @@ class Service:
 
     def read_stdin(self):
         return input("which folder? ")
+
+    def take_turn(self, seconds):
+        """When a turn of this length began and ended (a clock that all processes share)."""
+        with one_at_a_time("rehearse"):
+            began = time.monotonic()
+            time.sleep(seconds)
+            return began, time.monotonic()
+
+    def keep_turn(self):
+        """Take a turn and return in the middle of it."""
+        self.turn = one_at_a_time("rehearse")
+        self.turn.__enter__()
 
     def leave(self, code):
         print("out of here")

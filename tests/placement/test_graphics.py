@@ -1,5 +1,12 @@
 """Which driver simulator processes are told to draw with."""
 
+import fcntl
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from fake_machine import write
 
@@ -7,6 +14,7 @@ from embodyrl.config.schema import EnvConfig
 from embodyrl.placement.graphics import OPENGL, VULKAN, Graphics, graphics_variables, read_graphics
 from embodyrl.placement.plan import Inventory, plan_env_workers
 from embodyrl.placement.topology import Gpu
+from embodyrl.placement.turns import make_turns
 
 GPUS = [Gpu(index=index, address=f"0000:{index}b:00.0", uuid="", node=None) for index in (2, 5)]
 BOTH = ("egl", "osmesa")
@@ -67,3 +75,27 @@ def test_the_plan_tells_the_processes():
     plan = plan_env_workers(EnvConfig(name="metaworld", tasks=["reach-v3"], num_envs=2), machine)
     assert [spec.env_vars["MUJOCO_EGL_DEVICE_ID"] for spec in plan] == ["2", "5"]
     assert {spec.env_vars["MUJOCO_GL"] for spec in plan} == {"egl"}
+
+
+WORKER = """
+import sys
+from embodyrl.envs import mujoco_gl
+from embodyrl.placement.turns import use_turns
+use_turns(int(sys.argv[1]))
+mujoco_gl.context(16, 16)
+print("drawn", flush=True)
+"""
+
+
+def test_opengl_is_initialised_in_turns():
+    if not (importlib.util.find_spec("mujoco") and read_graphics(Path("/"), {}).opengl):
+        pytest.skip("needs MuJoCo and an OpenGL without a screen")
+    turns = make_turns()
+    fcntl.lockf(turns, fcntl.LOCK_EX)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(turns)], pass_fds=[turns], text=True, **pipes)
+    said = next(line for line in worker.stderr if line.startswith("waiting"))
+    assert said == f"waiting for process {os.getpid()} to initialise OpenGL, then it is this process's turn\n"
+    fcntl.lockf(turns, fcntl.LOCK_UN)
+    assert worker.communicate(timeout=60)[0] == "drawn\n"
+    os.close(turns)
