@@ -80,6 +80,13 @@ class StartMethod(StrEnum):
     spawn = "spawn"
 
 
+class OnWorkerDeath(StrEnum):
+    """What follows when a simulator process dies or hangs."""
+
+    fail = "fail"
+    restart = "restart"
+
+
 class Schedule(StrEnum):
     """How deciding and simulating take turns."""
 
@@ -217,7 +224,14 @@ class EnvConfig:
     startup_timeout_s: float = setting(180.0, above=0.0)
     """Longest time for a simulator process to start [s]."""
     step_timeout_s: float = setting(60.0, above=0.0)
-    """Longest time for one reset or one chunk [s]; after that the process counts as hung and the run fails."""
+    """Longest time for one reset or one chunk [s]; after that the process counts as hung and is killed."""
+    on_worker_death: OnWorkerDeath = setting(OnWorkerDeath.fail)
+    """fail: a simulator process that dies or hangs ends the run. restart: it is replaced; the episodes it was playing
+    are void and new ones begin."""
+    max_restarts: int = setting(5, low=1)
+    """restart: simulator processes that may be replaced in a run; one more ends it."""
+    offload: bool = setting(False)
+    """End the simulator processes while the policy learns, to free their memory, and bring them back bit for bit."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,16 +17,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
+from embodyrl.envs.manager.crew import GONE, Crew
 from embodyrl.envs.manager.memory import NEXT_FIELDS, Segment, layout
 from embodyrl.envs.manager.results import Reader, StepResult, find_not_finite
-from embodyrl.envs.manager.selection import Selection, Selections, Slots
-from embodyrl.envs.manager.worker import EnvWorker
+from embodyrl.envs.manager.selection import Selection, Slots
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.errors import RemoteError, WorkerError
 from embodyrl.placement.launcher import Launcher, Request, Worker
 from embodyrl.placement.local import LocalLauncher
-from embodyrl.placement.plan import inventory, plan_env_workers
 from embodyrl.placement.topology import Gpu
 from embodyrl.registry import SIMULATORS
 
@@ -36,7 +35,8 @@ _CLOSE_S = 5.0
 """How long simulators may take to close before they are killed [s]."""
 _CLOSE_AFTER_FAILURE_S = 1.0
 
-_STATE_HEAD = struct.Struct("<q?")
+_STATE_HEAD = struct.Struct("<q??")
+"""Control steps of the episode, whether it is over, whether it was lost."""
 
 
 class InvalidResult(WorkerError):
@@ -51,7 +51,9 @@ class EnvManager:
     turns, so an observation stays as it is while the chunk decided on it is simulated: until the second next `send`,
     `reset` or `observe` of one of its slots. Copy what is to last longer.
 
-    After a `WorkerError` (a process died, hung or raised, or a result was not finite) only `close` still works.
+    A process that dies or hangs ends the run, or is replaced (`env.on_worker_death`). Then what its slots were playing
+    is lost: the next result of each says so (`StepResult.lost`), and nothing goes on from an earlier state. After any
+    other `WorkerError` (a simulator raised, or a result was not finite) only `close` still works.
 
     Args:
         config: the simulator, the number of slots and of processes, and the deadlines.
@@ -73,8 +75,6 @@ class EnvManager:
     """What the simulator offers; the same for all slots."""
     num_envs: int
     """Slots, numbered 0 .. num_envs-1."""
-    workers: list[Worker]
-    """The processes, by rank."""
 
     def __init__(
         self,
@@ -91,50 +91,56 @@ class EnvManager:
         self.num_envs = config.num_envs
         self.chunk_size = chunk_size
         self._every_step = every_step
-        self.workers = []
-        self._timeout = config.step_timeout_s
         self._failure: BaseException | None = None
         self._closed = False
-        self._launcher: Launcher = launcher or LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=log_dir)
+        self._crew: Crew | None = None
         self._memory: Segment | None = None
         self._requests: list[Request | None] = [None] * self.num_envs
         self._written: list[EpisodeSpec | None] = [None] * self.num_envs
         """What the shared memory says each slot plays next."""
         self._sent = np.zeros(self.num_envs, bool)
+        self._lost = np.zeros(self.num_envs, bool)
+        """Slots whose episode died with its process, which nobody was told yet."""
+        self._offloaded: dict[int, bytes] | None = None
+        """States of the slots that were playing when the processes were ended for a while."""
         self._needs_reset = np.ones(self.num_envs, bool)
         self._steps = np.zeros(self.num_envs, np.int64)
         try:
-            self._start(config, near)
+            _check_importable(config)
+            launcher = launcher or LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=log_dir)
+            self._start(config, launcher, near)
         except BaseException as error:
             self.close()
             if isinstance(error, RemoteError) and error.is_user_error:
                 raise UserError(error.remote_message) from error
             raise
 
-    def _start(self, config: EnvConfig, near: Gpu | None) -> None:
-        _check_importable(config)
-        plan = plan_env_workers(config, inventory(), near)
-        self.workers = self._launcher.start(
-            plan, EnvWorker, [(spec, config) for spec in plan], timeout=config.startup_timeout_s
-        )
-        self.spec = self._agreed_spec()
+    def _start(self, config: EnvConfig, launcher: Launcher, near: Gpu | None) -> None:
+        crew = self._crew = Crew(config, launcher, near, self._lose)
+        crew.start()
+        self.spec = self._agreed_spec(crew)
         _check_cameras(config, self.spec)
         self._tasks = list(self.spec.tasks)
-        self._selections = Selections(self.workers)
         memory = self._memory = Segment.create(
             layout(self.spec, self.num_envs, self.chunk_size, every_step=self._every_step)
         )
         self._reader = Reader(memory, list(self.spec.tasks.values()))
-        self._call([worker.request("attach", memory.layout, fds=[memory.fd]) for worker in self.workers])
+        crew.attach(memory)
 
-    def _agreed_spec(self) -> SimulatorSpec:
-        specs: list[SimulatorSpec] = self._call([worker.request("simulator_spec") for worker in self.workers])
-        for worker, spec in zip(self.workers, specs, strict=True):
+    @staticmethod
+    def _agreed_spec(crew: Crew) -> SimulatorSpec:
+        specs: list[SimulatorSpec] = crew.call_all("simulator_spec")
+        for worker, spec in zip(crew.workers, specs, strict=True):
             if spec != specs[0]:
                 raise RuntimeError(
-                    f"{worker} offers another simulator than {self.workers[0]}: {spec} against {specs[0]}"
+                    f"{worker} offers another simulator than {crew.workers[0]}: {spec} against {specs[0]}"
                 )
         return specs[0]
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The processes, by rank."""
+        return self._processes.workers
 
     def reset(self, slots: Slots, episodes: Sequence[EpisodeSpec]) -> Observation:
         """Start `episodes[i]` in slot `slots[i]`, whatever it was doing; returns the first observations, in that order.
@@ -149,10 +155,20 @@ class EnvManager:
                 raise ValueError(f"slot {slot}: got no episode")
         self._write_episodes(chosen, episodes)
         self._turn_pictures(chosen)
-        self._call(self._request("reset", chosen))
-        self._steps[chosen.index] = 0
-        self._needs_reset[chosen.index] = False
+        self._begin(chosen)
         return self._observation(chosen)
+
+    def _begin(self, chosen: Selection) -> None:
+        """Start the episodes that are written in `next_*`, once more where a process dies over it."""
+        self._lost[chosen.index] = False
+        self._steps[chosen.index] = 0
+        self._needs_reset[chosen.index] = True
+        left: Selection | None = chosen
+        while left is not None:
+            replies = self._call("reset", left)
+            again = [share.slots for share, reply in zip(left.shares, replies, strict=True) if reply is GONE]
+            left = self._find([slot for slots in again for slot in slots]) if again else None
+        self._needs_reset[chosen.index] = False
 
     def step(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
@@ -175,10 +191,15 @@ class EnvManager:
             WorkerError: see the class.
         """
         chosen = self._prepare(slots, actions, next_episodes)
-        for request, share in zip(self._request("step", chosen), chosen.shares, strict=True):
+        self._sent[chosen.index] = True
+        playing = self._still_playing(chosen)
+        if playing is None:
+            return
+        with self._noting_failure():
+            requests = self._processes.ask("step", playing)
+        for request, share in zip(requests, playing.shares, strict=True):
             for slot in share.slots:
                 self._requests[slot] = request
-        self._sent[chosen.index] = True
 
     def receive(self, slots: Slots) -> StepResult:
         """Wait for the chunks of these slots, which may have been sent in other groupings.
@@ -220,7 +241,7 @@ class EnvManager:
                 return np.array(ready), self.receive(ready)
             pending = list(dict.fromkeys(request for request in self._requests if request is not None))
             with self._noting_failure():
-                answered = self._launcher.wait_any(pending)
+                answered = self._processes.any_replied(pending)
             self._finish(answered)
 
     def step_recorded(
@@ -238,21 +259,26 @@ class EnvManager:
             WorkerError: see the class.
         """
         chosen = self._prepare(slots, actions, next_episodes)
-        films = self._by_slot(chosen, self._call(self._request("step_recorded", chosen)))
-        return self._result(chosen), films
+        playing = self._still_playing(chosen)
+        films = {} if playing is None else self._by_slot(playing, self._call("step_recorded", playing))
+        nothing = np.zeros((0, 1, 1, 3), np.uint8)
+        return self._result(chosen), [films.get(slot, nothing) for slot in chosen.numbers]
 
     def get_state(self, slots: Slots) -> list[bytes]:
         """One self-contained state per slot, for `set_state` of any manager of the same simulator.
+
+        The state of a slot whose episode was lost says just that.
 
         Raises:
             ValueError: wrong slots, or a chunk is under way.
             WorkerError: see the class.
         """
         chosen = self._idle(slots)
-        states = self._by_slot(chosen, self._call(self._request("get_state", chosen)))
+        playing = self._still_playing(chosen)
+        states = {} if playing is None else self._by_slot(playing, self._call("get_state", playing))
         return [
-            _STATE_HEAD.pack(self._steps[slot], self._needs_reset[slot]) + state
-            for slot, state in zip(chosen.numbers, states, strict=True)
+            _STATE_HEAD.pack(self._steps[slot], self._needs_reset[slot], self._lost[slot]) + states.get(slot, b"")
+            for slot in chosen.numbers
         ]
 
     def set_state(self, slots: Slots, states: Sequence[bytes]) -> None:
@@ -266,14 +292,13 @@ class EnvManager:
         if len(states) != len(chosen.numbers):
             raise ValueError(f"got {len(states)} states for {len(chosen.numbers)} slots")
         by_slot = dict(zip(chosen.numbers, states, strict=True))
-        requests = []
-        with self._noting_failure():
-            for share in chosen.shares:
-                bodies = [by_slot[slot][_STATE_HEAD.size :] for slot in share.slots]
-                requests.append(share.worker.request("set_state", share.local, bodies, timeout=self._timeout))
-        self._call(requests)
         for slot, state in by_slot.items():
-            self._steps[slot], self._needs_reset[slot] = _STATE_HEAD.unpack_from(state)
+            self._steps[slot], self._needs_reset[slot], self._lost[slot] = _STATE_HEAD.unpack_from(state)
+        playing = self._still_playing(chosen)
+        if playing is None:
+            return
+        bodies = [[by_slot[slot][_STATE_HEAD.size :] for slot in share.slots] for share in playing.shares]
+        self._call("set_state", playing, bodies)
 
     def observe(self, slots: Slots) -> Observation:
         """The current observations of slots.
@@ -283,8 +308,10 @@ class EnvManager:
             WorkerError: see the class.
         """
         chosen = self._idle(slots)
-        self._turn_pictures(chosen)
-        self._call(self._request("observe", chosen))
+        playing = self._still_playing(chosen)
+        if playing is not None:
+            self._turn_pictures(playing)
+            self._call("observe", playing)
         return self._observation(chosen)
 
     def render(self, slots: Slots) -> NDArray[np.uint8]:
@@ -295,12 +322,54 @@ class EnvManager:
             WorkerError: see the class.
         """
         chosen = self._idle(slots)
-        return np.stack(self._by_slot(chosen, self._call(self._request("render", chosen))))
+        pictures = self._by_slot(chosen, self._call("render", chosen))
+        missing = [slot for slot in chosen.numbers if slot not in pictures]
+        if missing:
+            raise RuntimeError(f"slots {missing} have no picture: what they were playing died with its process")
+        return np.stack([pictures[slot] for slot in chosen.numbers])
+
+    def offload(self) -> int:
+        """Keep the states of all slots that play, and end the processes until they are needed again.
+
+        Returns:
+            Bytes of memory that this frees: what the processes used and shared with nobody.
+
+        Raises:
+            ValueError: a chunk is under way.
+            WorkerError: see the class.
+        """
+        playing = np.flatnonzero(~self._needs_reset)
+        states = self.get_state(playing) if len(playing) else []
+        freed = self._processes.unique_memory()
+        self._processes.stop(_CLOSE_S)
+        self._offloaded = dict(zip(playing.tolist(), states, strict=True))
+        return freed
+
+    def onload(self) -> None:
+        """Start the processes again and continue bit for bit where `offload` stopped. Every other method does that by
+        itself, so calling it only says when.
+
+        Raises:
+            WorkerError: see the class.
+        """
+        states, self._offloaded = self._offloaded, None
+        if states is None:
+            return
+        with self._noting_failure():
+            self._processes.start()
+        if states:
+            self.set_state(list(states), list(states.values()))
+
+    def take_deaths(self) -> list[WorkerError]:
+        """Processes that died and were replaced since the last call."""
+        deaths, self._processes.deaths = self._processes.deaths, []
+        return deaths
 
     def close(self) -> None:
         """End the processes, within a few seconds whatever they are doing. Harmless when repeated."""
         self._closed = True
-        self._launcher.stop(self.workers, timeout=_CLOSE_S if self._failure is None else _CLOSE_AFTER_FAILURE_S)
+        if self._crew is not None:
+            self._crew.stop(_CLOSE_S if self._failure is None else _CLOSE_AFTER_FAILURE_S)
         if self._memory is not None:
             self._memory.close()
 
@@ -314,27 +383,42 @@ class EnvManager:
 
     # ---- talking to the processes
 
-    def _request(self, method: str, chosen: Selection) -> list[Request]:
-        """Ask every process that serves some of the slots for `method(*slots)`."""
+    @property
+    def _processes(self) -> Crew:
+        assert self._crew is not None, "used before the start"
+        return self._crew
+
+    def _call(self, method: str, chosen: Selection, bodies: Sequence[object] | None = None) -> list[Any]:
+        """What every process that serves some of the slots answers; `GONE` where it died and was replaced."""
         with self._noting_failure():
-            return [share.worker.request(method, *share.arguments, timeout=self._timeout) for share in chosen.shares]
+            return self._processes.replies(self._processes.ask(method, chosen, bodies))
 
     def _finish(self, requests: Sequence[Request]) -> None:
         """Wait for chunks that are under way."""
-        self._call(requests)
+        with self._noting_failure():
+            self._processes.replies(requests)
         self._requests = [None if request in requests else request for request in self._requests]
 
-    def _call(self, requests: Sequence[Request]) -> list[Any]:
-        with self._noting_failure():
-            return self._launcher.gather(requests, timeout=self._timeout)
+    def _lose(self, slots: range) -> None:
+        """The process of these slots died; another one serves them and knows nothing of what they were playing."""
+        for slot in slots:
+            self._lost[slot] = not self._needs_reset[slot]
+
+    def _still_playing(self, chosen: Selection) -> Selection | None:
+        """Those of the slots whose episode was not lost; None if there are none."""
+        lost = self._lost[chosen.index]
+        if not lost.any():
+            return chosen
+        return None if lost.all() else self._find(chosen.index[~lost])
 
     @staticmethod
-    def _by_slot(chosen: Selection, replies: Sequence[Sequence[T]]) -> list[T]:
-        """What the processes returned for each of their slots, in the order of the call."""
+    def _by_slot(chosen: Selection, replies: Sequence[Sequence[T]]) -> dict[int, T]:
+        """What the processes returned for each of their slots, without those that died."""
         found: dict[int, T] = {}
         for share, values in zip(chosen.shares, replies, strict=True):
-            found.update(zip(share.slots, values, strict=True))
-        return [found[slot] for slot in chosen.numbers]
+            if values is not GONE:
+                found.update(zip(share.slots, values, strict=True))
+        return found
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -356,7 +440,8 @@ class EnvManager:
 
     def _find(self, slots: Slots) -> Selection:
         self._check_usable()
-        return self._selections.find(slots)
+        self.onload()
+        return self._processes.selections.find(slots)
 
     def _idle(self, slots: Slots) -> Selection:
         chosen = self._find(slots)
@@ -419,7 +504,21 @@ class EnvManager:
         assert self._memory is not None, "used before the start or after close"
         return self._memory
 
+    def _bury(self, chosen: Selection) -> NDArray[np.bool_]:
+        """Clear the results of slots whose episode was lost and start what they play next; returns which, `[B]`."""
+        lost: NDArray[np.bool_] = self._lost[chosen.index]
+        if lost.any():
+            slots = chosen.index[lost]
+            for name in ("rewards", "success", "terminated", "truncated", "steps"):
+                self._arrays[name][slots] = 0
+            self._lost[slots], self._needs_reset[slots] = False, True
+            following = slots[self._arrays["has_next"][slots]]
+            if len(following):
+                self._begin(self._find(following))
+        return lost
+
     def _result(self, chosen: Selection) -> StepResult:
+        lost = self._bury(chosen)
         index, records = chosen.index, self._reader.records(chosen)
         ended = records["terminated"] | records["truncated"]
         was_reset = ended & self._arrays["has_next"][index]
@@ -428,12 +527,12 @@ class EnvManager:
         observation = final = self._reader.observation(chosen, records)
         if ended.any():
             self._steps[index[was_reset]] = 0
-            self._needs_reset[index] = ended & ~was_reset
+            self._needs_reset[index[ended & ~was_reset]] = True
             if was_reset.any():
                 final = self._reader.final_observation(chosen, records, observation, was_reset)
         small = {name: records[name] for name in ("rewards", "success", "terminated", "truncated", "steps")}
         kept = self._reader.step_observations(chosen)
-        return StepResult(observation=observation, final_observation=final, **small, **kept)
+        return StepResult(observation=observation, final_observation=final, lost=lost, **small, **kept)
 
     def _observation(self, chosen: Selection) -> Observation:
         records = self._reader.records(chosen)
@@ -452,7 +551,7 @@ class EnvManager:
         elif was_reset is not None:
             of_next_episode = was_reset[bad.row] and bad.field == "proprio"
             step = 0 if of_next_episode else step + int(records["steps"][bad.row])
-        worker = self._selections.worker_of(slot)
+        worker = self._processes.selections.worker_of(slot)
         self._failure = InvalidResult(
             f"{worker}: {key} of slot {slot} is {bad.value} at step {step} of its episode",
             role=worker.spec.role,

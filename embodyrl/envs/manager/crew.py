@@ -1,0 +1,152 @@
+"""The processes behind an EnvManager: started, asked, replaced where they die, measured, ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from embodyrl.config.schema import EnvConfig, OnWorkerDeath
+from embodyrl.envs.manager.memory import Segment
+from embodyrl.envs.manager.selection import Selection, Selections
+from embodyrl.envs.manager.worker import EnvWorker
+from embodyrl.placement.errors import WorkerDied, WorkerError, WorkerTimeout
+from embodyrl.placement.launcher import Launcher, Request, Worker
+from embodyrl.placement.plan import inventory, plan_env_workers
+from embodyrl.placement.topology import Gpu
+
+GONE: Final = object()
+"""What stands for the reply of a process that died and was replaced."""
+
+
+class TooManyDeaths(WorkerError):
+    """Raised when simulator processes die more often than `env.max_restarts` allows."""
+
+
+class Crew:
+    """The processes that serve the slots of a run, by rank.
+
+    Args:
+        config: the simulator, the number of processes, the deadlines, and what to do when one of them dies.
+        launcher: where they run.
+        near: the GPU to which observations go.
+        on_replaced: called with the slots of a process that died, once another one serves them; they play nothing.
+    """
+
+    workers: list[Worker]
+    selections: Selections
+
+    def __init__(
+        self, config: EnvConfig, launcher: Launcher, near: Gpu | None, on_replaced: Callable[[range], None]
+    ) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._on_replaced = on_replaced
+        self._plan = plan_env_workers(config, inventory(), near)
+        self._memory: Segment | None = None
+        self._restarts = 0
+        self.deaths: list[WorkerError] = []
+        """Processes that died and were replaced, until somebody takes note and clears the list."""
+        self.workers = []
+
+    def start(self) -> None:
+        """Start all processes; with `attach` called before, they serve that memory."""
+        specs = self._plan
+        self.workers = self._launcher.start(
+            specs, EnvWorker, [(spec, self._config) for spec in specs], timeout=self._config.startup_timeout_s
+        )
+        self.selections = Selections(self.workers)
+        if self._memory is not None:
+            self.attach(self._memory)
+
+    def attach(self, memory: Segment) -> None:
+        """Have all processes use this memory, and those that are started later."""
+        self._memory = memory
+        self._attach(self.workers)
+
+    def _attach(self, workers: Sequence[Worker]) -> None:
+        assert self._memory is not None
+        layout, fd = self._memory.layout, self._memory.fd
+        self._gather([worker.request("attach", layout, fds=[fd]) for worker in workers])
+
+    def call_all(self, method: str) -> list[Any]:
+        """What every process answers to `method()`."""
+        return self._gather([worker.request(method) for worker in self.workers])
+
+    def ask(self, method: str, chosen: Selection, bodies: Sequence[object] | None = None) -> list[Request | None]:
+        """Ask every process that serves some of the slots for `method(*slots)`, or `method(slots, bodies[i])`.
+
+        Returns:
+            One request per share of the selection; None where the process was dead and has been replaced.
+        """
+        requests: list[Request | None] = []
+        for number, share in enumerate(chosen.shares):
+            arguments = share.arguments if bodies is None else (share.local, bodies[number])
+            try:
+                requests.append(share.worker.request(method, *arguments, timeout=self._config.step_timeout_s))
+            except (WorkerDied, WorkerTimeout) as error:
+                self._replace(error)
+                requests.append(None)
+        return requests
+
+    def replies(self, requests: Sequence[Request | None]) -> list[Any]:
+        """The replies to these requests; `GONE` for those of processes that died and have been replaced."""
+        if self._config.on_worker_death is OnWorkerDeath.fail:
+            return self._gather([request for request in requests if request is not None])
+        deadline = time.monotonic() + self._config.step_timeout_s
+        return [self._reply(request, deadline) for request in requests]
+
+    def _reply(self, request: Request | None, deadline: float) -> object:
+        if request is None:
+            return GONE
+        try:
+            return self._launcher.gather([request], timeout=max(0.0, deadline - time.monotonic()))[0]
+        except (WorkerDied, WorkerTimeout) as error:
+            self._replace(error)
+            return GONE
+
+    def any_replied(self, requests: Sequence[Request]) -> list[Request]:
+        """Wait until at least one of these requests has its reply, or its process has died; returns all of those."""
+        try:
+            return self._launcher.wait_any(requests)
+        except (WorkerDied, WorkerTimeout) as error:
+            if self._config.on_worker_death is OnWorkerDeath.fail:
+                raise
+            return [request for request in requests if request.worker.spec.rank == error.rank]
+
+    def _gather(self, requests: Sequence[Request]) -> list[Any]:
+        return self._launcher.gather(requests, timeout=self._config.step_timeout_s)
+
+    def _replace(self, error: WorkerDied | WorkerTimeout) -> None:
+        """Start another process in place of the one that died, if that is wanted and still allowed."""
+        if self._config.on_worker_death is OnWorkerDeath.fail:
+            raise error
+        self._restarts += 1
+        if self._restarts > self._config.max_restarts:
+            raise TooManyDeaths(
+                f"simulator processes died {self._restarts} times in this run, and env.max_restarts is "
+                f"{self._config.max_restarts}. The last one: {error}",
+                role=error.role,
+                rank=error.rank,
+                pid=error.pid,
+            ) from error
+        dead, spec = self.workers[error.rank], self._plan[error.rank]
+        self._launcher.stop([dead], timeout=0.0)
+        [worker] = self._launcher.start(
+            [spec], EnvWorker, [(spec, self._config)], timeout=self._config.startup_timeout_s
+        )
+        self.workers[error.rank] = worker
+        self.selections = Selections(self.workers)
+        self._attach([worker])
+        self.deaths.append(error)
+        self._on_replaced(spec.slots)
+
+    def unique_memory(self) -> int:
+        """Bytes that the processes use and share with nobody."""
+        import psutil
+
+        return sum(psutil.Process(worker.pid).memory_full_info().uss for worker in self.workers)
+
+    def stop(self, timeout: float) -> None:
+        """End the processes: ask them to, wait `timeout` [s] for all together, then kill. Harmless when repeated."""
+        self._launcher.stop(self.workers, timeout=timeout)
