@@ -59,7 +59,7 @@ def nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             UserError,
             r"the assets \(anymal_c\) .* not on this machine: python -m mani_skill.utils.download_asset anymal_c",
         ),
-        (["OpenCabinetDoor-v1"], {}, UserError, "cannot be built: .* download_asset partnet_mobility_cabinet"),
+        (["OpenCabinetDoor-v1"], {}, UserError, "cannot be built: Partnet .*download_asset partnet_mobility_cabinet"),
         (["TwoRobotPickCube-v1"], {}, UserError, "has several robots"),
         (["PushCube-v1"], {"control_mode": "pd_joint_delta"}, UserError, "did you mean 'pd_joint_delta_pos'"),
         (["StackPyramid-v1"], {"reward_mode": RewardMode.dense}, UserError, "reward_mode is 'dense', but .* has only"),
@@ -83,7 +83,7 @@ def test_a_question_on_the_terminal_becomes_an_error(monkeypatch: pytest.MonkeyP
         type("Asks", (), {"SUPPORTED_REWARD_MODES": ["dense"], "SUPPORTED_OBS_MODES": [], "__new__": build}),
     )
     before = download_asset.prompt_yes_no
-    with pytest.raises(UserError, match=r"the assets \(widow\) of the ManiSkill task 'PushCube-v1' are not on this machine"):
+    with pytest.raises(UserError, match=r"the assets \(widow\) of .* 'PushCube-v1' are not on this machine"):
         simulator("PushCube-v1", reward_mode=RewardMode.dense)
     assert download_asset.prompt_yes_no is before
 
@@ -100,6 +100,16 @@ def test_action_fields_follow_the_controller() -> None:
         ("arm_rotation", "delta_rotation", "rad", -0.1, 3),
         ("gripper", "gripper", "1", 1.0, 1),
     ]
+
+
+def test_a_gripper_says_which_value_opens_it() -> None:
+    ours = simulator("PushCube-v1")
+    gripper = ours.spec.actions[1]
+    assert (gripper.opens, gripper.closes) == (1.0, -1.0)
+    for value, opening in ((gripper.opens, 0.04), (gripper.closes, 0.0)):
+        ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=0, seed=0)])
+        seen = ours.step_chunk([0], np.array([[[0.0] * 7 + [value]] * 20], np.float32)).observation.proprio
+        assert seen is not None and seen[0, 7] == pytest.approx(opening, abs=2e-3)
 
 
 def test_an_action_of_one_moves_the_target_by_the_scale() -> None:
@@ -296,3 +306,25 @@ def test_the_sparse_reward_is_success() -> None:
     env = ours._seats[0].slot._env  # type: ignore[union-attr]
     env.obj.set_pose(env.goal_region.pose)
     assert ours.step_chunk([0], np.zeros((1, 1, 8), np.float32)).rewards.tolist() == [[1.0]]
+
+
+BRIDGE = "PutCarrotOnPlateInScene-v1"
+
+
+@pytest.mark.skipif(bool(missing_assets(BRIDGE)), reason="the assets of ManiSkill's bridge tasks are not here")
+def test_a_twin_of_a_real_scene(driver: None) -> None:
+    """Its own words, camera and control mode; a photograph behind what is drawn; layouts counted through."""
+    options = {"cameras": ["3rd_view_camera"], "proprio": Proprio.robot, "reward_mode": RewardMode.sparse}
+    ours = simulator(BRIDGE, **options)
+    assert ours.spec.tasks == {BRIDGE: "put carrot on plate"}
+    assert [(field.meaning, field.unit) for field in ours.spec.actions[:2]] == [
+        ("delta_position", "m"),
+        ("delta_rotation", "rad"),
+    ]
+    seen = {n: ours.reset([0], [EpisodeSpec(task=BRIDGE, start_state=n, seed=0)]).images for n in (0, 2, 24)}
+    assert seen[0] is not None and seen[0].shape == (1, 1, 224, 224, 3)
+    assert np.array_equal(seen[0], seen[24]) and not np.array_equal(seen[0], seen[2])  # 12 places x 2 directions
+    env = ours._seats[0].slot._env  # type: ignore[union-attr]
+    assert env.control_mode == "arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos"
+    photograph = env._rgb_overlay_images["3rd_view_camera"][:8, :8].float().mean((0, 1))
+    assert np.allclose(seen[0][0, 0, :3, :3].mean((0, 1)), photograph.numpy(), atol=20)

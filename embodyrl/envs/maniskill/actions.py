@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def _controller_fields(name: str, controller: Any) -> list[ActionField]:
         return ActionField(name=name + suffix, meaning=meaning, unit=unit, low=low[part], high=high[part], scale=scale)
 
     if name.endswith("gripper"):
-        return [field("gripper")]
+        return [_gripper(field("gripper"), controller)]
     if isinstance(controller, pd_ee_pose.PDEEPosController) and config.use_delta:
         move = _scale(config, config.pos_lower, config.pos_upper)
         if move is None:
@@ -62,6 +63,14 @@ def _controller_fields(name: str, controller: Any) -> list[ActionField]:
         if scale is not None:
             return [field("joint_delta" if config.use_delta else "joint_target", "rad", scale)]
     return [field("normalized" if getattr(config, "normalize_action", False) else "native")]
+
+
+def _gripper(field: ActionField, controller: Any) -> ActionField:
+    """`field` with the values that open and close, where that is known: fingers that slide move apart."""
+    slides = all(kind == "prismatic" for joint in controller.joints for kind in joint.type)
+    if not slides or len(field.low) != 1:
+        return field
+    return replace(field, opens=field.high[0], closes=field.low[0])
 
 
 def _scale(config: Any, low: Any, high: Any) -> float | None:

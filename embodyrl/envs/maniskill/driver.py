@@ -100,9 +100,7 @@ class _Lean:
         and position and quaternion of the tool centre point where it has one.
         """
         joints = common.flatten_state_dict(self._get_obs_agent(), use_torch=True, device=self.device)
-        pose = getattr(self.agent, "tcp_pose", None)
-        if pose is None and hasattr(self.agent, "tcp"):
-            pose = self.agent.tcp.pose
+        pose = _tool_pose(self.agent)
         return joints if pose is None else torch.cat([joints, pose.raw_pose], dim=1)
 
     def get_obs(self: Any, info: dict[str, Any] | None = None, unflattened: bool = False) -> Any:
@@ -125,6 +123,17 @@ class _Lean:
         super()._setup_sensors(options)  # type: ignore[misc]
         for name in set(self._sensors) - set(self.cameras):
             del self._sensors[name]
+
+
+def _tool_pose(agent: Any) -> Pose | None:
+    """Where a robot's tool centre point is, or the link that its controller moves; None for robots without either."""
+    pose = getattr(agent, "tcp_pose", None)
+    if pose is None and hasattr(agent, "tcp"):
+        pose = agent.tcp.pose
+    if pose is None:
+        parts = getattr(agent.controller, "controllers", {}).values()
+        pose = next((part.ee_pose for part in parts if hasattr(part, "ee_pose")), None)
+    return pose
 
 
 def _drawn(camera: Any, image_size: tuple[int, int]) -> dict[str, Any]:
