@@ -22,11 +22,11 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ from numpy.typing import NDArray
 from embodyrl.envs import mujoco_gl
 from embodyrl.envs.base import SimulatorError
 from embodyrl.envs.libero_tasks import package
+from embodyrl.errors import UserError
+
+T = TypeVar("T")
 
 PAINTED = ("mesh_vert", "mesh_normal", "mesh_texcoord", "mesh_face", "mesh_graph", "tex_data")
 """The parts of a model that are loaded before anything is drawn: meshes and textures."""
@@ -95,22 +98,45 @@ def load() -> Any:
 
 
 def make(task_file: Path, assets: Path) -> Any:
-    """LIBERO's environment of a task, without cameras and without OpenGL."""
+    """LIBERO's environment of a task, without cameras and without OpenGL.
+
+    Raises:
+        UserError: a file is missing in the assets folder.
+    """
     envs = load()
     # What LIBERO calls its cache of the place of its assets; unless it is set, LIBERO downloads them.
     libero: Any = importlib.import_module("libero.libero")
     libero._assets_path_cache = str(assets)
     robosuite = importlib.import_module("robosuite")
     problem = importlib.import_module("libero.libero.envs.bddl_utils").get_problem_info(str(task_file))["problem_name"]
-    return envs.TASK_MAPPING[problem](
-        str(task_file),
-        robots=["Panda"],
-        controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
-        initialization_noise=None,
-        use_camera_obs=False,
-        has_offscreen_renderer=False,
-        hard_reset=False,
-    )
+    options = {
+        "robots": ["Panda"],
+        "controller_configs": robosuite.load_controller_config(default_controller="OSC_POSE"),
+        "initialization_noise": None,
+        "use_camera_obs": False,
+        "has_offscreen_renderer": False,
+        "hard_reset": False,
+    }
+    try:
+        return _drawn(0, lambda: envs.TASK_MAPPING[problem](str(task_file), **options))
+    except (FileNotFoundError, ValueError) as error:  # of the XML parser; of MuJoCo, which names a mesh or a texture
+        if str(assets) not in str(error):
+            raise
+        raise UserError(f"LIBERO's assets in {assets} are not complete: {' '.join(str(error).split())}") from error
+
+
+def _drawn(seed: int, action: Callable[[], T]) -> T:
+    """What `action` returns, which draws a random layout from numpy's global generator, until one has no collisions."""
+    failed = importlib.import_module("robosuite.utils.errors").RandomizationError
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        for _ in range(PLACEMENT_ATTEMPTS):
+            with contextlib.suppress(failed):
+                return action()
+    finally:
+        np.random.set_state(before)
+    raise SimulatorError(f"LIBERO found no layout without collisions in {PLACEMENT_ATTEMPTS} attempts")
 
 
 def _return_memory() -> None:
@@ -171,7 +197,9 @@ class Driver:
         # the first step, so do we.
         mujoco.mj_forward(model, data)
         mujoco.mj_forward(model, data)
-        self._lay_out(number)
+        # Of LIBERO's random layout stay the fixtures, which are part of the model, and the controller.
+        _drawn(number, self._env._reset_internal)
+        self._controller.__class__ = _controller_class()
         mujoco.mj_forward(model, data)
         self._env.visualize({name: False for name in self._env._visualizations})
         data.time = state[0]
@@ -181,22 +209,6 @@ class Driver:
         self._env._post_process()
         self._clock, self._sampled = 2 * self._env.model_timestep, True
         self._sample(data.qpos.copy())
-
-    def _lay_out(self, number: int) -> None:
-        """LIBERO's own random layout; of it stay the fixtures, which are part of the model, and the controller."""
-        failed = importlib.import_module("robosuite.utils.errors").RandomizationError
-        before = np.random.get_state()
-        np.random.seed(number)
-        try:
-            for _ in range(PLACEMENT_ATTEMPTS):
-                with contextlib.suppress(failed):
-                    self._env._reset_internal()
-                    break
-            else:
-                raise SimulatorError(f"LIBERO found no layout without collisions in {PLACEMENT_ATTEMPTS} attempts")
-        finally:
-            np.random.set_state(before)
-        self._controller.__class__ = _controller_class()
 
     def step(self, action: NDArray[np.float32]) -> bool:
         """Execute one action `[7]`; returns whether the task is solved."""

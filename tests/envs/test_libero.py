@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -400,6 +401,16 @@ def test_where_assets_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert libero_tasks.find_assets(config(assets=None)) == ASSETS.resolve()
     monkeypatch.setenv(libero_tasks.ASSETS_VARIABLE, str(ASSETS))
     assert faults() == []
+
+
+@needs_assets
+@pytest.mark.parametrize("lost", ["flat_stove.xml", "flat_stove/*.png"])
+def test_a_file_that_is_missing_among_the_assets_is_named(tmp_path: Path, lost: str) -> None:
+    shutil.copytree(ASSETS, tmp_path / "assets", copy_function=os.symlink)
+    for file in (tmp_path / "assets" / "articulated_objects").glob(lost):
+        file.unlink()
+    with pytest.raises(UserError, match=rf"LIBERO's assets in {tmp_path}/assets are not complete: .*flat_stove"):
+        Libero(config(assets=str(tmp_path / "assets")), 1)
 
 
 @needs_assets
