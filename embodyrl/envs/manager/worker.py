@@ -69,9 +69,11 @@ class EnvWorker:
         return self._simulator.spec
 
     def attach(self, layout: Layout, fd: int) -> None:
-        """Use this segment from now on."""
+        """Use this segment from now on. What is there stays there."""
         self._segment = Segment(fd, layout)
         self._arrays = self._segment.part(self._slots)
+        for array in self._arrays.values():  # who touches a page first gives it its NUMA node
+            array[...] = array.copy()
         self._kept = [name for name in ("step_images", "step_proprio") if name in self._arrays]
 
     @_with_slot_numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -48,3 +49,12 @@ def test_forked_simulators_play_the_same(name: str) -> None:
     forked, all_forked = play(name, StartMethod.auto)  # each declares what may be imported before forking
     assert (none_forked, all_forked) == (0, 2)
     assert all(np.array_equal(one, other) for one, other in zip(spawned, forked, strict=True))
+
+
+def test_the_shared_segment_is_laid_out_by_the_processes_before_the_first_reset() -> None:
+    config = SIMULATED["gymnasium"](num_envs=4, workers=2, cameras=["render"], image_size=[200, 200])
+    with EnvManager(config, chunk_size=1) as manager:
+        segment = manager._memory
+        assert segment is not None
+        in_memory = os.fstat(segment.fd).st_blocks * 512  # pages that nobody has touched are not there
+        assert in_memory >= segment.layout.num_bytes >= 4 * 200 * 200 * 3
