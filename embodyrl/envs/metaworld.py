@@ -52,7 +52,9 @@ class MetaWorld(SlotSimulator):
         self._config = config
         self._painters = Painters(most=max(num_slots, KEPT_PAINTERS))
         arm = ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.01)
-        gripper = ActionField(name="gripper", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,))
+        gripper = ActionField(
+            name="gripper", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,), opens=-1.0, closes=1.0
+        )
         super().__init__(
             SimulatorSpec(
                 tasks={task: TASKS[task] for task in config.tasks},

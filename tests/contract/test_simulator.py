@@ -56,6 +56,7 @@ def test_spec_says_what_is_offered(simulator: Simulator, backend: Backend) -> No
     assert all(len(field.low) == len(field.high) and field.name and field.unit for field in spec.actions)
     assert np.isfinite(spec.action_low).all() and np.isfinite(spec.action_high).all()
     assert (spec.action_low < spec.action_high).all()
+    assert all(field.opens != field.closes for field in spec.actions if field.meaning == "gripper")
     assert list(spec.cameras) == backend.options.get("cameras", [])
     assert list(spec.image_size) == (backend.options["image_size"] if spec.cameras else [0, 0])
     assert spec.cameras or spec.proprio_dim
