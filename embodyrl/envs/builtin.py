@@ -32,6 +32,7 @@ SIMULATORS.register(
         "cameras": "embodyrl.envs.libero_tasks:known_cameras",
         "graphics": "opengl",
         "check": "embodyrl.envs.libero_tasks:check",
+        "assets": "embodyrl.envs.libero_tasks:assets_report",
         "preload": ("embodyrl.envs.libero", "embodyrl.envs.libero_driver:load"),
     },
     summary="LIBERO: 130 tabletop tasks of a Panda arm with sentences (robosuite, MuJoCo, CPU)",

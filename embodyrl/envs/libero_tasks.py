@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embodyrl.envs.options import LiberoConfig
 from embodyrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embodyrl.config.schema import Config
-    from embodyrl.envs.options import LiberoConfig
 
 OFFICIAL_STATES = 50
 """Start states that LIBERO brings for every task."""
@@ -154,6 +154,15 @@ def find_assets(config: LiberoConfig) -> Path:
     source = "env.assets" if config.assets else f"${ASSETS_VARIABLE}"
     what = f"has no folder {absent[0]}/" if place.is_dir() else "does not exist"
     raise UserError(f"{source} = {named!r} {what}: {ASSETS_REMEDY}")
+
+
+def assets_report() -> tuple[str, str]:
+    """Where LIBERO's meshes and textures are, and what to do if they are nowhere."""
+    try:
+        return f"in {find_assets(LiberoConfig(name='libero', tasks=[]))}", ""
+    except UserError as error:
+        found, _, remedy = str(error).partition(": ")
+        return found, remedy
 
 
 def check(config: Config) -> Iterator[tuple[str, str, str]]:

@@ -34,7 +34,7 @@ def row(done: subprocess.CompletedProcess[str], subject: str) -> tuple[str, str]
     """Status and text of a row, its remedy included."""
     match = re.search(rf"^{re.escape(subject)} +(ok|absent|FAULT) +(.*(?:\n +-> .*)?)", done.stdout, re.MULTILINE)
     assert match is not None, done.stdout + done.stderr
-    return match[1], match[2]
+    return match[1], match[2].rstrip()
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,22 @@ def test_every_simulator_has_a_row(healthy: subprocess.CompletedProcess[str]) ->
         status, text = row(healthy, entry.name)
         assert (status == "ok") == (not entry.missing())
         assert status == "ok" or entry.missing()[0].install in text
+
+
+@pytest.mark.skipif(bool(SIMULATORS.entry("libero").missing()), reason="LIBERO is not installed")
+def test_assets_of_libero(tmp_path: Path) -> None:
+    wrong = doctor(EMBODYRL_LIBERO_ASSETS=str(tmp_path / "nowhere"))
+    status, text = row(wrong, "libero assets")
+    assert status == "absent" and "nowhere" in text and "-> set env.assets" in text
+    for part in (
+        "articulated_objects",
+        "scenes",
+        "stable_hope_objects",
+        "stable_scanned_objects",
+        "turbosquid_objects",
+    ):
+        (tmp_path / part).mkdir()
+    assert row(doctor(EMBODYRL_LIBERO_ASSETS=str(tmp_path)), "libero assets") == ("ok", f"in {tmp_path}")
 
 
 @needs_mujoco
