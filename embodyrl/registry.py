@@ -224,7 +224,7 @@ of its own)."""
 
 ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms")
 """Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: `critic` (bool: its nodes pass a critic's
-values on, or absent where either will do), `filter` (bool: has a node that filters groups)."""
+values on, or absent where either will do)."""
 
 ADVANTAGES: Registry[Any] = Registry(
     "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages"

@@ -18,6 +18,7 @@ from embodyrl.registry import (
     REWARDS,
     SIMULATORS,
     SINKS,
+    STAGES,
     Registry,
     SupportedModel,
     near_match,
@@ -27,6 +28,7 @@ SECTIONS: dict[str, tuple[Registry[Any], ...]] = {
     "models": (SupportedModel,),
     "simulators": (SIMULATORS,),
     "algorithms": (ALGORITHMS, ADVANTAGES, LOSSES, REWARDS, FILTERS, ENCODERS),
+    "stages": (STAGES,),
     "sinks": (SINKS,),
 }
 CONFIGS = "configs"

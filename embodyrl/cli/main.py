@@ -183,7 +183,7 @@ def doctor(
 @app.command("list")
 def list_(
     what: Annotated[
-        str | None, typer.Argument(metavar="[models|simulators|algorithms|configs|sinks]", show_default=False)
+        str | None, typer.Argument(metavar="[models|simulators|algorithms|stages|configs|sinks]", show_default=False)
     ] = None,
 ) -> None:
     """Show what there is, and whether it can be used here."""
@@ -222,5 +222,6 @@ def explain(error: UserError | RunError) -> int:
     from embodyrl.config import ConfigError
 
     prefix = "" if isinstance(error, ConfigError) else "error: "
-    sys.stderr.write(f"{prefix}{error}\n")
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    sys.stderr.write(f"{prefix}{error}{notes}\n")
     return error.exit_code if isinstance(error, UserError) else 1

@@ -66,27 +66,6 @@ def whole_episodes_are_collected(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def filters_have_a_node(config: Config) -> Iterator[Finding]:
-    """A filter is used by the graph, and a graph that filters has one."""
-    graph, name = config.algorithm.name, config.algorithm.filter.name
-    filters, has_node = fact(FILTERS, name, "group"), fact(ALGORITHMS, graph, "filter")
-    fitting = [entry.name for entry in ALGORITHMS.entries() if entry.facts.get("filter")]
-    if filters is not False and has_node is False:
-        yield Finding(
-            ("algorithm.filter.name", "algorithm.name"),
-            f"filter {name!r} has no use: algorithm {graph!r} has no node that filters",
-            f"set algorithm.name to {' or '.join(fitting)}, or algorithm.filter.name to none",
-        )
-    if filters is False and has_node:
-        useful = [entry.name for entry in FILTERS.entries() if entry.facts.get("group")]
-        yield Finding(
-            ("algorithm.filter.name", "algorithm.name"),
-            f"algorithm {graph!r} filters groups, but algorithm.filter.name is {name!r}",
-            f"set algorithm.filter.name to {' or '.join(useful)}, or algorithm.name to grpo",
-        )
-
-
-@rule
 def collections_wait_for_a_filter(config: Config) -> Iterator[Finding]:
     """It collects more than once only to replace groups that were dropped."""
     settings = config.algorithm.filter

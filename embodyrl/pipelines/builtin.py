@@ -17,6 +17,6 @@ for name, critic, summary in (
     ALGORITHMS.register(
         name,
         target=f"embodyrl.pipelines.graphs:{name}",
-        facts={"critic": critic, "filter": name == "dapo"},
+        facts={"critic": critic},
         summary=summary,
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from embodyrl.registry import STAGES
 
 OBSERVATIONS = ("proprio?", "images?")
-CRITIC = ("values", "next_values")
-CRITIC_IF_ANY = ("values?", "next_values?")
+EVERY_STEP = ("step_proprio?", "step_images?")
+CRITIC = ("values?", "next_values?")
 OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
-ROLLOUT = (*OBSERVATIONS, "task", "actions", "logprobs", "trace", *OUTCOME, "episode", "group", "version")
+ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task", "actions", "logprobs", "trace", *OUTCOME, "episode", "group", "version")
 
 STAGES.register(
     "collect",
@@ -19,7 +19,7 @@ STAGES.register(
 STAGES.register(
     "filter_groups",
     target="embodyrl.pipelines.stages:filter_groups",
-    facts={"reads": ("policy",), "changes": ("simulators", *ROLLOUT, *CRITIC_IF_ANY)},
+    facts={"reads": ("policy",), "changes": ("simulators", *ROLLOUT, *CRITIC)},
     summary="algorithm.filter: keep groups worth learning from, and collect again until there are enough",
 )
 STAGES.register(
@@ -32,7 +32,7 @@ STAGES.register(
     "estimate_advantages",
     target="embodyrl.pipelines.stages:estimate_advantages",
     facts={
-        "reads": ("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC_IF_ANY),
+        "reads": ("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC),
         "writes": ("advantages", "returns"),
     },
     summary="algorithm.advantage: from rewards to advantages and returns",
@@ -46,7 +46,7 @@ STAGES.register(
             *("task", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "values?"),
             *("advantages", "returns"),
         ),
-        "changes": ("policy",),
+        "changes": ("policy", "simulators"),
     },
     summary="algorithm.loss: learn from the batch",
 )

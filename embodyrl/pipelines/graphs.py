@@ -7,11 +7,10 @@ which settings is in configs/algorithm/.
 from __future__ import annotations
 
 from embodyrl.config.schema import Config
-from embodyrl.pipelines.builtin_stages import CRITIC
 from embodyrl.pipelines.graph import Graph, Node
 
 ROLLOUT = Node("rollout", "collect")
-ROLLOUT_WITH_CRITIC = Node("rollout", "collect", writes=CRITIC)
+ROLLOUT_WITH_CRITIC = Node("rollout", "collect", writes=("values", "next_values"))
 FILTER = Node("filter", "filter_groups")
 REWARD = Node("reward", "shape_rewards")
 ADVANTAGE = Node("advantage", "estimate_advantages")

@@ -4,23 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from embodyrl.config.rules import Finding, rule
+from embodyrl.config.rules import Finding, fact, rule
 from embodyrl.config.schema import Config
+from embodyrl.errors import UnknownNameError
 from embodyrl.pipelines.build import build_pipeline
-from embodyrl.pipelines.graph import GraphError, GraphFault
-from embodyrl.registry import ALGORITHMS
+from embodyrl.pipelines.graph import GraphError, GraphFault, Stage
+from embodyrl.registry import FILTERS, STAGES
 
 
 @rule
 def nodes_fit_together(config: Config) -> Iterator[Finding]:
     """The iteration graph can be built."""
-    if config.pipeline.function is None and config.algorithm.name not in ALGORITHMS:
-        return
     try:
         build_pipeline(config)
+    except UnknownNameError:
+        return  # of the algorithm, which has been reported
     except GraphError as error:
         for fault in error.faults:
             yield Finding(tuple(_settings(fault, config)), fault.message, fault.remedy)
+
+
+@rule
+def filters_have_a_node(config: Config) -> Iterator[Finding]:
+    """A filter is used by the graph, and a graph that filters has one."""
+    name = config.algorithm.filter.name
+    filters = fact(FILTERS, name, "group")
+    try:
+        stages = [node.stage for node in build_pipeline(config).nodes]
+    except (GraphError, UnknownNameError):
+        return  # which is for others to report
+    paths = ("algorithm.filter.name", "algorithm.name", "pipeline")
+    if filters is not False and "filter_groups" not in stages and all(map(_is_builtin, stages)):
+        yield Finding(
+            paths,
+            f"filter {name!r} has no use: the iteration graph has no node that filters",
+            "set algorithm.name to dapo, insert a node with stage filter_groups, or set algorithm.filter.name to none",
+        )
+    if filters is False and "filter_groups" in stages:
+        useful = [entry.name for entry in FILTERS.entries() if entry.facts.get("group")]
+        yield Finding(
+            paths,
+            f"the iteration graph filters groups, but algorithm.filter.name is {name!r}",
+            f"set algorithm.filter.name to {' or '.join(useful)}, or choose a graph that does not filter",
+        )
+
+
+def _is_builtin(stage: str | Stage) -> bool:
+    return isinstance(stage, str) and STAGES.entry(stage).source == "built-in"
 
 
 def _settings(fault: GraphFault, config: Config) -> Iterator[str]:

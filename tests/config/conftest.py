@@ -19,6 +19,8 @@ from embodyrl.registry import (
     REWARDS,
     SIMULATORS,
     SINKS,
+    STAGES,
+    Entry,
     SupportedModel,
 )
 
@@ -56,16 +58,22 @@ class Workplace:
 
 @pytest.fixture(autouse=True)
 def no_strangers(monkeypatch) -> None:
-    """Only what comes with embodyrl is registered, whether or not its packages are installed here, and plug-ins that
-    other tests imported are imported anew."""
-    every = (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, REWARDS, FILTERS, ENCODERS, SINKS)
+    """Only what comes with embodyrl is registered, whether or not its packages are installed here and what else it
+    finds on this machine, and plug-ins that other tests imported are imported anew."""
+    every = (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, REWARDS, FILTERS, ENCODERS, STAGES, SINKS)
     for registry in every:
         entries = [entry for entry in registry.entries() if entry.source == "built-in"]
-        own = {entry.name: dataclasses.replace(entry, requires=()) for entry in entries}
+        own = {entry.name: dataclasses.replace(entry, requires=(), facts=_anywhere(entry)) for entry in entries}
         monkeypatch.setattr(registry, "_entries", own)
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith((str(BROKEN), tempfile.gettempdir())):
             del sys.modules[name]
+
+
+def _anywhere(entry: Entry) -> dict[str, object]:
+    """The facts of an entry without those that look at this machine; tests/envs has tests of them."""
+    here = {"check"} | ({"tasks", "cameras"} if entry.missing() else set())
+    return {name: fact for name, fact in entry.facts.items() if name not in here}
 
 
 @pytest.fixture

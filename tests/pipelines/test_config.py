@@ -1,0 +1,165 @@
+"""The section `pipeline` of a config, up to runs of a real simulator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embodyrl.config import ConfigError, load_config
+from embodyrl.pipelines.build import build_pipeline
+from embodyrl.pipelines.graph import plain
+from embodyrl.registry import ALGORITHMS, STAGES
+
+SMALL = """\
+defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]
+run: {iterations: 2, eval_every: 0, dir: out}
+env: {num_envs: 2, workers: 1, max_episode_steps: 10}
+rollout: {chunks: 8}
+algorithm: {epochs: 1, minibatches: 2}
+eval: {episodes: 2}
+tracking: {sinks: [jsonl]}
+"""
+
+STAGES_OF_ONES_OWN = """\
+from embodyrl.registry import STAGES
+
+def pay_nothing(iteration):
+    iteration.batch["shaped_rewards"] = 0.0 * iteration.batch["rewards"]
+
+def add_bonus(iteration):
+    iteration.batch["shaped_rewards"] = iteration.batch["shaped_rewards"] + 2.5
+
+def look(iteration):
+    reward = float(iteration.batch["shaped_rewards"].mean())
+    iteration.metrics["mine/reward" if reward else "mine/reward_at_first"] = reward
+
+def no_advantages(iteration):
+    iteration.batch["advantages"] = iteration.batch["returns"] = 0.0 * iteration.batch["shaped_rewards"].sum(2)
+
+STAGES.register("pay_nothing", target=pay_nothing, facts={"reads": ("rewards",), "writes": ("shaped_rewards",)},
+                summary="no reward at all")
+STAGES.register("add_bonus", target=add_bonus, facts={"changes": ("shaped_rewards",)}, summary="some reward")
+STAGES.register("no_advantages", target=no_advantages, summary="nothing is better than anything else",
+                facts={"reads": ("shaped_rewards",), "writes": ("advantages", "returns")})
+STAGES.register("look", target=look, facts={"reads": ("shaped_rewards",)}, summary="reports the reward")
+"""
+
+
+def embodyrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "embodyrl", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, check=False)
+
+
+def names(*overrides: str) -> list[str]:
+    return [node.name for node in build_pipeline(load_config("experiment/gym_pendulum", overrides).config).nodes]
+
+
+def test_every_built_in_graph_can_be_built_and_loads_its_stages() -> None:
+    config = load_config("experiment/gym_pendulum").config
+    for entry in ALGORITHMS.entries():
+        if entry.source == "built-in":
+            nodes = entry.load()(config).nodes
+            assert [node.name for node in nodes][:1] == ["rollout"] and nodes[-1].name == "update"
+            assert all(callable(node.function()) for node in nodes)
+
+
+def test_what_a_stage_declares_is_a_column_of_the_table_or_written_by_a_node() -> None:
+    from embodyrl.rollout.columns import COLUMNS
+
+    known = {*COLUMNS, "trace", "shaped_rewards", "advantages", "returns", "policy", "simulators"}
+    for entry in STAGES.entries():
+        if entry.source == "built-in":
+            declared = [name for key in ("reads", "writes", "changes") for name in entry.facts.get(key, ())]
+            assert set(plain(declared)) <= known
+    assert set(plain(STAGES.entry("collect").facts["writes"])) == COLUMNS.keys() - {"values", "next_values"} | {"trace"}
+
+
+def test_nodes_are_dropped_replaced_and_inserted() -> None:
+    assert names() == ["rollout", "reward", "advantage", "update"]
+    changed = names(
+        "pipeline.drop=[reward]",
+        "pipeline.insert=[{name: pay, stage: shape_rewards, before: [advantage]}]",
+        "pipeline.replace={advantage: estimate_advantages}",
+    )
+    assert changed == ["rollout", "pay", "advantage", "update"]
+
+
+def test_changed_graphs_run_on_a_real_simulator(tmp_path: Path) -> None:
+    """Everything at once: a node is dropped, one has another stage, four are new."""
+    (tmp_path / "my_stages.py").write_text(STAGES_OF_ONES_OWN)
+    (tmp_path / "my.yaml").write_text(
+        SMALL
+        + "plugins: [my_stages]\npipeline:\n"
+        + "  drop: [reward]\n"
+        + "  replace: {advantage: no_advantages}\n"
+        + "  insert:\n"
+        + "    - {name: pay, stage: pay_nothing}\n"
+        + "    - {name: watch, stage: look, before: [bonus]}\n"
+        + "    - {name: bonus, stage: add_bonus}\n"
+        + "    - {name: later, stage: look}\n"
+    )
+    done = embodyrl(tmp_path, "run", "my.yaml")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    (row,) = [row for row in rows if row["iteration"] == 2 and "time/iteration" in row]
+    nodes = {name.removeprefix("time/node/"): value for name, value in row.items() if name.startswith("time/node/")}
+    assert nodes.keys() == {"rollout", "pay", "watch", "bonus", "later", "advantage", "update"}
+    assert nodes["rollout"] + nodes["update"] < row["time/iteration"]
+    assert row["mine/reward_at_first"] == 0.0 and row["mine/reward"] == 2.5
+    assert row["train/policy_loss"] == 0.0, "there were no advantages"
+
+
+FUNCTION = """\
+from embodyrl.pipelines import Graph, Node
+
+def look(iteration):
+    iteration.metrics["mine/rows"] = float(iteration.batch["valid"].sum())
+
+def build(config):
+    return Graph([Node("rollout", "collect"), Node("look", look, reads=("valid",))])
+"""
+
+
+def test_a_function_of_ones_own_builds_the_graph(tmp_path: Path) -> None:
+    (tmp_path / "my_graph.py").write_text(FUNCTION)
+    (tmp_path / "my.yaml").write_text(SMALL + "pipeline: {function: my_graph:build}\n")
+    done = embodyrl(tmp_path, "validate", "my.yaml")
+    assert "note: this config runs Python code of its own: my_graph:build" in done.stdout
+    done = embodyrl(tmp_path, "run", "my.yaml")
+    assert done.returncode == 1 and "node 'rollout' writes column 'values', which it does not declare" in done.stderr
+    (tmp_path / "my_graph.py").write_text(FUNCTION.replace('"collect"', '"collect", writes=("values", "next_values")'))
+    done = embodyrl(tmp_path, "run", "my.yaml", "run.dir=again")
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "again" / "metrics.jsonl").read_text().splitlines()[0])
+    assert row["mine/rows"] == 16.0 and "train/approx_kl" not in row
+
+
+def test_a_failing_node_is_named_on_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "my_stages.py").write_text(
+        STAGES_OF_ONES_OWN.replace('iteration.batch["rewards"]', 'iteration.batch["reward"]')
+    )
+    (tmp_path / "my.yaml").write_text(SMALL + "plugins: [my_stages]\npipeline: {replace: {reward: pay_nothing}}\n")
+    done = embodyrl(tmp_path, "run", "my.yaml")
+    assert done.returncode == 1
+    assert "has no column 'reward' (has: rewards)" in done.stderr and "(in node 'reward'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["pipeline.function=json:nothing"], "module 'json' has no 'nothing'"),
+        (["pipeline.function=json:dumps"], "json:dumps failed: TypeError"),
+        (["pipeline.function=builtins:repr"], "builtins:repr returned a str - return an embodyrl.pipelines.Graph"),
+        (["pipeline.function=json"], "'json' names no function - write module:function"),
+        (["pipeline.function=my_own.graphs:build"], "plug-in 'my_own.graphs' is neither in"),
+    ],
+)
+def test_faults_of_a_function(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("experiment/gym_pendulum", overrides)
+    (fault,) = caught.value.faults
+    assert message in str(fault) and str(fault).startswith("command line: ")
