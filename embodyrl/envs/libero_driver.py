@@ -211,7 +211,11 @@ class Driver:
         self._sample(data.qpos.copy())
 
     def step(self, action: NDArray[np.float32]) -> bool:
-        """Execute one action `[7]`; returns whether the task is solved."""
+        """Execute one action `[7]`; returns whether the task is solved.
+
+        Raises:
+            LinAlgError: the physics diverged. (MuJoCo's `mj_step` would start anew without a word.)
+        """
         mujoco, model, data, controller = self._mujoco, self.model, self.data, self._controller
         action = action.astype(np.float64)
         for substep in range(self._substeps):

@@ -226,6 +226,13 @@ def test_full_proprio_adds_the_objects() -> None:
     full.close()
 
 
+def test_physics_that_diverge_are_an_error_with_slot_and_step(stove: Libero) -> None:
+    slot_of(stove)._driver.data.qvel[-1] = np.nan
+    with pytest.raises(np.linalg.LinAlgError, match="NaN") as caught:
+        stove.step_chunk([0], moves(0, 2)[None])
+    assert "after slot 0, step 0 (task 'libero_goal/7'" in caught.value.__notes__[0]
+
+
 def test_a_snapshot_of_another_task_is_refused(stove: Libero) -> None:
     stove.reset([0], [episode()])
     (state,) = stove.get_state([0])
