@@ -23,7 +23,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -200,13 +199,18 @@ def print_table(table: dict[str, dict[str, float]], target: float | None) -> Non
         print(f"target: chunk_end {target:g} times as fast as {PEER}")
 
 
+def rounded(row: dict[str, float]) -> dict[str, float]:
+    """The same with two digits after the point."""
+    return {name: round(value, 2) for name, value in row.items()}
+
+
 def write_json(
     options: argparse.Namespace, env: EnvConfig, table: dict[str, dict[str, float]], samples: dict[str, list[Sample]]
 ) -> None:
     """Add the measurement to a file that may hold those of other simulators."""
     known = json.loads(options.json.read_text()) if options.json.exists() else {}
     known[options.env] = {
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor(), "load": os.getloadavg()[0]},
+        "machine": {"cpus": os.cpu_count(), "load_average": round(os.getloadavg()[0], 2)},
         "setting": {
             "slots": options.slots,
             "workers": options.workers,
@@ -219,8 +223,8 @@ def write_json(
             "overrides": options.overrides,
         },
         "target": TARGETS.get(env.name),
-        "medians": table,
-        "rounds": {name: [sample._asdict() for sample in taken] for name, taken in samples.items()},
+        "medians": {name: rounded(row) for name, row in table.items()},
+        "rounds": {name: [rounded(sample._asdict()) for sample in taken] for name, taken in samples.items()},
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(known, indent=2) + "\n")
