@@ -144,13 +144,18 @@ class _Analysis:
 
     @cached_property
     def edges(self) -> Edges:
-        """All edges: who reads something follows those who change it, except those that follow the reader anyway."""
-        before = closure(self.first_edges)
+        """All edges: who reads something follows those who change it, except those that follow the reader anyway.
+
+        Columns come first: who uses the policy before it learns is a matter of what it learns from.
+        """
         edges = {name: set(earlier) for name, earlier in self.first_edges.items()}
-        for node in self.nodes:
-            for column in plain(node.reads):
-                changers = [name for name in self.changers(column) if name != node.name]
-                edges[node.name] |= {name for name in changers if node.name not in before[name]}
+        for of_resources in (False, True):
+            before = closure(edges)
+            for node in self.nodes:
+                for name in plain(node.reads):
+                    if (name in RESOURCES) is of_resources:
+                        changers = {other for other in self.changers(name) if node.name not in before[other]}
+                        edges[node.name] |= changers - {node.name}
         return edges
 
     @cached_property
@@ -193,7 +198,7 @@ class _Analysis:
             node = self.by_name[target]
             for column in dict.fromkeys(plain((*node.reads, *node.changes))):
                 hands = {*self.writers.get(column, ()), *self.changers(column)} & self.ancestors[target]
-                if column not in RESOURCES and hands:
+                if column in self.writers and hands:
                     source = max(hands, key=self.order.index)
                     flows.setdefault((source, target), []).append(self._shown(column))
         return [Flow(*ends, tuple(columns)) for ends, columns in flows.items()]

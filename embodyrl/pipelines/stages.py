@@ -31,11 +31,12 @@ def collect(iteration: Iteration) -> None:
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     """What an iteration's rollouts came to."""
     env_steps = sum(rollout.env_steps for rollout in rollouts)
+    rewards = sum(float(rollout.batch["rewards"].sum()) for rollout in rollouts)
     finished = [episode for rollout in rollouts for episode in rollout.finished]
     metrics = {
         "env/steps": float(env_steps),
         "env/episodes": float(len(finished)),
-        "rollout/reward_per_step": sum(float(rollout.batch["rewards"].sum()) for rollout in rollouts) / env_steps,
+        "rollout/reward_per_step": rewards / max(env_steps, 1),
     }
     if finished:
         metrics["env/return"] = float(np.mean([each.total_reward for each in finished]))

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 
 from embodyrl.errors import UserError
+from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.version import __version__
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 LAST = "last"
 CHECKPOINTS = "checkpoints"
+SURPLUS = "surplus.safetensors"
 
 
 class CheckpointError(UserError):
@@ -37,6 +39,8 @@ class TrainerState:
     """`HybridEngine.state_dict`: optimiser and random streams."""
     simulators: list[bytes]
     """State of every slot; empty if no episode is in progress."""
+    surplus: TrajectoryBatch | None = None
+    """What was collected and not learned from yet."""
 
     def save(self, folder: Path) -> None:
         """Write into an existing folder."""
@@ -45,6 +49,8 @@ class TrainerState:
         (folder / "simulators").mkdir()
         for slot, state in enumerate(self.simulators):
             (folder / "simulators" / f"slot_{slot:04d}.bin").write_bytes(state)
+        if self.surplus is not None:
+            self.surplus.save(folder / SURPLUS)
 
     @classmethod
     def load(cls, folder: Path) -> TrainerState:
@@ -53,6 +59,7 @@ class TrainerState:
             counters=json.loads((folder / "counters.json").read_text()),
             engine=torch.load(folder / "engine.pt", weights_only=True),
             simulators=[path.read_bytes() for path in sorted((folder / "simulators").glob("slot_*.bin"))],
+            surplus=TrajectoryBatch.load(folder / SURPLUS) if (folder / SURPLUS).exists() else None,
         )
 
 

@@ -42,6 +42,8 @@ class Progress:
     """Seconds in iterations, without evaluation and saving."""
     wall_s: float = 0.0
     """Seconds altogether, over all processes that worked on the run."""
+    restarts: int = 0
+    """Simulator processes that died and were replaced."""
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics of every evaluation, by iteration."""
 
@@ -82,6 +84,7 @@ class Runner:
         self.stopper = Stopper()
         self._earlier_s = progress.wall_s
         self._started = started
+        self._said_offload = False
         self._saved_at = progress.iteration or -1  # a run that never got to an iteration has saved nothing
 
     def run(self) -> int:
@@ -95,7 +98,7 @@ class Runner:
                 last = self.progress.iteration == config.iterations
                 if self.stopper.signal is None and (last or is_due(self.progress.iteration, config.eval_every)):
                     metrics |= self._evaluate()
-                self._log(metrics)
+                self._log(metrics | self._report_deaths())
                 if is_due(self.progress.iteration, config.save_every):
                     self._save()
             if self._saved_at < self.progress.iteration:
@@ -113,6 +116,9 @@ class Runner:
         self.progress.iteration += 1
         self.progress.env_steps += int(metrics["env/steps"])
         self.progress.train_s += seconds
+        if (freed := metrics.get("memory/simulators_freed_mib")) is not None and not self._said_offload:
+            self._said_offload = True
+            self._message(f"offload: the simulators are gone while the policy learns, which frees {freed:.0f} MiB")
         return metrics | {
             "env/total_steps": float(self.progress.env_steps),
             "time/iteration": seconds,
@@ -143,6 +149,14 @@ class Runner:
             yield film
         self._message(f"filmed {path}")
 
+    def _report_deaths(self) -> dict[str, float]:
+        """Say which simulator processes died and were replaced."""
+        deaths = self.manager.take_deaths()
+        for death in deaths:
+            self._message(f"replaced a simulator process; what it was playing is void. {death}")
+        self.progress.restarts += len(deaths)
+        return {"env/restarts": float(self.progress.restarts)} if self.progress.restarts else {}
+
     def _goes_on(self) -> bool:
         """Whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
         unfinished = self.progress.iteration < self.config.run.iterations
@@ -162,6 +176,7 @@ class Runner:
             counters={"progress": vars(self.progress), "collector": self.collector.state_dict()},
             engine=self.engine.state_dict(),
             simulators=self.manager.get_state(slots) if self.collector.in_progress else [],
+            surplus=self.collector.surplus,
         )
         with writing(self.run_dir, self.progress.iteration) as folder:
             for name in ("policy", "trainer"):
@@ -181,6 +196,7 @@ class Runner:
         if state.simulators:
             self.manager.set_state(list(range(self.manager.num_envs)), state.simulators)
         self.collector.load_state_dict(state.counters["collector"])
+        self.collector.surplus = state.surplus
 
     @property
     def wall_s(self) -> float:

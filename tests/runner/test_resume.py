@@ -41,6 +41,24 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_run: Callable[..., Ru
     assert resumed.summary["env_steps"] == whole.summary["env_steps"] == 6 * 4 * 24
 
 
+def test_the_reference_policy_and_the_groups_that_wait_survive_a_resume(small_run: Callable[..., Run]) -> None:
+    settings = [
+        *("algorithm=dapo", "rollout.episodes=whole", "rollout.chunks=40", "rollout.group_size=2"),
+        *("algorithm.reward=dense", "algorithm.filter.name=accuracy", "algorithm.filter.accuracy_low=0.0"),
+        *("env.success_return=-270.0", "algorithm.loss=decoupled_ppo", "algorithm.kl_coef=0.1", "run.save_every=1"),
+    ]
+    whole, half = small_run("whole", *settings), small_run("half", *settings, "run.iterations=3")
+    rows = {row["iteration"]: row for row in whole.metrics()}
+    assert rows[3]["filter/groups_waiting"] > 0, "nothing waits where the run is cut; choose another success_return"
+    assert rows[6]["train/reference_kl"] > 0
+    assert train.resume(half.path, ["run.iterations=6"]) == 0
+    resumed = Run(half.path)
+    for row in resumed.metrics()[4:]:
+        assert row == {key: rows[row["iteration"]][key] for key in row}
+    for name in (WEIGHTS, OPTIMISER):
+        assert whole.digest(6, name) == resumed.digest(6, name), name
+
+
 def test_evaluation_does_not_touch_training(small_run: Callable[..., Run]) -> None:
     with_evaluation, without = small_run("with", "run.eval_every=1"), small_run("without", "run.eval_every=0")
     assert with_evaluation.digest(6, WEIGHTS) == without.digest(6, WEIGHTS)

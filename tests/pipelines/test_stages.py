@@ -1,0 +1,256 @@
+"""The stages on batches whose numbers are known, and on real rollouts where a batch comes from a simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from embodyrl.config import load_config
+from embodyrl.config.schema import Config
+from embodyrl.envs.manager import EnvManager
+from embodyrl.pipelines.iteration import Iteration
+from embodyrl.pipelines.preparation import decisions_to_learn_from
+from embodyrl.pipelines.stages import (
+    episode_embeddings,
+    estimate_advantages,
+    filter_groups,
+    informative_groups,
+    shape_rewards,
+    update,
+)
+from embodyrl.registry import ENCODERS, REWARDS
+from embodyrl.rollout.batch import TrajectoryBatch
+from embodyrl.rollout.collector import Collector, Rollout
+from embodyrl.runner.build import build_engine
+
+SMALL = [
+    "env.num_envs=4",
+    "env.workers=1",
+    "env.max_episode_steps=6",
+    "rollout.chunks=3",
+    "rollout.chunk_size=2",
+    "rollout.episodes=whole",
+    "algorithm.minibatches=1",
+    "algorithm.reward_scale=1.0",
+    "model.hidden_sizes=[8]",
+]
+DAPO = ["algorithm=dapo", "rollout.group_size=2"]
+
+
+def config_of(*overrides: str) -> Config:
+    return load_config("experiment/gym_pendulum", [*SMALL, *overrides]).config
+
+
+def batch_of(lengths: Sequence[int], success: Sequence[bool], reward: float = 1.0) -> TrajectoryBatch:
+    """One whole episode per slot of K = 3 decisions of C = 2 actions with D = 2 entries; a length of 0 is an episode
+    that was lost. Every action is paid `reward`, success comes with the last one."""
+    slots, actions = len(lengths), torch.arange(6).view(3, 1, 2)
+    steps = (torch.tensor(lengths) - 2 * torch.arange(3).unsqueeze(1)).clamp(0, 2)
+    executed = actions < torch.tensor(lengths).view(1, -1, 1)
+    last = actions == torch.tensor(lengths).view(1, -1, 1) - 1
+    valid = steps > 0
+    columns: dict[str, Tensor | dict[str, Tensor]] = {
+        "task": torch.zeros(3, slots, dtype=torch.long),
+        "actions": torch.zeros(3, slots, 2, 2),
+        "logprobs": -torch.ones(3, slots, 4),
+        "rewards": reward * executed,
+        "success": last & torch.tensor(success).view(1, -1, 1),
+        "terminated": torch.zeros(3, slots, dtype=torch.bool),
+        "truncated": last.any(2),
+        "steps": steps,
+        "valid": valid,
+        "episode": torch.zeros(3, slots, dtype=torch.long),
+        "group": (torch.arange(slots) // 2).expand(3, slots).contiguous(),
+        "version": torch.zeros(3, slots, dtype=torch.long),
+        "proprio": torch.arange(3.0 * slots).view(3, slots, 1) + 1,
+        "trace": {"sample": torch.zeros(3, slots, 4)},
+    }
+    return TrajectoryBatch(columns, ["swing up"])
+
+
+class Scripted:
+    """Stands for the collector where a test says what it collects."""
+
+    def __init__(self, batches: Sequence[TrajectoryBatch]) -> None:
+        self.batches = list(batches)
+        self.surplus: TrajectoryBatch | None = None
+
+    def collect(self) -> Rollout:
+        batch = self.batches.pop(0)
+        return Rollout(batch=batch, finished=[], env_steps=int(batch["steps"].sum()))
+
+
+def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
+    """An iteration whose first rollout is there."""
+    collector = Scripted(batches)
+    first = collector.collect()
+    return Iteration(
+        config=config,
+        collector=collector,  # type: ignore[arg-type]
+        engine=None,  # type: ignore[arg-type]
+        batch=first.batch,
+        rollouts=[first],
+    )
+
+
+MIXED, SOLVED, FAILED = [True, False], [True, True], [False, False]
+
+
+def test_groups_that_teach_nothing_are_replaced_and_the_surplus_waits() -> None:
+    # Wanted are two groups. Kept: one of the first rollout, none of the second, two of the third.
+    rollouts = [
+        batch_of([6, 6, 6, 6], [*SOLVED, *MIXED], reward=1.0),
+        batch_of([6, 6, 6, 6], [*FAILED, *SOLVED], reward=2.0),
+        batch_of([4, 4, 4, 4], [*MIXED, *MIXED], reward=3.0),
+    ]
+    iteration = iteration_of(config_of(*DAPO), *rollouts)
+    collector = iteration.collector
+    filter_groups(iteration)
+    assert iteration.batch is not None and iteration.batch.size == (3, 4)
+    assert iteration.batch["rewards"].amax((0, 2)).tolist() == [1, 1, 3, 3]
+    assert collector.surplus is not None and collector.surplus["rewards"].amax((0, 2)).tolist() == [3, 3]
+    counts = {name.removeprefix("filter/"): value for name, value in iteration.metrics.items() if "filter" in name}
+    assert counts == {
+        "collections": 3,
+        "groups_collected": 6,
+        "groups_kept": 3,
+        "groups_learned": 2,
+        "groups_waiting": 1,
+    }
+    assert iteration.metrics["env/steps"] == 24 + 24 + 16
+    # The group that waited comes first in the next iteration, whatever its rollout brings.
+    following = iteration_of(config_of(*DAPO), batch_of([6] * 4, [*MIXED, *SOLVED], reward=4.0))
+    following.collector.surplus = collector.surplus
+    filter_groups(following)
+    assert following.batch is not None
+    assert following.batch["rewards"].amax((0, 2)).tolist() == [3, 3, 4, 4]
+    assert following.collector.surplus is None and following.metrics["filter/groups_kept"] == 1
+
+
+def test_collecting_again_is_bounded() -> None:
+    hopeless = [batch_of([6] * 4, [*FAILED, *SOLVED]) for _ in range(4)]
+    iteration = iteration_of(config_of(*DAPO, "algorithm.filter.max_collections=3"), *hopeless)
+    filter_groups(iteration)
+    assert len(iteration.rollouts) == 3
+    assert iteration.batch is not None and iteration.batch.size[1] == 0
+
+
+def test_an_iteration_without_a_group_learns_nothing_and_goes_on() -> None:
+    config = config_of(*DAPO, "algorithm.filter.max_collections=1")
+    for overrides in ([], ["algorithm.norm.std_level=batch"], ["algorithm.advantage=raw"]):
+        config = config_of(*DAPO, "algorithm.filter.max_collections=1", *overrides)
+        iteration = iteration_of(config, batch_of([6] * 4, [*FAILED, *SOLVED]))
+        for stage in (filter_groups, shape_rewards, estimate_advantages, update):
+            stage(iteration)
+        assert iteration.metrics["train/passes"] == 0
+
+
+def test_lost_episodes_do_not_make_a_group_informative() -> None:
+    batch = batch_of([6, 0, 6, 6, 0, 0], [True, False, True, False, False, False])
+    assert informative_groups(batch, config_of(*DAPO))["steps"].sum() == 12
+
+
+def test_success_is_judged_before_shaping() -> None:
+    # A time penalty makes the returns of a group differ; its successes do not.
+    batch = batch_of([6, 4], SOLVED)
+    assert informative_groups(batch, config_of(*DAPO, "algorithm.time_penalty=0.5")).size[1] == 0
+
+
+def test_shaped_rewards_are_paid_for_executed_actions_alone() -> None:
+    iteration = iteration_of(
+        config_of("algorithm.reward=success", "algorithm.time_penalty=0.1"), batch_of([6, 3], SOLVED)
+    )
+    shape_rewards(iteration)
+    assert iteration.batch is not None
+    per_slot = iteration.batch["shaped_rewards"].sum((0, 2))
+    torch.testing.assert_close(per_slot, torch.tensor([1 - 0.6, 1 - 0.3]))
+    assert iteration.metrics["rollout/shaped_reward_per_step"] == pytest.approx((2 - 0.9) / 9)
+
+
+def test_a_reward_of_ones_own_gets_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_state(*, proprio: Tensor, executed: Tensor) -> Tensor:
+        return proprio.expand_as(executed)
+
+    monkeypatch.setattr(REWARDS, "_entries", {entry.name: entry for entry in REWARDS.entries()})
+    REWARDS.register("last_state", target=last_state, summary="a test")
+    iteration = iteration_of(config_of("algorithm.reward=last_state"), batch_of([6, 3], SOLVED))
+    shape_rewards(iteration)
+    assert iteration.batch is not None
+    assert iteration.batch["shaped_rewards"].sum((0, 2)).tolist() == [2 * (1 + 3 + 5), 2 * 2 + 4]
+
+
+def test_an_encoder_of_ones_own_sees_frames_spread_over_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def frames_themselves(images: Tensor | None, proprio: Tensor | None, *, dim: int) -> Tensor:
+        assert images is None and proprio is not None
+        return proprio.flatten()
+
+    monkeypatch.setattr(ENCODERS, "_entries", {entry.name: entry for entry in ENCODERS.entries()})
+    ENCODERS.register("frames_themselves", target=frames_themselves, summary="a test")
+    config = config_of("algorithm=srpo", "rollout.group_size=2", "algorithm.srpo.encoder=frames_themselves")
+    embeddings = episode_embeddings(batch_of([6, 2, 0], [True, False, False]), config)
+    assert embeddings.shape == (3, 64)
+    assert sorted(set(embeddings[0].tolist())) == [1, 4, 7] and set(embeddings[1].tolist()) == {2}
+    assert not embeddings[2].any()
+
+
+def advantages_of(batch: TrajectoryBatch, *overrides: str) -> Tensor:
+    iteration = iteration_of(config_of(*overrides, "algorithm.normalize_advantages=false"), batch)
+    shape_rewards(iteration)
+    estimate_advantages(iteration)
+    assert iteration.batch is not None
+    return iteration.batch["advantages"]
+
+
+REINFORCE = ["algorithm=reinforce_pp", "algorithm.gamma=0.5"]
+ACTIONS = [*REINFORCE, "algorithm.reward_level=action", "algorithm.logprob_level=action"]
+
+
+def test_returns_of_decisions_and_of_actions_by_hand() -> None:
+    batch = batch_of([3], [False])  # two decisions: both actions of the first, one of the second; each is paid 1
+    assert advantages_of(batch, *REINFORCE).flatten().tolist() == [2 + 0.5 * 1, 1, 0]
+    # One factor per action: 1 + 0.5 (1 + 0.5 * 1), 1 + 0.5 * 1, 1.
+    per_action = advantages_of(batch, *ACTIONS, "algorithm.discount_per=action")
+    assert per_action.shape == (3, 1, 2)
+    assert per_action.flatten().tolist() == [1.75, 1.5, 1, 0, 0, 0]
+    # One factor per decision: 1 + 1 + 0.5 * 1, 1 + 0.5 * 1, 1.
+    assert advantages_of(batch, *ACTIONS).flatten().tolist() == [2.5, 1.5, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("level", "counted"), [("chunk", 2), ("action", 3), ("token", 6)])
+def test_what_the_engine_learns_from_at_each_level(level: str, counted: int) -> None:
+    # An episode of three actions, and one that was lost.
+    config = config_of("algorithm=reinforce_pp", f"algorithm.logprob_level={level}")
+    iteration = iteration_of(config, batch_of([3, 0], [False, False]))
+    shape_rewards(iteration)
+    estimate_advantages(iteration)
+    assert iteration.batch is not None
+    decisions = decisions_to_learn_from(iteration.batch, config)
+    shape = {"chunk": (2,), "action": (2, 2), "token": (2, 2, 2)}[level]
+    for name in ("old_logprobs", "advantages", "valid", "weights"):
+        assert decisions[name].shape == shape, name
+    # Every entry has log-prob -1, two to an action; what was not executed counts nowhere.
+    assert decisions["old_logprobs"].sum() == -6
+    assert decisions["valid"].sum() == counted
+    assert decisions["weights"].sum() == pytest.approx(1.0)
+    assert not decisions["weights"][~decisions["valid"]].any()
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[EnvManager]:
+    with EnvManager(config_of().env, chunk_size=2) as opened:
+        yield opened
+
+
+def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
+    """Every group of Pendulum differs in its total reward, so one rollout is enough and nothing is left over."""
+    config = config_of(*DAPO, "algorithm.filter.metric=total_reward")
+    engine = build_engine(config, manager, weights=None)
+    collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=False, seed=1)
+    first = collector.collect()
+    iteration = Iteration(config=config, collector=collector, engine=engine, batch=first.batch, rollouts=[first])
+    filter_groups(iteration)
+    assert iteration.metrics["filter/groups_learned"] == 2 and collector.surplus is None
+    assert iteration.batch is not None and iteration.batch.equals(first.batch)
