@@ -1,10 +1,15 @@
 """What it costs to carry observations from simulator processes to the policy.
 
-Eight simulators without any cost of their own return two 224 x 224 pictures and a state vector per step. EnvManager,
-with several numbers of processes, and Gymnasium's AsyncVectorEnv over shared memory take turns; medians are printed.
-CPU time is that of all processes together and depends less on what else the machine is doing than wall time does.
+Eight simulators without any cost of their own return two 224 x 224 pictures and a state vector per step, and the caller
+ends up with a copy of all of them that is its own. Contenders take turns; medians are printed. CPU time is that of all
+processes together and depends less on what else the machine is doing than wall time does.
 
-    python benchmarks/transport.py [--rounds 7] [--seconds 0.5]
+- EnvManager with several numbers of processes; the caller copies the pictures into an array of its own.
+- Gymnasium's AsyncVectorEnv over shared memory, which returns copies.
+- Stable-Baselines3's SubprocVecEnv, which pickles observations through pipes.
+- Queues of tensors, as `queue_manager.py` describes them.
+
+    python benchmarks/transport.py [--rounds 7] [--seconds 0.5] [--json FILE]
 """
 
 from __future__ import annotations
@@ -21,15 +26,21 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 import psutil
+import torch
+from stable_baselines3.common.vec_env import SubprocVecEnv
 
 sys.path.append(str(Path(__file__).parent))
 
-from zero_cost_simulator import ACTION, ZeroCostConfig, ZeroCostEnv
+from queue_manager import QueueManager
+from zero_cost_simulator import ACTION, IMAGES, ZeroCostConfig, ZeroCostEnv
 
+from embodyrl.config.schema import StartMethod
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.types import EpisodeSpec
 
 NUM_ENVS = 8
+BASE = "EnvManager, 2 processes"
+"""What ratios are given to: `env.workers: auto` on a machine with two cores."""
 
 
 class Contender(NamedTuple):
@@ -49,16 +60,22 @@ class Sample(NamedTuple):
     wall_us: float
 
 
-def env_manager(workers: int) -> Contender:
-    """EnvManager with this many processes."""
-    config = ZeroCostConfig(num_envs=NUM_ENVS, workers=workers)
+def env_manager(workers: int, *, copy: bool = True) -> Contender:
+    """EnvManager with this many processes. Without `copy` the caller looks at the pictures where they are."""
+    config = ZeroCostConfig(num_envs=NUM_ENVS, workers=workers, start_method=StartMethod.fork)
     here = str(Path(__file__).parent)
     manager = EnvManager(config, chunk_size=1, plugins=["zero_cost_simulator"], plugin_path=here)
     slots = list(range(NUM_ENVS))
     manager.reset(slots, [EpisodeSpec(task="nothing", start_state=0, seed=0)] * NUM_ENVS)
     actions = np.zeros((NUM_ENVS, 1, ACTION), np.float32)
-    processes = [psutil.Process(), *(psutil.Process(worker.pid) for worker in manager.workers)]
-    return Contender(lambda: manager.step(slots, actions), manager.close, processes)
+    mine = np.zeros((NUM_ENVS, *IMAGES.shape), np.uint8)
+
+    def step() -> None:
+        images = manager.step(slots, actions).observation.images
+        if copy and images is not None:
+            np.copyto(mine, images)
+
+    return Contender(step, manager.close, [psutil.Process(), *(psutil.Process(each.pid) for each in manager.workers)])
 
 
 def async_vector_env() -> Contender:
@@ -69,6 +86,24 @@ def async_vector_env() -> Contender:
     actions = np.zeros((NUM_ENVS, ACTION), np.float32)
     started = [child for child in psutil.Process().children() if child not in before]
     return Contender(lambda: envs.step(actions), envs.close, [psutil.Process(), *started])
+
+
+def subproc_vec_env() -> Contender:
+    """Stable-Baselines3's processes, one per environment."""
+    envs = SubprocVecEnv([ZeroCostEnv] * NUM_ENVS)
+    envs.reset()
+    actions = np.zeros((NUM_ENVS, ACTION), np.float32)
+    started = [psutil.Process(process.pid) for process in envs.processes]
+    return Contender(lambda: envs.step(actions), envs.close, [psutil.Process(), *started])
+
+
+def tensor_queues(processes: int) -> Contender:
+    """Queues of tensors."""
+    manager = QueueManager(ZeroCostEnv, NUM_ENVS, processes)
+    manager.reset()
+    actions = torch.zeros(NUM_ENVS, ACTION)
+    started = [psutil.Process(process.pid) for process in manager.processes]
+    return Contender(lambda: manager.step(actions), manager.close, [psutil.Process(), *started])
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:
@@ -92,30 +127,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="turns per contender")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians here, too")
     options = parser.parse_args()
-    contenders = {"AsyncVectorEnv (shared memory, 8 processes)": async_vector_env()}
-    contenders |= {f"EnvManager, {workers} processes": env_manager(workers) for workers in (8, 2, 1)}
+    torch.set_num_threads(1)
+    medians = compare(options.rounds, options.seconds)
+    base = medians[BASE]
+    print(f"{'':52}{'CPU us/step':>12}{'ratio':>8}{'wall us/step':>14}{'ratio':>8}")
+    for name, sample in medians.items():
+        ratios = sample.cpu_us / base.cpu_us, sample.wall_us / base.wall_us
+        print(f"{name:52}{sample.cpu_us:12.1f}{ratios[0]:8.2f}{sample.wall_us:14.1f}{ratios[1]:8.2f}")
+    if options.json is not None:
+        table = {name: {key: round(value, 1) for key, value in s._asdict().items()} for name, s in medians.items()}
+        conditions = {"rounds": options.rounds, "seconds": options.seconds, "cpus": psutil.cpu_count()}
+        options.json.write_text(json.dumps({**conditions, "per_env_step": table}, indent=2) + "\n")
+
+
+def compare(rounds: int, seconds: float) -> dict[str, Sample]:
+    """Medians by contender."""
+    contenders = {
+        BASE: env_manager(2),
+        "EnvManager, 8 processes": env_manager(8),
+        "EnvManager, 1 process": env_manager(1),
+        "EnvManager, 2 processes, pictures looked at in place": env_manager(2, copy=False),
+        "gymnasium AsyncVectorEnv, 8 processes": async_vector_env(),
+        "SB3 SubprocVecEnv, 8 processes": subproc_vec_env(),
+        "queues of tensors, 2 processes": tensor_queues(2),
+        "queues of tensors, 8 processes": tensor_queues(8),
+    }
     samples: dict[str, list[Sample]] = {name: [] for name in contenders}
     try:
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             for name, contender in contenders.items():
-                samples[name].append(measure(contender, options.seconds))
+                samples[name].append(measure(contender, seconds))
     finally:
         for contender in contenders.values():
             contender.close()
-    medians = {
+    return {
         name: Sample(median(s.cpu_us for s in taken), median(s.wall_us for s in taken))
         for name, taken in samples.items()
     }
-    if options.json:
-        print(json.dumps({name: sample._asdict() for name, sample in medians.items()}))
-        return
-    base = next(iter(medians.values()))
-    print(f"{'':46}{'CPU us/step':>12}{'ratio':>7}{'wall us/step':>14}{'ratio':>7}")
-    for name, sample in medians.items():
-        ratios = base.cpu_us / sample.cpu_us, base.wall_us / sample.wall_us
-        print(f"{name:46}{sample.cpu_us:12.1f}{ratios[0]:7.2f}{sample.wall_us:14.1f}{ratios[1]:7.2f}")
 
 
 if __name__ == "__main__":

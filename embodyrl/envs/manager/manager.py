@@ -209,7 +209,7 @@ class EnvManager:
             WorkerError: see the class.
         """
         chosen = self._find(slots)
-        if not self._sent[chosen.index].all():
+        if False in self._sent[chosen.index].tolist():
             idle = chosen.index[~self._sent[chosen.index]]
             raise ValueError(f"slots {idle.tolist()} have no chunk under way: send first")
         pending = dict.fromkeys(request for slot in chosen.numbers if (request := self._requests[slot]) is not None)
@@ -445,7 +445,7 @@ class EnvManager:
 
     def _idle(self, slots: Slots) -> Selection:
         chosen = self._find(slots)
-        if self._sent[chosen.index].any():
+        if True in self._sent[chosen.index].tolist():
             busy = chosen.index[self._sent[chosen.index]]
             raise ValueError(f"slots {busy.tolist()} are busy with a chunk: receive it first")
         return chosen
@@ -456,7 +456,7 @@ class EnvManager:
         """Check and write what slots need to execute a chunk; see `send`."""
         chosen = self._idle(slots)
         index = chosen.index
-        if self._needs_reset[index].any():
+        if True in self._needs_reset[index].tolist():
             over = index[self._needs_reset[index]].tolist()
             raise ValueError(f"slots {over} play no episode (none was started, or it ended): reset them first")
         chunk = self._checked_actions(index, actions)
@@ -525,7 +525,7 @@ class EnvManager:
         self._check_finite(chosen, records, was_reset)
         self._steps[index] += records["steps"]
         observation = final = self._reader.observation(chosen, records)
-        if ended.any():
+        if True in ended.tolist():
             self._steps[index[was_reset]] = 0
             self._needs_reset[index[ended & ~was_reset]] = True
             if was_reset.any():

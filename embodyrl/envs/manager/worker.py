@@ -128,9 +128,7 @@ class EnvWorker:
         result = self._execute(slots, film)
         self._write_result(slots, result)
         ended = result.terminated | result.truncated
-        if ended.any():
-            ended &= self._arrays["has_next"][list(slots)]
-        if not ended.any():
+        if True not in ended.tolist() or not (ended := ended & self._arrays["has_next"][list(slots)]).any():
             self._write_observation("", slots, result.observation)
             return
         for prefix, rows in (("final_", np.flatnonzero(ended)), ("", np.flatnonzero(~ended))):
@@ -194,27 +192,27 @@ class EnvWorker:
                 self._write(name, _at(slots, rows), images[rows])
 
     def _task_indices(self, slots: Sequence[int], sentences: Sequence[str]) -> NDArray[np.int64]:
-        unknown = [sentence for sentence in sentences if sentence not in self._task_of_sentence]
-        if unknown:
+        try:
+            return np.array([self._task_of_sentence[sentence] for sentence in sentences], np.int64)
+        except KeyError as error:
             raise ValueError(
-                f"{self._name(slots)}: observation.tasks contains {unknown[0]!r}, which is not a sentence of spec.tasks"
-            )
-        return np.array([self._task_of_sentence[sentence] for sentence in sentences], np.int64)
+                f"{self._name(slots)}: observation.tasks contains {error}, which is not a sentence of spec.tasks"
+            ) from None
 
     def _write(self, name: str, slots: Sequence[int], value: NDArray[Any], *, column: int | None = None) -> None:
         """Write one row per slot (or one entry of it), after checking that the simulator returned what it promises."""
         rows = self._arrays[name] if column is None else self._arrays[name][:, column]
-        want = (len(slots), *rows.shape[1:])
         got = np.asarray(value)
+        if slots is self._all and got.shape == rows.shape and got.dtype is rows.dtype:
+            rows[...] = got  # nearly always
+            return
+        want = (len(slots), *rows.shape[1:])
         right_type = got.dtype == rows.dtype or np.can_cast(got.dtype, rows.dtype, "same_kind")
         if got.shape != want or not right_type:
             raise ValueError(
                 f"{self._name(slots)}: {name}: got {got.dtype} {got.shape}, want {rows.dtype} {want} from the simulator"
             )
-        if slots is self._all:
-            rows[...] = got
-        else:
-            rows[list(slots)] = got
+        rows[list(slots)] = got
 
     def _name(self, slots: Sequence[int]) -> str:
         return f"slots {list(slots)}"
