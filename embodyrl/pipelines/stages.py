@@ -158,8 +158,10 @@ def estimate_advantages(iteration: Iteration) -> None:
 def update(iteration: Iteration) -> None:
     """Learn from the batch; adds `train/` metrics. Reads task, trace, logprobs, steps, valid, episode, version,
     advantages, the observations, and with a critic values and returns. A batch of which a filter left nothing changes
-    nothing."""
+    nothing. With `env.offload` the simulators are gone meanwhile."""
     batch = _batch(iteration)
+    if iteration.config.env.offload:
+        iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
     if not bool(batch["valid"].any()):
         iteration.metrics["train/passes"] = 0.0
         return

@@ -43,6 +43,8 @@ class _Harvest:
     finished: list[tuple[int, FinishedEpisode]] = field(default_factory=list)
     """Episodes that ended, and in which decision."""
     env_steps: int = 0
+    void: list[tuple[int, int]] = field(default_factory=list)
+    """Slot and number of the episodes that died with their simulator; nothing is learned from them."""
     cut_rows: list[int] = field(default_factory=list)
     """Decisions whose following observation the rollout does not decide on, so that the critic looks at it apart."""
     cut_slots: list[int] = field(default_factory=list)
@@ -109,6 +111,8 @@ class Collector:
             buffer=RolloutBuffer(self.config.chunks, self.manager.num_envs),
             decided=np.zeros(self.manager.num_envs, np.int64),
         )
+        with self.clock.measure("onload"):
+            self.manager.onload()
         observation = self._begin()
         for slots in self._turns.groups:
             self._decide_and_send(slots, take(observation, slots), harvest)
@@ -119,6 +123,11 @@ class Collector:
         return Rollout(
             batch=self._batch(harvest), finished=[episode for _, episode in finished], env_steps=harvest.env_steps
         )
+
+    def offload(self) -> int:
+        """End the simulators' processes until the next rollout; returns the bytes of memory that this frees."""
+        with self.clock.measure("offload"):
+            return self.manager.offload()
 
     def _begin(self) -> Observation:
         """What all slots show: the start of new episodes, or those in progress."""
@@ -163,16 +172,19 @@ class Collector:
         harvest.buffer.write(rows, slots, _outcome(result))
         harvest.finished += zip(rows[ended].tolist(), self._tracker.update(slots, result), strict=True)
         harvest.env_steps += int(result.steps.sum())
-        cut = result.truncated | (last & ~ended)
+        lost = slots[result.lost]
+        harvest.void += zip(lost.tolist(), self._numbers[lost].tolist(), strict=True)
+        over = ended | result.lost
+        cut = result.truncated | (last & ~over)
         if cut.any():
             harvest.cut_rows += rows[cut].tolist()
             harvest.cut_slots += slots[cut].tolist()
             harvest.cut_observations.append(take(result.final_observation, cut))
         if self._whole:
-            goes_on = ~(last | ended)
+            goes_on = ~(last | over)
         else:
             goes_on = ~last
-            self._numbers[slots[ended]] += 1
+            self._numbers[slots[over]] += 1
             if last.any():
                 self._held.append((slots[last], take(result.observation, last)))
         return slots[goes_on], result.observation if goes_on.all() else take(result.observation, goes_on)
@@ -200,6 +212,8 @@ class Collector:
 
     def _batch(self, harvest: _Harvest) -> TrajectoryBatch:
         columns = harvest.buffer.columns(int(harvest.decided.max()))
+        for slot, number in harvest.void:
+            columns["valid"][:, slot] &= columns["episode"][:, slot] != number
         trace = {name.removeprefix("trace/"): columns.pop(name) for name in list(columns) if name.startswith("trace/")}
         if "values" in columns:
             columns["next_values"] = self._next_values(columns, harvest)

@@ -89,7 +89,7 @@ class EpisodeTracker:
         self._success[slots] = False
 
     def update(self, slots: NDArray[np.int64], result: StepResult) -> list[FinishedEpisode]:
-        """Take note of a step; returns the episodes that ended in it, in slot order."""
+        """Take note of a step; returns the episodes that ended in it, in slot order, without those that were lost."""
         self._returns[slots] += result.rewards.sum(1, dtype=np.float64)
         self._lengths[slots] += result.steps
         self._success[slots] |= result.success.any(1)
@@ -103,8 +103,8 @@ class EpisodeTracker:
             )
             for slot in ended
         ]
-        if finished:
-            self.begin(ended)
+        if finished or result.lost.any():
+            self.begin(slots[result.ended | result.lost])
         return finished
 
     def state_dict(self) -> dict[str, Any]:

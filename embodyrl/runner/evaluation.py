@@ -83,19 +83,14 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` with the most likely actions and report. Slots are refilled as they finish; those without an
     episode left are neither stepped nor inferred. Which slot plays which episode changes nothing, and neither does a
-    film of the first ones."""
+    film of the first ones. An episode that dies with its simulator is played again."""
     start = time.perf_counter()
     finished: list[FinishedEpisode] = []
+    numbers = list(range(len(episodes)))
     if film is not None:
-        finished += _play(manager, engine, episodes[: film.count], film.step)
-        episodes = episodes[film.count :]
-    if episodes:
-        finished += _play(
-            manager,
-            engine,
-            episodes,
-            lambda slots, numbers, actions, following: manager.step(slots, actions, following),
-        )
+        finished += _play(manager, engine, episodes, numbers[: film.count], film.step)
+        numbers = numbers[film.count :]
+    finished += _play(manager, engine, episodes, numbers, lambda slots, _, *chunk: manager.step(slots, *chunk))
     return Evaluation(
         episodes=len(finished),
         successes=sum(each.success for each in finished),
@@ -106,24 +101,30 @@ def evaluate(
 
 
 def _play(
-    manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec], step: Step
+    manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec], numbers: Sequence[int], step: Step
 ) -> list[FinishedEpisode]:
-    slots = np.arange(min(manager.num_envs, len(episodes)))
-    waiting = [deque(range(slot, len(episodes), len(slots))) for slot in range(len(slots))]
-    playing = np.array([numbers.popleft() for numbers in waiting])
+    """Play the episodes with these numbers."""
+    if not numbers:
+        return []
+    slots = np.arange(min(manager.num_envs, len(numbers)))
+    waiting = [deque(numbers[slot :: len(slots)]) for slot in range(len(slots))]
+    playing = np.array([queue.popleft() for queue in waiting])
     tracker = EpisodeTracker(manager.num_envs)
     finished: list[FinishedEpisode] = []
+    lost: list[int] = []
     observation = manager.reset(slots, [episodes[number] for number in playing])
     while len(slots):
         actions = engine.act(observation, "eval").actions.cpu().numpy()
         following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
         result = step(slots, playing[slots], actions, following)
         finished += tracker.update(slots, result)
-        running = np.array([bool(waiting[slot]) for slot in slots]) | ~result.ended
-        for slot in slots[result.ended & running]:
+        lost += playing[slots[result.lost]].tolist()
+        over = result.ended | result.lost
+        running = np.array([bool(waiting[slot]) for slot in slots]) | ~over
+        for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
         slots, observation = slots[running], take(result.observation, running)
-    return finished
+    return finished + _play(manager, engine, episodes, lost, step)
 
 
 @contextmanager

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,3 +83,22 @@ class DawdlerSlot(CounterSlot):
 
 SIMULATORS.register("counter", target=Counter, options=EnvConfig, summary="counts")
 SIMULATORS.register("dawdler", target=Dawdler, options=EnvConfig, summary="counts at different speeds")
+
+
+class Mortal(Counter):
+    """Dies before the third step of an episode, once: the file that `MORTAL` names is there until it happens."""
+
+    def make_slot(self, task: str) -> Slot:
+        return MortalSlot(self.spec)
+
+
+class MortalSlot(CounterSlot):
+    def step(self, action: NDArray[np.float32]) -> Transition:
+        last_time = Path(os.environ["MORTAL"])
+        if self.count == 2 and last_time.exists():
+            last_time.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+SIMULATORS.register("mortal", target=Mortal, options=EnvConfig, summary="counts and dies")

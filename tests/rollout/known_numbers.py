@@ -14,7 +14,16 @@ sys.path.append(str(Path(__file__).parent))
 
 from counter_simulator import TASKS
 
-from embodyrl.config.schema import AlgorithmConfig, EngineConfig, EnvConfig, Episodes, Observe, RolloutConfig, Schedule
+from embodyrl.config.schema import (
+    AlgorithmConfig,
+    EngineConfig,
+    EnvConfig,
+    Episodes,
+    Observe,
+    OnWorkerDeath,
+    RolloutConfig,
+    Schedule,
+)
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
@@ -64,6 +73,7 @@ def make_collector(
     cameras: tuple[str, ...] = (),
     schedule: str = "lockstep",
     observe: str = "chunk_end",
+    on_worker_death: str = "fail",
     **options: int | str,
 ) -> Iterator[Collector]:
     """A collector; `schedule`, `observe` and `options` are those of the rollout."""
@@ -76,6 +86,7 @@ def make_collector(
         image_size=[16, 16],
         max_episode_steps=LIMIT,
         start_states=50,
+        on_worker_death=OnWorkerDeath(on_worker_death),
     )
     rollout = RolloutConfig(
         **{"chunks": 4, **options},

@@ -1,0 +1,87 @@
+"""Whole runs whose simulator processes end in between: on purpose (env.offload), or by dying (env.on_worker_death)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_runs import Run
+
+from embodyrl.cli import train
+
+MORTAL = """
+plugins: [counter_simulator]
+seed: 1
+run: {dir: out, iterations: 3, eval_every: 0, save_every: 0}
+env: {name: mortal, tasks: [count], num_envs: 2, workers: 2, max_episode_steps: 5, on_worker_death: %s}
+eval: {episodes: 4}
+model: {name: mlp, hidden_sizes: [8]}
+rollout: {chunks: 8}
+algorithm: {name: ppo, minibatches: 2, epochs: 1}
+tracking: {sinks: [jsonl]}
+"""
+
+
+def without_memory(run: Run) -> list[dict[str, float]]:
+    return [{key: value for key, value in row.items() if not key.startswith("memory/")} for row in run.metrics()]
+
+
+def test_a_run_that_offloads_learns_the_same_and_says_what_it_frees(
+    small_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = small_run("plain", "run.iterations=3")
+    offloading = small_run("offloading", "run.iterations=3", "env.offload=true")
+    assert without_memory(offloading) == plain.metrics()
+    assert offloading.digest(3, "policy/model.safetensors") == plain.digest(3, "policy/model.safetensors")
+    freed = [row["memory/simulators_freed_mib"] for row in offloading.metrics() if row["iteration"]]
+    assert len(freed) == 3 and all(20 < each < 2000 for each in freed)
+    log = (offloading.path / "run.log").read_text()
+    assert log.count("offload: the simulators are gone while the policy learns, which frees") == 1
+
+
+def test_a_run_that_offloads_resumes_bit_for_bit(small_run: Callable[..., Run]) -> None:
+    whole = small_run("whole", "env.offload=true")
+    parted = small_run("parted", "env.offload=true", "run.iterations=3")
+    assert train.resume(parted.path, ["run.iterations=6"]) == 0
+    assert Run(parted.path).digest(6, "policy/model.safetensors") == whole.digest(6, "policy/model.safetensors")
+    assert Run(parted.path).summary["evaluations"]["6"] == whole.summary["evaluations"]["6"]
+
+
+def run_mortal(tmp_path: Path, policy: str) -> subprocess.CompletedProcess[str]:
+    """`embodyrl run` with a simulator that dies once."""
+    shutil.copy(Path(__file__).parents[1] / "rollout" / "counter_simulator.py", tmp_path)
+    (tmp_path / "mortal.yaml").write_text(MORTAL % policy)
+    (tmp_path / "alive").touch()
+    return subprocess.run(
+        [sys.executable, "-m", "embodyrl", "run", "mortal.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "MORTAL": str(tmp_path / "alive")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.faults
+def test_a_run_goes_on_after_a_death_and_tells(tmp_path: Path) -> None:
+    done = run_mortal(tmp_path, "restart")
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert log.count("replaced a simulator process; what it was playing is void. env worker") == 1
+    assert "was killed by SIGKILL" in log
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["iteration"] == 3 and rows[-1]["env/restarts"] == 1
+
+
+@pytest.mark.faults
+def test_by_default_a_death_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    done = run_mortal(tmp_path, "fail")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: env worker") and "was killed by SIGKILL" in done.stderr
