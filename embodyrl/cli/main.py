@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, report, validate, plan, doctor, list."""
+"""`embodyrl`: run, resume, eval, report, validate, plan, graph, doctor, list."""
 
 from __future__ import annotations
 
@@ -178,6 +178,24 @@ def doctor(
 
     source, overrides = split_words(words)
     raise typer.Exit(examination.run(load_config(source, overrides) if words else None))
+
+
+@app.command()
+def graph(
+    words: Words = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw it into an SVG file.", show_default=False)
+    ] = None,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="Print Mermaid; without --svg, that is what it does anyway.")
+    ] = False,
+) -> None:
+    """Draw what happens in an iteration: its nodes, and the columns that they pass on."""
+    from embodyrl.cli import graph as drawing
+    from embodyrl.config import load_config
+
+    source, overrides = split_words(words)
+    drawing.show(load_config(source, overrides), svg, mermaid)
 
 
 @app.command("list")

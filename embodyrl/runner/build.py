@@ -13,10 +13,12 @@ from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, Observe
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.build import build_pipeline
+from embodyrl.pipelines.drawing import to_svg
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
 from embodyrl.runner.rundir import RunDir
 from embodyrl.tracking import Sink, SinkContext
+from embodyrl.tracking.report import GRAPH_FILE
 
 if TYPE_CHECKING:
     from embodyrl.engine.hybrid import HybridEngine
@@ -48,6 +50,8 @@ def open_runner(
         state = None if checkpoint is None else TrainerState.load(checkpoint / "trainer")
         progress = Progress() if state is None else Progress(**state.counters["progress"])
         engine = build_engine(config, manager, weights=None if checkpoint is None else checkpoint / "policy")
+        pipeline = build_pipeline(config)
+        (directory.path / GRAPH_FILE).write_text(to_svg(pipeline.dataflow))
         runner = Runner(
             loaded,
             directory,
@@ -61,7 +65,7 @@ def open_runner(
                 critic=ADVANTAGES.entry(config.algorithm.advantage).facts["critic"],
                 seed=config.seed,
             ),
-            pipeline=build_pipeline(config),
+            pipeline=pipeline,
             sinks=stack.enter_context(open_sinks(config, directory.path, progress.iteration)),
             progress=progress,
             started=started,

@@ -12,6 +12,8 @@ from typing import Any
 from embodyrl.tracking.jsonl import METRICS_FILE
 
 REPORT_FILE = "report.html"
+GRAPH_FILE = "graph.svg"
+"""Drawing of the iteration, which a run leaves in its directory when it starts."""
 WIDTH, HEIGHT, MARGIN = 420, 200, 44
 
 PAGE = """<!doctype html>
@@ -36,7 +38,7 @@ pre {{ background: #f5f7fa; padding: .8rem; border-radius: 6px; overflow-x: auto
 <h2>Evaluations</h2>
 <table><tr><th>iteration</th><th>success</th><th>95 % interval</th><th>return</th><th>length</th><th>episodes</th></tr>
 {evaluations}</table>
-<h2>Config</h2>
+{iteration}<h2>Config</h2>
 <pre>{config}</pre>
 </body></html>
 """
@@ -60,8 +62,8 @@ CURVES = (
 
 
 def write_report(run_dir: Path) -> Path:
-    """Build report.html from summary.json, config.yaml and metrics.jsonl (no curves without it) of a run directory;
-    returns its path."""
+    """Build report.html from summary.json, config.yaml, metrics.jsonl (no curves without it) and graph.svg of a run
+    directory; returns its path."""
     metrics = run_dir / METRICS_FILE
     rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     summary = json.loads((run_dir / "summary.json").read_text())
@@ -74,11 +76,17 @@ def write_report(run_dir: Path) -> Path:
         ),
         curves="".join(draw(curve, rows) for curve in CURVES),
         evaluations="".join(evaluation_row(step, each) for step, each in sorted_evaluations(summary)),
+        iteration=drawn_iteration(run_dir / GRAPH_FILE),
         config=html.escape((run_dir / "config.yaml").read_text()),
     )
     path = run_dir / REPORT_FILE
     path.write_text(text)
     return path
+
+
+def drawn_iteration(path: Path) -> str:
+    """The section with the drawing of the iteration; empty for a run that left none."""
+    return f'<h2>Iteration</h2>\n<div style="overflow-x: auto">{path.read_text()}</div>\n' if path.exists() else ""
 
 
 def sorted_evaluations(summary: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:

@@ -111,6 +111,8 @@ def test_changed_graphs_run_on_a_real_simulator(tmp_path: Path) -> None:
     assert nodes["rollout"] + nodes["update"] < row["time/iteration"]
     assert row["mine/reward_at_first"] == 0.0 and row["mine/reward"] == 2.5
     assert row["train/policy_loss"] == 0.0, "there were no advantages"
+    drawing = (tmp_path / "out" / "graph.svg").read_text()
+    assert ">bonus</text>" in drawing and drawing in (tmp_path / "out" / "report.html").read_text()
 
 
 FUNCTION = """\

@@ -1,0 +1,55 @@
+"""`embodyrl graph` as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def graph(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "embodyrl", "graph", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+
+
+def test_it_prints_mermaid_or_writes_svg_or_both(tmp_path: Path) -> None:
+    printed = graph("experiment/gym_pendulum", cwd=tmp_path)
+    assert printed.returncode == 0 and printed.stdout.startswith("flowchart TD\n") and not list(tmp_path.iterdir())
+    written = graph("experiment/gym_pendulum", "--svg", "g.svg", cwd=tmp_path)
+    assert written.stdout == "written to g.svg\n" and "</svg>" in (tmp_path / "g.svg").read_text()
+    both = graph("experiment/gym_pendulum", "--svg", "g.svg", "--mermaid", cwd=tmp_path)
+    assert both.stdout == printed.stdout
+
+
+def test_it_shows_what_the_config_changes(tmp_path: Path) -> None:
+    done = graph("experiment/gym_pendulum", "pipeline.insert=[{name: again, stage: filter_groups}]", cwd=tmp_path)
+    assert done.returncode == 2 and "the iteration graph filters groups" in done.stderr
+    done = graph("experiment/gym_pendulum", "pipeline.drop=[reward]", cwd=tmp_path)
+    assert (
+        done.returncode == 2 and "node 'advantage' reads column 'shaped_rewards', which no node writes" in done.stderr
+    )
+    (tmp_path / "mine.py").write_text(
+        "from embodyrl.registry import STAGES\n"
+        "STAGES.register('mine', target=print, facts={'reads': ('success',)}, summary='mine')\n"
+    )
+    (tmp_path / "my.yaml").write_text(
+        "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\nplugins: [mine]\n"
+        "pipeline: {insert: [{name: watch, stage: mine}]}\n"
+    )
+    done = graph("my.yaml", cwd=tmp_path)
+    assert '  rollout -- "success" --> watch' in done.stdout, done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+    done = graph("experiment/gym_pendulum", "--svg", "no/such/folder.svg", cwd=tmp_path)
+    assert done.returncode == 1 and "cannot write no/such/folder.svg" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_drawing_needs_no_torch() -> None:
+    code = (
+        "import sys, embodyrl.cli.main as m; sys.argv = ['embodyrl', 'graph']\n"
+        "try: m.main()\nexcept SystemExit: pass\n"
+        "sys.stderr.write(' '.join({'torch', 'tensordict', 'mujoco', 'gymnasium'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("flowchart TD") and done.stderr == ""
