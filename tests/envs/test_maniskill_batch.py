@@ -364,8 +364,8 @@ def test_gpu_states_go_on_in_any_slot(on_gpu: Any) -> None:
     on_gpu.step_chunk([0, 1], np.concatenate([actions(3, 5), actions(4, 5)]))
     states = on_gpu.get_state([0, 1])
     whole = on_gpu.step_chunk([0], actions(3)[:, 5:])
-    on_gpu.set_state([2, 3], states)
-    rest = on_gpu.step_chunk([2], actions(3)[:, 5:])
+    on_gpu.set_state([3, 2], states)
+    rest = on_gpu.step_chunk([3], actions(3)[:, 5:])
     assert np.allclose(rest.rewards, whole.rewards, atol=CLOSE)
 
 

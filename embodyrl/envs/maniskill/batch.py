@@ -51,7 +51,7 @@ class ManiSkillBatch:
         if len(config.tasks) > 1:
             raise UserError("env.tasks: with env.sim = 'gpu' all slots play one task; name one, or set env.sim to cpu")
         (self._task,) = config.tasks
-        self._end_at_success = config.end_at_success
+        self._end_at_success, self._sim = config.end_at_success, config.sim
         self._scenes = build(self._task, config, num_slots)
         self._proprio = self._scenes.proprio()
         self.spec = specification(
@@ -136,7 +136,7 @@ class ManiSkillBatch:
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
         """Pictures for people, `[B, H, W, 3]`."""
         self._check(slots, playing=True)
-        if loading.rendering_device() is None:
+        if loading.drawing_device(self._sim) is None:
             raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
         pictures = self._scenes.render()
         if pictures is None:

@@ -43,6 +43,8 @@ def trust_actions(env: Any) -> None:
 
 def _quick_pose(cls: type[Pose], pose: Any, device: Any = None) -> Pose:
     """`Pose.create`, without conversions for the one pose of one object on the CPU."""
+    if sapien.physx.is_gpu_enabled():
+        return _create(cls, pose, device)
     if type(pose) is not list or len(pose) != 1 or type(pose[0]) is not sapien.Pose or str(device or "cpu") != "cpu":
         return _create(cls, pose, device)
     raw = np.empty((1, 7), np.float32)

@@ -60,6 +60,12 @@ def rendering_device() -> str | None:
     return None
 
 
+def drawing_device(sim: Sim) -> str | None:
+    """The device that draws what is simulated on `sim`; None: nothing does. The CPU cannot draw what is on a GPU."""
+    device = rendering_device()
+    return None if sim is Sim.gpu and device != "gpu" else device
+
+
 def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
     """An environment of `task` with `num_envs` scenes, without wrappers.
 
@@ -71,7 +77,7 @@ def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
     entry = load().REGISTERED_ENVS[task]
     _check_assets(task, entry.asset_download_ids or [])
     _check_reward(task, config.reward_mode, entry.cls.SUPPORTED_REWARD_MODES)
-    device = rendering_device()
+    device = drawing_device(config.sim)
     if config.cameras and device is None:
         raise NoVulkanError("env.cameras: ManiSkill cannot draw pictures")
     driver = importlib.import_module("embodyrl.envs.maniskill.driver")

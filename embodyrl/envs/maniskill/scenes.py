@@ -142,15 +142,15 @@ class ManiSkillScenes:
     def restore(self, scenes: Sequence[int], rows: Mapping[str, NDArray[np.float32]]) -> None:
         """See `Scenes`."""
         torch, device = self._torch, self._env.device
-        values = {name: torch.from_numpy(row).to(device) for name, row in rows.items()}
-        tree = _tree(values)
+        order = np.argsort(scenes)  # ManiSkill takes the rows for the scenes in ascending order
+        tree = _tree({name: torch.from_numpy(row[order]).to(device) for name, row in rows.items()})
         targets = dict(_leaves(tree.pop("controller", {})))
-        index = torch.tensor(list(scenes), device=device)
+        index = torch.from_numpy(np.asarray(scenes)[order]).to(device)
         with torch.inference_mode():
             self._env._elapsed_steps[index] = tree.pop("clock")[:, 0].to(self._env.elapsed_steps.dtype)
             self._env.set_state_dict(tree, index)
             if targets:
-                self._set_targets(scenes, targets)
+                self._set_targets(index, targets)
             self._state = self._env.get_obs()
 
     def render(self) -> NDArray[np.uint8] | None:
@@ -168,10 +168,11 @@ class ManiSkillScenes:
         state: dict[str, Any] = self._env.agent.get_controller_state()
         return state
 
-    def _set_targets(self, scenes: Sequence[int], rows: Mapping[str, Any]) -> None:
+    def _set_targets(self, scenes: Any, rows: Mapping[str, Any]) -> None:
+        """Put rows of targets, one for each of `scenes` (a list or tensor of indices)."""
         everything = {name: target.clone() for name, target in _leaves(self._targets())}
         for name, row in rows.items():
-            everything[name][list(scenes)] = row
+            everything[name][scenes] = row
         self._env.agent.set_controller_state(_tree(everything))
 
 
