@@ -299,6 +299,16 @@ def test_proprio_of_the_robot_has_no_objects() -> None:
     assert starts[0] is not None and moved is not None and np.array_equal(starts[0][0], moved)
 
 
+def test_an_episode_ends_at_success_where_that_is_wanted() -> None:
+    for wanted in (False, True):
+        ours = simulator("PushCube-v1", end_at_success=wanted)
+        ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=0, seed=0)])
+        env = ours._seats[0].slot._env  # type: ignore[union-attr]
+        env.obj.set_pose(env.goal_region.pose)
+        result = ours.step_chunk([0], np.zeros((1, 2, 8), np.float32))
+        assert result.success[0, 0] and result.terminated[0] == wanted and result.steps[0] == (1 if wanted else 2)
+
+
 def test_the_sparse_reward_is_success() -> None:
     ours = simulator("PushCube-v1", reward_mode=RewardMode.sparse)
     ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=0, seed=0)])
