@@ -211,10 +211,10 @@ class EnvConfig:
     """auto: each process keeps to the CPUs and the memory of one NUMA node, that of the policy's GPU while it has room.
     off: they run where the kernel puts them."""
     start_method: StartMethod = setting(StartMethod.auto)
-    """spawn: each process is an interpreter of its own. fork: they are forked from one that has imported the simulator's
-    packages, which is faster and shares memory. auto: fork where the simulator is known to bear it, else spawn."""
+    """spawn: each process is an interpreter of its own. fork: they are forked from one that has imported what the
+    simulator needs, which is faster and shares memory. auto: fork where the simulator says that it can be, else spawn."""
     cameras: list[str] = setting([])
-    """Cameras whose pictures the policy sees (V), in this order, by the backend's names; []: state observations only."""
+    """Cameras whose pictures the policy sees (V), in this order, by the backend's names; []: state observations."""
     image_size: list[int] = setting([224, 224], low=16, high=2048)
     """Height and width of every camera's picture [pixels]."""
     max_episode_steps: int = setting(100, low=1)

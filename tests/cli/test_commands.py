@@ -33,7 +33,9 @@ def modules_after(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize("command", ["--help", "validate", "list", "plan", "doctor", "run --help", "run --print-config"])
+@pytest.mark.parametrize(
+    "command", ["--help", "validate", "list", "plan", "doctor", "run --help", "run --print-config"]
+)
 def test_the_front_never_imports_torch_or_a_simulator(command: str) -> None:
     code = f"import embodyrl.cli.main as m; sys.argv = ['embodyrl', *{command.split()!r}]; m.main()"
     heavy = modules_after(code) & {"torch", "tensordict", "metaworld", "mujoco", "mani_skill", "sapien"}
@@ -119,7 +121,7 @@ def test_words_after_the_config_must_be_settings() -> None:
     assert done.returncode == 2 and "'second.yaml' is neither the config" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["custom_model", "custom_simulator"])
+@pytest.mark.parametrize("name", ["custom_model", "custom_simulator", "custom_reward"])
 def test_an_example_from_outside_the_package_runs(name: str, repository: Path, tmp_path: Path) -> None:
     config = str(repository / "examples" / f"{name}.yaml")
     done = embodyrl("run", config, "run.iterations=2", "run.eval_every=0", "run.dir=out", cwd=tmp_path)
