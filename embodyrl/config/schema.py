@@ -212,7 +212,7 @@ class EnvConfig:
     off: they run where the kernel puts them."""
     start_method: StartMethod = setting(StartMethod.auto)
     """spawn: each process is an interpreter of its own. fork: they are forked from one that has imported what the
-    simulator needs, which is faster and shares memory. auto: fork where the simulator says that it can be, else spawn."""
+    simulator needs, which is faster and shares memory. auto: fork where the simulator allows it, else spawn."""
     cameras: list[str] = setting([])
     """Cameras whose pictures the policy sees (V), in this order, by the backend's names; []: state observations."""
     image_size: list[int] = setting([224, 224], low=16, high=2048)
