@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
+from embodyrl.config.schema import InsertedNode, PipelineConfig
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.pipelines.graph import plain
 from embodyrl.registry import ALGORITHMS, STAGES
@@ -113,6 +115,20 @@ def test_changed_graphs_run_on_a_real_simulator(tmp_path: Path) -> None:
     assert row["train/policy_loss"] == 0.0, "there were no advantages"
     drawing = (tmp_path / "out" / "graph.svg").read_text()
     assert ">bonus</text>" in drawing and drawing in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_example_runs(repository: Path, tmp_path: Path) -> None:
+    config = str(repository / "examples" / "custom_stage.yaml")
+    small = ["run.iterations=1", "run.eval_every=0", "eval.episodes=2", "rollout.chunks=16", "run.dir=out"]
+    done = embodyrl(tmp_path, "run", config, *small)
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
+    assert row["mine/effort"] > 0.0 and row["time/node/effort"] > 0.0
+
+
+def test_every_key_of_the_section_is_tested_here() -> None:
+    assert [field.name for field in dataclasses.fields(PipelineConfig)] == ["function", "drop", "replace", "insert"]
+    assert [field.name for field in dataclasses.fields(InsertedNode)] == ["name", "stage", "after", "before"]
 
 
 FUNCTION = """\

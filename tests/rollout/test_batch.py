@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from embodyrl.rollout.batch import Along, TrajectoryBatch, concat
-from embodyrl.rollout.columns import COLUMNS, BatchError
+from embodyrl.rollout.columns import COLUMNS, BatchError, type_name
 
 SIZES = {"C": 4, "D": 7, "N": 28, "S": 5, "V": 2, "H": 3, "W": 2, "3": 3}
 
@@ -80,6 +80,16 @@ def test_a_selection_shares_its_columns() -> None:
     assert "returns" not in batch
     with pytest.raises(BatchError, match=r"has no column 'reward' \(has: rewards, trace\)"):
         batch.select("rewards", "trace").select("reward")
+
+
+def test_the_table_in_the_documentation_is_the_one_in_the_code(repository: Path) -> None:
+    rows = [line for line in (repository / "docs" / "pipelines.md").read_text().splitlines() if line.startswith("| `")]
+    wanted = [
+        f"| `{name}` | {type_name(column.dtype)} [{', '.join(column.shape.split())}] | {column.meaning}"
+        f"{'' if column.required else ' (optional)'} |"
+        for name, column in COLUMNS.items()
+    ]
+    assert rows[: len(wanted)] == wanted
 
 
 along = st.sampled_from(["K", "B"])
