@@ -25,7 +25,7 @@ STAGES.register(
 STAGES.register(
     "shape_rewards",
     target="embodyrl.pipelines.stages:shape_rewards",
-    facts={"reads": (*OBSERVATIONS, "task", *OUTCOME), "writes": ("shaped_rewards",)},
+    facts={"reads": (*OBSERVATIONS, "task", "actions", *OUTCOME, "episode", "group"), "writes": ("shaped_rewards",)},
     summary="algorithm.reward: what is learned from",
 )
 STAGES.register(

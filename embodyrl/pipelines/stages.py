@@ -92,8 +92,9 @@ SETTINGS_OF_FILTERS = ("metric", "accuracy_low", "accuracy_high")
 
 
 def shape_rewards(iteration: Iteration) -> None:
-    """What is learned from, by `algorithm.reward`. Reads rewards, success, steps, valid, task, and what the reward
-    function names besides; writes `shaped_rewards` `[K, B, C]`."""
+    """What is learned from, by `algorithm.reward`. Reads steps, valid, and what the reward function names of the
+    observations, task, actions, rewards, success, terminated, truncated, episode and group; writes `shaped_rewards`
+    `[K, B, C]`."""
     settings, batch = iteration.config.algorithm, _batch(iteration)
     function = REWARDS.load(settings.reward)
     executed = executed_in(batch)
