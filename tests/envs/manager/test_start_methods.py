@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -11,14 +12,18 @@ import pytest
 
 from embodyrl.config.schema import EnvConfig, StartMethod
 from embodyrl.envs.manager import EnvManager
-from embodyrl.envs.options import GymnasiumConfig, ManiSkillConfig, MetaWorldConfig
+from embodyrl.envs.options import GymnasiumConfig, LiberoConfig, ManiSkillConfig, MetaWorldConfig
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.registry import SIMULATORS
 
+ASSETS = Path(__file__).parents[3].parent / "shared" / "libero-assets" / "assets"
 SIMULATED: dict[str, Callable[..., EnvConfig]] = {
     "gymnasium": lambda **options: GymnasiumConfig(name="gymnasium", tasks=["Pendulum-v1"], **options),
     "metaworld": lambda **options: MetaWorldConfig(name="metaworld", tasks=["push-v3", "reach-v3"], **options),
     "maniskill": lambda **options: ManiSkillConfig(name="maniskill", tasks=["PushCube-v1"], **options),
+    "libero": lambda **options: LiberoConfig(
+        name="libero", tasks=["libero_spatial/0"], assets=str(ASSETS), settle_steps=1, **options
+    ),
 }
 
 
@@ -45,6 +50,8 @@ def play(name: str, method: StartMethod) -> tuple[list[np.ndarray], int]:
 def test_forked_simulators_play_the_same(name: str) -> None:
     if missing := SIMULATORS.entry(name).missing():
         pytest.skip(f"{name} needs {missing[0].module}: {missing[0].install}")
+    if name == "libero" and not ASSETS.is_dir():
+        pytest.skip("LIBERO's assets are not there")
     spawned, none_forked = play(name, StartMethod.spawn)
     forked, all_forked = play(name, StartMethod.auto)  # each declares what may be imported before forking
     assert (none_forked, all_forked) == (0, 2)
