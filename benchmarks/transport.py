@@ -34,7 +34,6 @@ sys.path.append(str(Path(__file__).parent))
 from queue_manager import QueueManager
 from zero_cost_simulator import ACTION, IMAGES, ZeroCostConfig, ZeroCostEnv
 
-from embodyrl.config.schema import StartMethod
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.types import EpisodeSpec
 
@@ -62,7 +61,7 @@ class Sample(NamedTuple):
 
 def env_manager(workers: int, *, copy: bool = True) -> Contender:
     """EnvManager with this many processes. Without `copy` the caller looks at the pictures where they are."""
-    config = ZeroCostConfig(num_envs=NUM_ENVS, workers=workers, start_method=StartMethod.fork)
+    config = ZeroCostConfig(num_envs=NUM_ENVS, workers=workers)
     here = str(Path(__file__).parent)
     manager = EnvManager(config, chunk_size=1, plugins=["zero_cost_simulator"], plugin_path=here)
     slots = list(range(NUM_ENVS))

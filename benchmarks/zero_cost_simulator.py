@@ -106,4 +106,10 @@ class ZeroCostEnv(gymnasium.Env[dict[str, Any], NDArray[np.float32]]):
         return self._observation, 0.0, False, False, {}
 
 
-SIMULATORS.register("zero_cost", target=ZeroCost, options=ZeroCostConfig, summary="steps that cost nothing")
+SIMULATORS.register(
+    "zero_cost",
+    target=ZeroCost,
+    options=ZeroCostConfig,
+    summary="steps that cost nothing",
+    facts={"preload": ("gymnasium", "embodyrl.envs.manager.worker")},
+)
