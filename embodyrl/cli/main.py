@@ -238,8 +238,10 @@ def main() -> None:
 def explain(error: UserError | RunError) -> int:
     """Print an error to stderr; returns the exit code that it stands for."""
     from embodyrl.config import ConfigError
+    from embodyrl.placement.errors import RemoteError
 
+    mendable = isinstance(error, RemoteError) and error.is_user_error  # then its text alone tells what to do
     prefix = "" if isinstance(error, ConfigError) else "error: "
     notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    sys.stderr.write(f"{prefix}{error}{notes}\n")
+    sys.stderr.write(f"{prefix}{error.remote_message if mendable else error}{notes}\n")
     return error.exit_code if isinstance(error, UserError) else 1

@@ -131,21 +131,31 @@ def test_an_example_from_outside_the_package_runs(name: str, repository: Path, t
     assert "runs Python code of its own" in checked.stdout
 
 
-def test_an_error_inside_the_simulator_shows_its_remote_traceback(tmp_path: Path) -> None:
+def run_breaking(tmp_path: Path, error: str) -> subprocess.CompletedProcess[str]:
+    """`embodyrl run` with a simulator that raises `error` when it is stepped."""
     (tmp_path / "breaking.py").write_text(
         "from embodyrl.envs.gymnasium import Gymnasium\n"
         "from embodyrl.envs.options import GymnasiumConfig\n"
+        "from embodyrl.errors import UserError\n"
         "from embodyrl.registry import SIMULATORS\n"
         "class Breaking(Gymnasium):\n"
-        "    def step_chunk(self, slots, actions):\n"
-        "        raise ArithmeticError('the cable snapped')\n"
+        f"    def step_chunk(self, slots, actions): raise {error}\n"
         "SIMULATORS.register('breaking', target=Breaking, options=GymnasiumConfig, summary='breaks')\n"
     )
     (tmp_path / "my.yaml").write_text(
         "defaults: [model: mlp, algorithm: ppo, _self_]\nplugins: [breaking]\n"
         "env: {name: breaking, tasks: [Pendulum-v1], num_envs: 2}\nrollout: {chunks: 8}\n"
     )
-    done = embodyrl("run", "my.yaml", "run.dir=out", cwd=tmp_path)
+    return embodyrl("run", "my.yaml", "run.dir=out", cwd=tmp_path)
+
+
+def test_a_users_mistake_that_only_shows_in_the_simulator_is_one_sentence(tmp_path: Path) -> None:
+    done = run_breaking(tmp_path, "UserError('the cable is unplugged: plug it in')")
+    assert (done.returncode, done.stderr) == (1, "error: the cable is unplugged: plug it in\n")
+
+
+def test_an_error_inside_the_simulator_shows_its_remote_traceback(tmp_path: Path) -> None:
+    done = run_breaking(tmp_path, "ArithmeticError('the cable snapped')")
     assert done.returncode == 1
     assert "ArithmeticError" in done.stderr and "the cable snapped" in done.stderr
     assert 'breaking.py", line 6' in done.stderr
