@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.engine.hybrid import HybridEngine, NumericsError, frozen_copy
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
@@ -170,6 +170,32 @@ def test_minibatches_are_drawn_by_decision_or_by_episode_and_cover_the_batch_onc
         assert [share for _, share in parts] == [0.5, 0.5]
     assert all(len({number // 4 for number in index}) == 2 for index, _ in by_episode), "pieces of episodes"
     assert any(len({number // 4 for number in index}) > 2 for index, _ in by_decision)
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+def test_the_losses_of_minibatches_make_up_the_loss_of_the_batch(loss: str) -> None:
+    engine = make_engine(loss=loss, value_coef=0.0, entropy_coef=0.1)
+    columns = dict(make_batch(engine).items())
+    # Entries of different weight, and a policy that has moved.
+    columns["weights"] = torch.arange(1.0, 17.0) / 136
+    columns["old_logprobs"] = columns["old_logprobs"] + 0.1 * torch.arange(16) / 16
+    whole = engine._loss(columns, ["push"], 1.0).loss
+    parts = [
+        (engine._loss({name: column[index] for name, column in columns.items()}, ["push"], share).loss, share)
+        for index, share in engine._minibatches(columns)
+    ]
+    assert len(parts) == 2
+    torch.testing.assert_close(sum(part * share for part, share in parts), whole)
+
+
+def test_the_loglinear_proximal_policy_goes_by_the_age_of_a_decision() -> None:
+    # Decided one update ago by a policy half as likely to do so: half way to now is a factor of sqrt(2).
+    engine = make_engine(loss="decoupled_ppo", proximal=Proximal.loglinear, optimizer=OptimizerConfig(lr=1e-12))
+    batch = make_batch(engine)
+    batch["old_logprobs"] -= float(torch.tensor(2.0).log())
+    engine.version = 1
+    metrics = engine.update(batch, ["push"])
+    assert metrics["train/behaviour_weight"] == pytest.approx(2**0.5, rel=1e-4)
 
 
 def test_the_recomputed_proximal_policy_is_the_one_that_the_update_starts_from() -> None:

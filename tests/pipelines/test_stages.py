@@ -215,6 +215,9 @@ def test_returns_of_decisions_and_of_actions_by_hand() -> None:
     per_action = advantages_of(batch, *ACTIONS, "algorithm.discount_per=action")
     assert per_action.shape == (3, 1, 2)
     assert per_action.flatten().tolist() == [1.75, 1.5, 1, 0, 0, 0]
+    # An episode that ends with the second action of a chunk: the first one of that chunk still gains from it.
+    full = advantages_of(batch_of([4], [False]), *ACTIONS, "algorithm.discount_per=action")
+    assert full.flatten().tolist() == [1.875, 1.75, 1.5, 1, 0, 0]
     # One factor per decision: 1 + 1 + 0.5 * 1, 1 + 0.5 * 1, 1.
     assert advantages_of(batch, *ACTIONS).flatten().tolist() == [2.5, 1.5, 1, 0, 0, 0]
 
