@@ -9,7 +9,7 @@ import psutil
 import pytest
 from toy_simulator import Do, ToyConfig, actions, episode
 
-from embodyrl.config.schema import OnWorkerDeath
+from embodyrl.config.schema import OnWorkerDeath, StartMethod
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.manager.crew import TooManyDeaths
 from embodyrl.placement import RemoteError, WorkerTimeout
@@ -18,22 +18,26 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 ALL = range(4)
 
 
-def start(**options):
-    config = ToyConfig(
-        **{
+@pytest.fixture(params=["spawn", "fork"])
+def start(request):
+    """Starts four slots in two processes, which begin in either way."""
+
+    def manager(**options):
+        settings = {
             "num_envs": 4,
             "workers": 2,
             "step_timeout_s": 60.0,
+            "start_method": StartMethod(request.param),
             "on_worker_death": OnWorkerDeath.restart,
             "max_restarts": 3,
-            **options,
         }
-    )
-    return EnvManager(config, chunk_size=1, plugins=["toy_simulator"])
+        return EnvManager(ToyConfig(**{**settings, **options}), chunk_size=1, plugins=["toy_simulator"])
+
+    return manager
 
 
 @pytest.fixture
-def manager():
+def manager(start):
     with start() as running:
         running.reset(ALL, [episode(1, seed=slot) for slot in ALL])
         yield running
@@ -71,7 +75,7 @@ def test_the_episodes_of_a_process_that_dies_are_lost_and_those_of_others_go_on(
     assert not after.lost.any() and after.observation.proprio[:, 1].tolist() == [1, 1, 3, 3]
 
 
-def test_what_follows_is_the_same_as_without_a_death():
+def test_what_follows_is_the_same_as_without_a_death(start):
     """The episode after the lost one is that episode, bit for bit, whichever process plays it."""
 
     def second_episode(die):
@@ -96,7 +100,7 @@ def test_a_slot_that_was_not_being_stepped_is_lost_as_well_and_says_so_at_its_ne
     assert manager.step([1], actions(1)).observation.proprio[0, 1] == 1
 
 
-def test_a_lost_state_stays_lost_when_it_is_saved_and_restored(manager):
+def test_a_lost_state_stays_lost_when_it_is_saved_and_restored(manager, start):
     manager.step([0], actions(1, slot0=Do.DIE), [episode(50)])
     states = manager.get_state(ALL)
     with start() as other:
@@ -114,7 +118,7 @@ def test_a_process_that_dies_over_a_reset_is_asked_again(manager):
     assert result.lost.tolist() == [False, False, True, False]
 
 
-def test_a_hang_counts_as_a_death():
+def test_a_hang_counts_as_a_death(start):
     with start(step_timeout_s=1.0) as manager:
         manager.reset(ALL, [episode(1)] * 4)
         result = manager.step(ALL, actions(4, slot3=Do.HANG), [episode(2)] * 4)
@@ -123,7 +127,7 @@ def test_a_hang_counts_as_a_death():
         assert isinstance(death, WorkerTimeout)
 
 
-def test_ready_slots_are_served_while_another_process_is_replaced():
+def test_ready_slots_are_served_while_another_process_is_replaced(start):
     with start(workers=4) as manager:
         manager.reset(ALL, [episode(1)] * 4)
         manager.send(ALL, actions(4, slot2=Do.DIE), [episode(8)] * 4)
