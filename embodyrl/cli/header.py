@@ -12,6 +12,9 @@ from embodyrl.config.schema import Config, Device
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.version import __version__
 
+SHOWN_TASKS = 3
+"""More tasks are counted, not named."""
+
 
 def header(loaded: LoadedConfig, run_dir: Path) -> str:
     """The lines before the first iteration."""
@@ -46,7 +49,8 @@ def placement(config: Config) -> str:
     here = inventory()
     near = policy_gpu(config.engine.device, here)
     workers = plan_env_workers(config.env, here, near)
-    return f"{len(workers)} simulator processes; {describe_binding(config.env.numa, here, workers, near)}"
+    processes = "1 simulator process" if len(workers) == 1 else f"{len(workers)} simulator processes"
+    return f"{processes}; {describe_binding(config.env.numa, here, workers, near)}"
 
 
 def has_nvidia_gpu() -> bool:
@@ -62,9 +66,14 @@ def model(config: Config) -> str:
 
 
 def simulator(config: Config) -> str:
-    """Tasks and slots."""
+    """Tasks, pictures and slots."""
     env = config.env
-    return f"{env.name} {', '.join(env.tasks)}   {env.num_envs} slots, episodes of {env.max_episode_steps} steps"
+    more = f" and {len(env.tasks) - SHOWN_TASKS} other tasks" if len(env.tasks) > SHOWN_TASKS else ""
+    pictures = f"   cameras {', '.join(env.cameras)} ({env.image_size[0]}x{env.image_size[1]})" if env.cameras else ""
+    return (
+        f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{pictures}   {env.num_envs} slots, "
+        f"episodes of {env.max_episode_steps} steps"
+    )
 
 
 def algorithm(config: Config) -> str:
