@@ -14,8 +14,6 @@ from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.tracking.video import TiledVideo
 
-VIDEOS = "videos"
-
 
 class Film:
     """Steps simulators for an evaluation and films what they do.

@@ -21,11 +21,11 @@ from embodyrl.pipelines.pipeline import Pipeline
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.checkpoint import TrainerState, writing
 from embodyrl.runner.evaluation import borrowed, evaluate, held_out_episodes
-from embodyrl.runner.film import VIDEOS, Film
+from embodyrl.runner.film import Film
 from embodyrl.runner.rundir import RunDir, write_config
 from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
-from embodyrl.tracking.report import write_report
+from embodyrl.tracking.report import VIDEOS, write_report
 from embodyrl.version import __version__
 
 SUMMARY_FILE = "summary.json"

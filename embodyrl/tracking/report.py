@@ -14,6 +14,8 @@ from embodyrl.tracking.jsonl import METRICS_FILE
 REPORT_FILE = "report.html"
 GRAPH_FILE = "graph.svg"
 """Drawing of the iteration, which a run leaves in its directory when it starts."""
+VIDEOS = "videos"
+"""Folder of films of evaluation episodes."""
 WIDTH, HEIGHT, MARGIN = 420, 200, 44
 
 PAGE = """<!doctype html>
@@ -38,7 +40,7 @@ pre {{ background: #f5f7fa; padding: .8rem; border-radius: 6px; overflow-x: auto
 <h2>Evaluations</h2>
 <table><tr><th>iteration</th><th>success</th><th>95 % interval</th><th>return</th><th>length</th><th>episodes</th></tr>
 {evaluations}</table>
-{iteration}<h2>Config</h2>
+{films}{iteration}<h2>Config</h2>
 <pre>{config}</pre>
 </body></html>
 """
@@ -62,8 +64,8 @@ CURVES = (
 
 
 def write_report(run_dir: Path) -> Path:
-    """Build report.html from summary.json, config.yaml, metrics.jsonl (no curves without it) and graph.svg of a run
-    directory; returns its path."""
+    """Build report.html from summary.json, config.yaml, metrics.jsonl (no curves without it), graph.svg and videos/ of
+    a run directory; returns its path."""
     metrics = run_dir / METRICS_FILE
     rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     summary = json.loads((run_dir / "summary.json").read_text())
@@ -76,12 +78,23 @@ def write_report(run_dir: Path) -> Path:
         ),
         curves="".join(draw(curve, rows) for curve in CURVES),
         evaluations="".join(evaluation_row(step, each) for step, each in sorted_evaluations(summary)),
+        films=films(run_dir),
         iteration=drawn_iteration(run_dir / GRAPH_FILE),
         config=html.escape((run_dir / "config.yaml").read_text()),
     )
     path = run_dir / REPORT_FILE
     path.write_text(text)
     return path
+
+
+def films(run_dir: Path) -> str:
+    """The section that shows the newest film and links to the others; empty for a run without films."""
+    names = [f"{VIDEOS}/{path.name}" for path in sorted((run_dir / VIDEOS).glob("*.mp4"))]
+    if not names:
+        return ""
+    links = ", ".join(f'<a href="{html.escape(name)}">{html.escape(Path(name).stem)}</a>' for name in names)
+    newest = f'<video controls preload="metadata" style="max-width: 100%" src="{html.escape(names[-1])}"></video>'
+    return f"<h2>Films of evaluation episodes</h2>\n<p>{links}</p>\n{newest}\n"
 
 
 def drawn_iteration(path: Path) -> str:

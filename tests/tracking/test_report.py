@@ -69,6 +69,17 @@ def test_a_report_is_one_file_with_curves_evaluations_and_config(tmp_path: Path)
     assert page.text.index("0.40 to 0.60") > 0
 
 
+def test_films_are_shown_from_the_run_directory(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "videos").mkdir()
+    for name in ("iteration_000000.mp4", "iteration_000040.mp4"):
+        (tmp_path / "videos" / name).touch()
+    page = Tags()
+    page.feed(write_report(tmp_path).read_text())
+    films = ["videos/iteration_000000.mp4", "videos/iteration_000040.mp4"]
+    assert page.links == [*films, films[-1]] and page.count["video"] == 1
+
+
 def test_points_stand_at_their_env_steps_and_gaps_are_left_out() -> None:
     rows = [{"eval/x": 0.1}, {"env/total_steps": 10.0, "eval/x": None}, {"env/total_steps": 20.0, "eval/x": 0.3}]
     assert points_of("eval/x", rows) == [(0.0, 0.1), (20.0, 0.3)]
