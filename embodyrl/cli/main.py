@@ -240,8 +240,10 @@ def explain(error: UserError | RunError) -> int:
     from embodyrl.config import ConfigError
     from embodyrl.placement.errors import RemoteError
 
-    mendable = isinstance(error, RemoteError) and error.is_user_error  # then its text alone tells what to do
+    text = str(error)
+    if isinstance(error, RemoteError) and error.is_user_error:
+        text = error.remote_message  # tells what to do without the traceback
     prefix = "" if isinstance(error, ConfigError) else "error: "
     notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    sys.stderr.write(f"{prefix}{error.remote_message if mendable else error}{notes}\n")
+    sys.stderr.write(f"{prefix}{text}{notes}\n")
     return error.exit_code if isinstance(error, UserError) else 1
