@@ -388,10 +388,12 @@ class _Waiting:
             WorkerDied: a worker's process ended.
         """
         events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
-        for worker in dict.fromkeys(self._owners[fd] for fd, _ in events):
+        for worker in {self._owners[fd]: None for fd, _ in events}:
             self.missing[worker] = _collect(worker, self.missing[worker])
-            if not self.missing[worker]:
-                del self.missing[worker]
+            if self.missing[worker]:
+                continue
+            del self.missing[worker]
+            if self.missing:  # else nobody listens any more
                 for fd in worker.poll_fds():
                     self._poll.unregister(fd)
         return bool(events)

@@ -7,8 +7,7 @@ the caller says which episode each slot plays, when it steps and with which acti
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -91,7 +90,7 @@ class EnvManager:
         self.num_envs = config.num_envs
         self.chunk_size = chunk_size
         self._every_step = every_step
-        self._failure: BaseException | None = None
+        self._noting_failure = _NotingFailure()
         self._closed = False
         self._crew: Crew | None = None
         self._memory: Segment | None = None
@@ -173,9 +172,12 @@ class EnvManager:
     def step(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
     ) -> StepResult:
-        """`send`, then `receive`."""
-        self.send(slots, actions, next_episodes)
-        return self.receive(slots)
+        """`send` and `receive` in one."""
+        chosen = self._prepare(slots, actions, next_episodes)
+        playing = self._still_playing(chosen)
+        if playing is not None:
+            self._call("step", playing)
+        return self._result(chosen)
 
     def send(self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None) -> None:
         """Have slots execute a chunk each, and return at once.
@@ -195,7 +197,7 @@ class EnvManager:
         playing = self._still_playing(chosen)
         if playing is None:
             return
-        with self._noting_failure():
+        with self._noting_failure:
             requests = self._processes.ask("step", playing)
         for request, share in zip(requests, playing.shares, strict=True):
             for slot in share.slots:
@@ -212,9 +214,9 @@ class EnvManager:
         if False in self._sent[chosen.index].tolist():
             idle = chosen.index[~self._sent[chosen.index]]
             raise ValueError(f"slots {idle.tolist()} have no chunk under way: send first")
-        pending = dict.fromkeys(request for slot in chosen.numbers if (request := self._requests[slot]) is not None)
-        if pending:
-            self._finish(sorted(pending, key=lambda request: request.worker.spec.rank))
+        requests = dict.fromkeys([self._requests[slot] for share in chosen.shares for slot in share.slots])
+        if pending := [request for request in requests if request is not None]:
+            self._finish(pending)
         self._sent[chosen.index] = False
         return self._result(chosen)
 
@@ -240,7 +242,7 @@ class EnvManager:
             if len(ready) >= at_least:
                 return np.array(ready), self.receive(ready)
             pending = list(dict.fromkeys(request for request in self._requests if request is not None))
-            with self._noting_failure():
+            with self._noting_failure:
                 answered = self._processes.any_replied(pending)
             self._finish(answered)
 
@@ -355,7 +357,7 @@ class EnvManager:
         states, self._offloaded = self._offloaded, None
         if states is None:
             return
-        with self._noting_failure():
+        with self._noting_failure:
             self._processes.start()
         if states:
             self.set_state(list(states), list(states.values()))
@@ -390,12 +392,12 @@ class EnvManager:
 
     def _call(self, method: str, chosen: Selection, bodies: Sequence[object] | None = None) -> list[Any]:
         """What every process that serves some of the slots answers; `GONE` where it died and was replaced."""
-        with self._noting_failure():
+        with self._noting_failure:
             return self._processes.replies(self._processes.ask(method, chosen, bodies))
 
     def _finish(self, requests: Sequence[Request]) -> None:
         """Wait for chunks that are under way."""
-        with self._noting_failure():
+        with self._noting_failure:
             self._processes.replies(requests)
         self._requests = [None if request in requests else request for request in self._requests]
 
@@ -407,7 +409,7 @@ class EnvManager:
     def _still_playing(self, chosen: Selection) -> Selection | None:
         """Those of the slots whose episode was not lost; None if there are none."""
         lost = self._lost[chosen.index]
-        if not lost.any():
+        if True not in lost.tolist():
             return chosen
         return None if lost.all() else self._find(chosen.index[~lost])
 
@@ -420,15 +422,6 @@ class EnvManager:
                 found.update(zip(share.slots, values, strict=True))
         return found
 
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        """Whatever interrupts an exchange with the processes leaves it unfinished: the manager cannot be used after."""
-        try:
-            yield
-        except BaseException as error:
-            self._failure = error
-            raise
-
     # ---- what goes in
 
     def _check_usable(self) -> None:
@@ -437,6 +430,10 @@ class EnvManager:
         if self._failure is not None:
             what = (str(self._failure) or repr(self._failure)).splitlines()[0]
             raise RuntimeError(f"this EnvManager cannot go on after: {what}") from self._failure
+
+    @property
+    def _failure(self) -> BaseException | None:
+        return self._noting_failure.failure
 
     def _find(self, slots: Slots) -> Selection:
         self._check_usable()
@@ -471,7 +468,7 @@ class EnvManager:
 
     def _checked_actions(self, index: NDArray[np.int64], actions: ArrayLike) -> NDArray[np.float32]:
         chunk = np.asarray(actions, np.float32)
-        want = (len(index), self.chunk_size, self.spec.action_dim)
+        want = (len(index), *self._arrays["actions"].shape[1:])
         if chunk.shape != want:
             raise ValueError(f"actions: got shape {chunk.shape}, want [B, C, D] = {want}")
         if not np.isfinite(chunk).all():
@@ -507,7 +504,7 @@ class EnvManager:
     def _bury(self, chosen: Selection) -> NDArray[np.bool_]:
         """Clear the results of slots whose episode was lost and start what they play next; returns which, `[B]`."""
         lost: NDArray[np.bool_] = self._lost[chosen.index]
-        if lost.any():
+        if True in lost.tolist():
             slots = chosen.index[lost]
             for name in ("rewards", "success", "terminated", "truncated", "steps"):
                 self._arrays[name][slots] = 0
@@ -552,13 +549,29 @@ class EnvManager:
             of_next_episode = was_reset[bad.row] and bad.field == "proprio"
             step = 0 if of_next_episode else step + int(records["steps"][bad.row])
         worker = self._processes.selections.worker_of(slot)
-        self._failure = InvalidResult(
+        error = self._noting_failure.failure = InvalidResult(
             f"{worker}: {key} of slot {slot} is {bad.value} at step {step} of its episode",
             role=worker.spec.role,
             rank=worker.spec.rank,
             pid=worker.pid,
         )
-        raise self._failure
+        raise error
+
+
+class _NotingFailure:
+    """A `with` block for exchanges with the processes: whatever interrupts one leaves it unfinished, and the manager
+    cannot be used after."""
+
+    failure: BaseException | None = None
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.failure = error
 
 
 def _check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:

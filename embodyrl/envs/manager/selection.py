@@ -25,11 +25,8 @@ class Share(NamedTuple):
     """Ascending, as the run numbers them."""
     local: tuple[int, ...]
     """The same slots as the process numbers them."""
-
-    @property
-    def arguments(self) -> tuple[int, ...]:
-        """How the process is told: all of its slots are not spelt out."""
-        return () if len(self.local) == len(self.worker.spec.slots) else self.local
+    arguments: tuple[int, ...]
+    """How the process is told: all of its slots are not spelt out."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,9 @@ class Selections:
         by_rank: dict[int, list[int]] = {}
         for slot in sorted(numbers):
             by_rank.setdefault(slot // self._share, []).append(slot)
-        shares = [
-            Share(self._workers[rank], slots, tuple(slot % self._share for slot in slots))
-            for rank, slots in by_rank.items()
-        ]
+        shares = []
+        for rank, slots in by_rank.items():
+            local = tuple(slot % self._share for slot in slots)
+            shares.append(Share(self._workers[rank], slots, local, () if len(local) == self._share else local))
         first, end = numbers[0], numbers[0] + len(numbers)
         return Selection(index, numbers, shares, slice(first, end) if numbers == list(range(first, end)) else None)
