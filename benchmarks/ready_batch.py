@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=24, help="decisions per slot and turn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians here, too")
     options = parser.parse_args()
+    load = psutil.getloadavg()[0]
     with ExitStack() as stack:
         runs = contenders(stack, options.chunks)
         speeds: dict[str, list[float]] = {name: [] for name in runs}
@@ -146,9 +148,9 @@ def main() -> None:
     for name, speed in medians.items():
         print(f"{name:24}{speed:17.0f}{speed / medians['step barrier']:17.2f}{speed / medians['lockstep']:13.2f}")
     if options.json is not None:
-        rounds = {"rounds": options.rounds, "chunks": options.chunks}
+        conditions = {"rounds": options.rounds, "chunks": options.chunks, "load": round(load, 1)}
         table = {name: {"steps_per_s": round(speed, 1)} for name, speed in medians.items()}
-        options.json.write_text(json.dumps({**rounds, "schedules": table}, indent=2) + "\n")
+        options.json.write_text(json.dumps({**conditions, "schedules": table}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

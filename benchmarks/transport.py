@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians here, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    load = psutil.getloadavg()[0]
     medians = compare(options.rounds, options.seconds)
     base = medians[BASE]
     print(f"{'':52}{'CPU us/step':>12}{'ratio':>8}{'wall us/step':>14}{'ratio':>8}")
@@ -137,7 +138,12 @@ def main() -> None:
         print(f"{name:52}{sample.cpu_us:12.1f}{ratios[0]:8.2f}{sample.wall_us:14.1f}{ratios[1]:8.2f}")
     if options.json is not None:
         table = {name: {key: round(value, 1) for key, value in s._asdict().items()} for name, s in medians.items()}
-        conditions = {"rounds": options.rounds, "seconds": options.seconds, "cpus": psutil.cpu_count()}
+        conditions = {
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+            "cpus": psutil.cpu_count(),
+            "load": round(load, 1),
+        }
         options.json.write_text(json.dumps({**conditions, "per_env_step": table}, indent=2) + "\n")
 
 
