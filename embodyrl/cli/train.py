@@ -97,7 +97,7 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     )
 
 
-def evaluate(path: Path, overrides: Sequence[str], video: Path | None) -> int:
+def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) -> int:
     """Evaluate a checkpoint; `video` is where a film of its first episodes goes."""
     if video is not None and video.suffix != ".mp4":
         raise UserError(f"--video {video}: films are MP4 files, so name one that ends in .mp4")
