@@ -52,7 +52,8 @@ def test_this_machine_can_run(healthy: subprocess.CompletedProcess[str]) -> None
 
 
 def test_every_simulator_has_a_row(healthy: subprocess.CompletedProcess[str]) -> None:
-    for entry in SIMULATORS.entries():
+    for name in ("gymnasium", "libero", "maniskill", "metaworld"):  # other tests may have registered more
+        entry = SIMULATORS.entry(name)
         status, text = row(healthy, entry.name)
         assert (status == "ok") == (not entry.missing())
         assert status == "ok" or entry.missing()[0].install in text
