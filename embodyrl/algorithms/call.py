@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ def call_with(function: Callable[..., R], available: Mapping[str, Any]) -> R:
         SignatureError: an argument without default is not available; says which are.
     """
     arguments = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in _parameters(function).items():
         if name in available:
             arguments[name] = available[name]
         elif parameter.default is inspect.Parameter.empty:
@@ -41,4 +42,9 @@ def call_with(function: Callable[..., R], available: Mapping[str, Any]) -> R:
 
 def asks_for(function: Callable[..., Any], name: str) -> bool:
     """Whether a registered function names this argument, so that what costs time is only made where it is used."""
-    return name in inspect.signature(function).parameters
+    return name in _parameters(function)
+
+
+@functools.cache  # looking it up takes as long as several operations on a small minibatch
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
