@@ -79,9 +79,10 @@ def simulator(config: Config) -> str:
 def algorithm(config: Config) -> str:
     """What an iteration consists of."""
     settings, rollout = config.algorithm, config.rollout
-    decisions = rollout.chunks * config.env.num_envs
+    columns = config.env.num_envs * rollout.episodes_per_slot
+    decisions = rollout.chunks * columns
     return (
         f"{settings.name} ({settings.advantage}, {settings.loss})   {config.run.iterations} iterations of "
-        f"{rollout.chunks} x {config.env.num_envs} decisions of {rollout.chunk_size} action(s), "
+        f"{rollout.chunks} x {columns} decisions of {rollout.chunk_size} action(s), "
         f"{settings.epochs} passes in minibatches of {decisions // settings.minibatches}"
     )

@@ -132,14 +132,27 @@ def envs_fill_workers_evenly(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def only_whole_episodes_are_counted(config: Config) -> Iterator[Finding]:
+    """Continuous slots play as many episodes as fit."""
+    count = config.rollout.episodes_per_slot
+    if count > 1 and config.rollout.episodes is Episodes.continuous:
+        yield Finding(
+            ("rollout.episodes_per_slot", "rollout.episodes"),
+            f"rollout.episodes_per_slot = {count} has no use: rollout.episodes is 'continuous'",
+            "set rollout.episodes to whole, or rollout.episodes_per_slot to 1",
+        )
+
+
+@rule
 def batch_splits_into_minibatches(config: Config) -> Iterator[Finding]:
     """Every optimiser step sees as many decisions as the others."""
-    envs, chunks, parts = config.env.num_envs, config.rollout.chunks, config.algorithm.minibatches
-    batch = envs * chunks
+    envs, rollout, parts = config.env.num_envs, config.rollout, config.algorithm.minibatches
+    batch = envs * rollout.episodes_per_slot * rollout.chunks
+    episodes = f" x rollout.episodes_per_slot = {rollout.episodes_per_slot}" if rollout.episodes_per_slot > 1 else ""
     if batch % parts:
         yield Finding(
             ("algorithm.minibatches", "rollout.chunks", "env.num_envs"),
-            f"a batch of env.num_envs = {envs} x rollout.chunks = {chunks} cannot be split into "
+            f"a batch of env.num_envs = {envs}{episodes} x rollout.chunks = {rollout.chunks} cannot be split into "
             f"algorithm.minibatches = {parts}",
             f"set algorithm.minibatches to {_divisors(parts, batch)}",
         )

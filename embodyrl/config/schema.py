@@ -276,6 +276,9 @@ class RolloutConfig:
     observe: Observe = setting(Observe.chunk_end)
     """chunk_end: simulators look when a chunk is over. every_step: they look after every action, and the batch keeps
     that in `step_images` and `step_proprio`; the policy still decides on the last of them."""
+    episodes_per_slot: int = setting(1, low=1)
+    """Whole episodes that every slot plays in a rollout, one after the other; a slot that is done begins its next one
+    at once. The batch has num_envs * episodes_per_slot columns."""
     group_size: int = setting(1, low=1)
     """Consecutive slots that play the same start state and seed (G), to be compared with each other."""
 

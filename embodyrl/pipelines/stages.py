@@ -53,7 +53,7 @@ def filter_groups(iteration: Iteration) -> None:
     """
     config, waiting = iteration.config, iteration.collector.surplus
     size, limit = config.rollout.group_size, config.algorithm.filter.max_collections
-    wanted, kept = config.env.num_envs, [] if waiting is None else [waiting]
+    wanted, kept = config.env.num_envs * config.rollout.episodes_per_slot, [] if waiting is None else [waiting]
     while True:
         kept.append(informative_groups(_batch(iteration), config))
         enough = sum(batch.size[1] for batch in kept) >= wanted

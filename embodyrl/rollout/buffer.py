@@ -17,11 +17,11 @@ class RolloutBuffer:
     They are numpy arrays while they fill up, because writing a few numbers costs numpy a tenth of what it costs torch.
 
     Args:
-        chunks: `K`. num_envs: `B`.
+        chunks: `K`. columns: `B`.
     """
 
-    def __init__(self, chunks: int, num_envs: int) -> None:
-        self._size = (chunks, num_envs)
+    def __init__(self, chunks: int, columns: int) -> None:
+        self._size = (chunks, columns)
         self._columns: dict[str, NDArray[Any]] = {}
 
     def write(self, rows: NDArray[np.int64], slots: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:

@@ -39,15 +39,15 @@ class _Harvest:
 
     buffer: RolloutBuffer
     decided: NDArray[np.int64]
-    """`[B]`: decisions taken in each slot."""
+    """Decisions taken in each column of the batch."""
     finished: list[tuple[int, FinishedEpisode]] = field(default_factory=list)
     """Episodes that ended, and in which decision."""
     env_steps: int = 0
     void: list[tuple[int, int]] = field(default_factory=list)
-    """Slot and number of the episodes that died with their simulator; nothing is learned from them."""
+    """Column and number of the episodes that died with their simulator; nothing is learned from them."""
     cut_rows: list[int] = field(default_factory=list)
     """Decisions whose following observation the rollout does not decide on, so that the critic looks at it apart."""
-    cut_slots: list[int] = field(default_factory=list)
+    cut_columns: list[int] = field(default_factory=list)
     cut_observations: list[Observation] = field(default_factory=list)
 
 
@@ -58,8 +58,9 @@ class Collector:
     is simulated while the policy decides for the other. ready_batch decides for the slots that are ready. All of them
     take `K` decisions in every slot and play the same episodes.
 
-    Episodes: continuous slots reset themselves and episodes span rollouts. With whole episodes every rollout is one
-    episode per slot; finished slots are neither stepped nor inferred.
+    Episodes: continuous slots reset themselves and episodes span rollouts. With whole episodes every rollout is
+    `episodes_per_slot` of them in every slot, each a column of the batch; a slot that finishes one begins the next at
+    once, and when it has played all it is neither stepped nor inferred.
 
     Args:
         manager: the simulators.
@@ -86,12 +87,16 @@ class Collector:
         self.clock = Clock()
         self.sentences = list(dict.fromkeys(manager.spec.tasks.values()))
         self._whole = rollout.episodes is Episodes.whole
+        self._columns = manager.num_envs * rollout.episodes_per_slot
+        """Columns of a batch: the first episodes of all slots, then their second ones, and so on."""
         self._sentence_index = {sentence: index for index, sentence in enumerate(self.sentences)}
         self._source = EpisodeSource(
             tasks=env.tasks, start_states=env.start_states, group_size=rollout.group_size, seed=seed
         )
         self._all = np.arange(manager.num_envs)
         self._turns = make_turns(manager, rollout)
+        self._column = self._all.copy()
+        """Which column each slot is filling."""
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
         self._held: list[tuple[NDArray[np.int64], Observation]] = []
@@ -108,9 +113,9 @@ class Collector:
     def collect(self) -> Rollout:
         """Run the policy in training mode and return what happened."""
         harvest = _Harvest(
-            buffer=RolloutBuffer(self.config.chunks, self.manager.num_envs),
-            decided=np.zeros(self.manager.num_envs, np.int64),
+            buffer=RolloutBuffer(self.config.chunks, self._columns), decided=np.zeros(self._columns, np.int64)
         )
+        self._column[:] = self._all
         with self.clock.measure("onload"):
             self.manager.onload()
         observation = self._begin()
@@ -149,15 +154,24 @@ class Collector:
             decision = self.engine.act(observation, "train")
             actions = decision.actions.cpu().numpy()
         with self.clock.measure("simulate"):
-            self.manager.send(slots, actions, None if self._whole else self._following(slots))
+            self.manager.send(slots, actions, self._following(slots))
         self._turns.sent(slots)
-        harvest.buffer.write(harvest.decided[slots], slots, self._decided(slots, observation, decision))
-        harvest.decided[slots] += 1
+        columns = self._column[slots]
+        harvest.buffer.write(harvest.decided[columns], columns, self._decided(slots, observation, decision))
+        harvest.decided[columns] += 1
 
-    def _following(self, slots: NDArray[np.int64]) -> list[EpisodeSpec]:
+    def _has_more(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each slot plays another episode in this rollout when its present one is over."""
+        return np.full(len(slots), not self._whole) | (self._column[slots] + len(self._all) < self._columns)
+
+    def _following(self, slots: NDArray[np.int64]) -> list[EpisodeSpec | None]:
         """What each slot plays next if its episode ends."""
         numbers = (self._numbers[slots] + 1).tolist()
-        return [self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers, strict=True)]
+        more = self._has_more(slots).tolist()
+        return [
+            self._source.episode(slot, number) if plays else None
+            for slot, number, plays in zip(slots.tolist(), numbers, more, strict=True)
+        ]
 
     def _receive(self, harvest: _Harvest) -> tuple[NDArray[np.int64], Observation] | None:
         """Wait for chunks and note what came of them; returns the slots that go on and what they show, or None if no
@@ -167,26 +181,28 @@ class Collector:
         if received is None:
             return None
         slots, result = received
-        rows, ended = harvest.decided[slots] - 1, result.ended
+        columns = self._column[slots]
+        rows, ended = harvest.decided[columns] - 1, result.ended
         last = rows + 1 == self.config.chunks
-        harvest.buffer.write(rows, slots, _outcome(result))
+        harvest.buffer.write(rows, columns, _outcome(result))
         harvest.finished += zip(rows[ended].tolist(), self._tracker.update(slots, result), strict=True)
         harvest.env_steps += int(result.steps.sum())
-        lost = slots[result.lost]
-        harvest.void += zip(lost.tolist(), self._numbers[lost].tolist(), strict=True)
+        harvest.void += zip(columns[result.lost].tolist(), self._numbers[slots[result.lost]].tolist(), strict=True)
         over = ended | result.lost
         cut = result.truncated | (last & ~over)
         if cut.any():
             harvest.cut_rows += rows[cut].tolist()
-            harvest.cut_slots += slots[cut].tolist()
+            harvest.cut_columns += columns[cut].tolist()
             harvest.cut_observations.append(take(result.final_observation, cut))
         if self._whole:
-            goes_on = ~(last | over)
+            begins = over & self._has_more(slots)
+            self._column[slots[begins]] += len(self._all)
+            goes_on = begins | ~(last | over)
         else:
-            goes_on = ~last
-            self._numbers[slots[over]] += 1
+            begins, goes_on = over, ~last
             if last.any():
                 self._held.append((slots[last], take(result.observation, last)))
+        self._numbers[slots[begins]] += 1
         return slots[goes_on], result.observation if goes_on.all() else take(result.observation, goes_on)
 
     def _decided(
@@ -199,7 +215,7 @@ class Collector:
             "logprobs": decision.logprobs.cpu().numpy(),
             "valid": np.ones(len(slots), np.bool_),
             "episode": self._numbers[slots],
-            "group": slots // self.config.group_size,
+            "group": self._column[slots] // self.config.group_size,
             "version": np.full(len(slots), self.engine.version),
         }
         if observation.proprio is not None:
@@ -212,8 +228,8 @@ class Collector:
 
     def _batch(self, harvest: _Harvest) -> TrajectoryBatch:
         columns = harvest.buffer.columns(int(harvest.decided.max()))
-        for slot, number in harvest.void:
-            columns["valid"][:, slot] &= columns["episode"][:, slot] != number
+        for column, number in harvest.void:
+            columns["valid"][:, column] &= columns["episode"][:, column] != number
         trace = {name.removeprefix("trace/"): columns.pop(name) for name in list(columns) if name.startswith("trace/")}
         if "values" in columns:
             columns["next_values"] = self._next_values(columns, harvest)
@@ -228,7 +244,7 @@ class Collector:
             with self.clock.measure("infer"):
                 values = self.engine.act(concatenate(harvest.cut_observations), "eval").values
             assert values is not None, "the same policy gave values in the rollout"
-            following[harvest.cut_rows, harvest.cut_slots] = values.cpu()
+            following[harvest.cut_rows, harvest.cut_columns] = values.cpu()
         return following
 
     def state_dict(self) -> dict[str, Any]:

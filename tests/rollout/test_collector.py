@@ -115,6 +115,26 @@ def test_whole_episodes_cost_nothing_after_their_end_and_groups_share_a_start() 
     assert decided == first.env_steps + second.env_steps + truncated
 
 
+def test_a_slot_that_is_done_begins_its_next_episode_at_once() -> None:
+    """Three episodes in one rollout are those of three rollouts, and nobody waits for the longest of each."""
+    options = {"whole": True, "num_envs": 4, "workers": 2, "chunks": LIMIT, "seed": 3}
+    with make_collector(**options) as collector:
+        single = [collector.collect() for _ in range(3)]
+        calls = len(collector.engine.policy.batches)
+    with make_collector(**options, episodes_per_slot=3) as collector:
+        triple = collector.collect()
+        fewer_calls = len(collector.engine.policy.batches)
+        after = collector.collect().batch["episode"][0]
+    parts = [rollout.batch.pad(triple.batch.size[0], "K") for rollout in single]
+    for name in ("proprio", "actions", "rewards", "terminated", "truncated", "valid", "episode", "next_values"):
+        expected = torch.cat([part[name] for part in parts], 1)
+        assert torch.equal(triple.batch[name], expected), name
+    assert triple.batch["group"][0].tolist() == list(range(12)) and after.tolist() == [3] * 4 + [4] * 4 + [5] * 4
+    assert triple.env_steps == sum(rollout.env_steps for rollout in single)
+    assert sorted(map(str, triple.finished)) == sorted(str(each) for rollout in single for each in rollout.finished)
+    assert fewer_calls < calls
+
+
 def test_evaluation_plays_each_episode_once_and_leaves_training_as_it_was() -> None:
     episodes = evaluation_episodes(tasks=["count"], first_start_state=100, count=8, seed=1)
     lengths = [min(last_step(100 + number), LIMIT) for number in range(8)]

@@ -35,9 +35,9 @@ def assert_same(left: list[Rollout], right: list[Rollout]) -> None:
         assert (first.finished, first.env_steps) == (second.finished, second.env_steps)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_all_schedules_play_the_same_episodes(whole: bool) -> None:
-    options = {**DAWDLING, "whole": whole}
+@pytest.mark.parametrize(("whole", "episodes_per_slot"), [(False, 1), (True, 1), (True, 3)])
+def test_all_schedules_play_the_same_episodes(whole: bool, episodes_per_slot: int) -> None:
+    options = {**DAWDLING, "whole": whole, "episodes_per_slot": episodes_per_slot}
     lockstep = collect(**options, schedule="lockstep")
     assert any(rollout.finished for rollout in lockstep)
     assert_same(lockstep, collect(**options, schedule="pipeline"))
