@@ -1,0 +1,256 @@
+"""LeRobotDataset v3.0 on disk: names of files and columns, and `meta/info.json`.
+
+    meta/info.json                                  what every frame holds, how many there are
+    meta/stats.json                                 minimum, maximum, mean, ... of every feature
+    meta/tasks.parquet                              sentences
+    meta/episodes/chunk-000/file-000.parquet        where each episode lies, and its own statistics
+    data/chunk-000/file-000.parquet                 a row per frame; pictures as PNG where they are kept as images
+    videos/<feature>/chunk-000/file-000.mp4         pictures where they are kept as videos
+
+The layout is that of huggingface/lerobot, `src/lerobot/datasets`. Imports nothing heavy: a config is checked quickly.
+
+Shapes: `T` frames of an episode, `V` cameras, `H, W` pixels, `S` proprio dims, `D` action dims.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from embodyrl.errors import UserError
+
+VERSION = "v3.0"
+INFO = Path("meta/info.json")
+STATS = Path("meta/stats.json")
+TASKS = Path("meta/tasks.parquet")
+EPISODES = "meta/episodes"
+NUMBERED = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+EPISODES_PATH = f"{EPISODES}/{NUMBERED}.parquet"
+DATA_PATH = f"data/{NUMBERED}.parquet"
+VIDEO_PATH = f"videos/{{video_key}}/{NUMBERED}.mp4"
+
+FILES_PER_CHUNK = 1000
+DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
+"""A new file is begun once one has grown to this."""
+
+STATE, ACTION, PICTURES = "observation.state", "action", "observation.images."
+REWARD, SUCCESS, DONE, PERTURBED = "next.reward", "next.success", "next.done", "perturbed"
+COUNTERS = ("frame_index", "episode_index", "index", "task_index")
+
+
+class DatasetError(UserError):
+    """Raised when a folder holds no demonstrations that can be used; says what is wrong and what to do."""
+
+
+class Pictures(StrEnum):
+    """How pictures are kept. Both are lossless."""
+
+    image = "image"
+    video = "video"
+
+
+class Place(NamedTuple):
+    """Which of the numbered files something is in."""
+
+    chunk_index: int = 0
+    file_index: int = 0
+
+    def following(self) -> Place:
+        """The next file."""
+        if self.file_index + 1 == FILES_PER_CHUNK:
+            return Place(self.chunk_index + 1, 0)
+        return Place(self.chunk_index, self.file_index + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSpec:
+    """What every frame of a dataset holds."""
+
+    action_names: tuple[str, ...]
+    """Names of the `D` entries of an action."""
+    state_dim: int = 0
+    """`S`; 0: there is no state observation."""
+    cameras: tuple[str, ...] = ()
+    """Names of the `V` cameras."""
+    image_size: tuple[int, int] = (0, 0)
+    """`(H, W)` of every camera [pixels]."""
+    fps: int
+    """Frames per second [Hz]."""
+    robot: str | None = None
+    """What was recorded, for people."""
+    pictures: Pictures = Pictures.image
+    outcome: bool = False
+    """Whether rewards and success are there."""
+    perturbed: bool = False
+    """Whether it says where something else than the recorded action was executed."""
+
+    @property
+    def action_dim(self) -> int:
+        """`D`."""
+        return len(self.action_names)
+
+    @property
+    def picture_keys(self) -> list[str]:
+        """The features that hold pictures."""
+        return [PICTURES + camera for camera in self.cameras]
+
+    @property
+    def frame_bytes(self) -> int:
+        """Memory that a frame takes."""
+        height, width = self.image_size
+        return len(self.cameras) * height * width * 3 + 4 * (self.state_dim + self.action_dim + 2)
+
+    def features(self) -> dict[str, dict[str, Any]]:
+        """As `meta/info.json` lists them."""
+        names = ["height", "width", "channels"]
+        found: dict[str, dict[str, Any]] = {}
+        if self.state_dim:
+            found[STATE] = _feature("float32", [self.state_dim])
+        for key in self.picture_keys:
+            found[key] = _feature(self.pictures.value, [*self.image_size, 3], names)
+        found[ACTION] = _feature("float32", [self.action_dim], list(self.action_names))
+        if self.outcome:
+            found |= {REWARD: _feature("float32", [1]), SUCCESS: _feature("bool", [1]), DONE: _feature("bool", [1])}
+        if self.perturbed:
+            found[PERTURBED] = _feature("bool", [1])
+        return found | {"timestamp": _feature("float32", [1])} | {name: _feature("int64", [1]) for name in COUNTERS}
+
+
+def _feature(dtype: str, shape: list[int], names: list[str] | None = None) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "names": names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """`meta/info.json`."""
+
+    spec: DatasetSpec
+    episodes: int
+    frames: int
+    tasks: int
+    data_path: str = DATA_PATH
+    video_path: str = VIDEO_PATH
+
+    def write(self, folder: Path) -> None:
+        """Write the file below `folder`."""
+        in_videos = bool(self.spec.cameras) and self.spec.pictures is Pictures.video
+        content = {
+            "codebase_version": VERSION,
+            "robot_type": self.spec.robot,
+            "total_episodes": self.episodes,
+            "total_frames": self.frames,
+            "total_tasks": self.tasks,
+            "chunks_size": FILES_PER_CHUNK,
+            "data_files_size_in_mb": DATA_FILE_MB,
+            "video_files_size_in_mb": VIDEO_FILE_MB,
+            "fps": self.spec.fps,
+            "splits": {"train": f"0:{self.episodes}"},
+            "data_path": self.data_path,
+            "video_path": self.video_path if in_videos else None,
+            "features": self.spec.features(),
+        }
+        (folder / INFO).parent.mkdir(parents=True, exist_ok=True)
+        (folder / INFO).write_text(json.dumps(content, indent=4) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Info:
+        """Read the file below `folder`.
+
+        Raises:
+            DatasetError: it is not there, damaged, of another version, or lacks what is needed.
+        """
+        content = _content(folder)
+        faults = list(_faults(content))
+        if faults:
+            raise DatasetError(f"{folder / INFO} cannot be used: {'; '.join(faults)}")
+        return cls(
+            spec=_spec(content),
+            episodes=content["total_episodes"],
+            frames=content["total_frames"],
+            tasks=content["total_tasks"],
+            data_path=content["data_path"],
+            video_path=content.get("video_path") or VIDEO_PATH,
+        )
+
+
+def _content(folder: Path) -> Mapping[str, Any]:
+    if not folder.is_dir():
+        raise DatasetError(f"{folder} does not exist: record demonstrations with `embodyrl collect CONFIG --out DIR`")
+    if not (folder / INFO).is_file():
+        raise DatasetError(f"{folder} holds no demonstrations (no {INFO}): give the folder of a LeRobotDataset")
+    try:
+        content: Mapping[str, Any] = json.loads((folder / INFO).read_text())
+    except ValueError as error:
+        raise DatasetError(f"{folder / INFO} is damaged ({error}): record or download it anew") from error
+    version = content.get("codebase_version") if isinstance(content, dict) else None
+    if version != VERSION:
+        raise DatasetError(
+            f"{folder} is of LeRobotDataset version {version}, this program reads {VERSION}: convert it with "
+            f"lerobot's own scripts, or record it anew"
+        )
+    return content
+
+
+NEEDED = {"total_episodes": int, "total_frames": int, "total_tasks": int, "data_path": str, "features": dict}
+
+
+def _faults(content: Mapping[str, Any]) -> Iterator[str]:
+    """What is missing or wrong."""
+    for name, kind in NEEDED.items():
+        if not isinstance(content.get(name), kind):
+            yield f"{name} is {content.get(name)!r}, expected {kind.__name__}"
+    fps, features = content.get("fps"), content.get("features")
+    if not isinstance(fps, int | float) or fps <= 0:
+        yield f"fps is {fps!r}, expected a number above 0"
+    if not isinstance(features, dict):
+        return
+    if ACTION not in features:
+        yield f"feature {ACTION!r} is missing (there are: {', '.join(features)})"
+    for name in ("episode_index", "task_index"):
+        if name not in features:
+            yield f"feature {name!r} is missing"
+    for name in (ACTION, STATE):
+        if name in features and len(features[name].get("shape", ())) != 1:
+            yield f"feature {name!r} has shape {features[name].get('shape')}, expected one number"
+    yield from _faults_of_pictures([each for name, each in features.items() if name.startswith(PICTURES)])
+
+
+def _faults_of_pictures(pictures: list[dict[str, Any]]) -> Iterator[str]:
+    """What is wrong with the features of the cameras."""
+    if len({str(_height_and_width(each)) for each in pictures}) > 1:
+        yield "its cameras differ in picture size, which this program does not support"
+    if len({each.get("dtype") for each in pictures}) > 1:
+        yield "some cameras are kept as images and some as videos, which this program does not support"
+    if any(each.get("dtype") not in tuple(Pictures) for each in pictures):
+        yield f"pictures are kept as {pictures[0].get('dtype')!r}, expected image or video"
+
+
+def _height_and_width(feature: Mapping[str, Any]) -> tuple[int, int]:
+    """Of a feature with pictures; some datasets name the channels first."""
+    first, second, third = feature["shape"]
+    names = feature.get("names") or ["height", "width", "channels"]
+    return (second, third) if str(names[0]).startswith("c") else (first, second)
+
+
+def _spec(content: Mapping[str, Any]) -> DatasetSpec:
+    features = content["features"]
+    shown = {name.removeprefix(PICTURES): each for name, each in features.items() if name.startswith(PICTURES)}
+    first = next(iter(shown.values()), None)
+    (actions,) = features[ACTION]["shape"]
+    names = features[ACTION].get("names")
+    named = isinstance(names, list) and len(names) == actions
+    return DatasetSpec(
+        action_names=tuple(map(str, names)) if named else tuple(f"action_{index}" for index in range(actions)),
+        state_dim=features[STATE]["shape"][0] if STATE in features else 0,
+        cameras=tuple(shown),
+        image_size=_height_and_width(first) if first else (0, 0),
+        fps=round(content["fps"]),
+        robot=content.get("robot_type"),
+        pictures=Pictures(first["dtype"]) if first else Pictures.image,
+        outcome={REWARD, SUCCESS} <= features.keys(),
+        perturbed=PERTURBED in features,
+    )

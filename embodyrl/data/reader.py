@@ -1,0 +1,178 @@
+"""Reads a LeRobotDataset, an episode at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.data import tables
+from embodyrl.data.episode import Episode
+from embodyrl.data.layout import (
+    ACTION,
+    EPISODES,
+    PERTURBED,
+    REWARD,
+    STATE,
+    SUCCESS,
+    TASKS,
+    DatasetError,
+    DatasetSpec,
+    Info,
+    Pictures,
+)
+from embodyrl.data.pictures import from_png, read_video
+
+PLACES = ("episode_index", "length", "data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where an episode lies."""
+
+    number: int
+    length: int
+    """`T`"""
+    path: Path
+    """Of its table."""
+    first_row: int
+    """In that table."""
+    videos: dict[str, tuple[Path, float]]
+    """By feature: the file, and the time at which the episode begins in it [s]."""
+
+
+class Dataset:
+    """Demonstrations on disk.
+
+    Args:
+        folder: of a LeRobotDataset v3.0.
+
+    Raises:
+        DatasetError: it is none, is incomplete, or contradicts itself.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.info = Info.read(folder)
+        self.tasks = tables.read_tasks(folder / TASKS)
+        self.episodes = self._find_episodes()
+        self._check_totals()
+
+    @property
+    def spec(self) -> DatasetSpec:
+        """What its frames hold."""
+        return self.info.spec
+
+    def read(self, number: int, *, pictures: bool = True) -> Episode:
+        """One episode, with or without its pictures.
+
+        Raises:
+            DatasetError: a file is missing or damaged, or holds something else.
+        """
+        where, spec = self.episodes[number], self.spec
+        names = [*self._columns, *(spec.picture_keys if pictures and spec.pictures is Pictures.image else [])]
+        table = tables.read_rows(where.path, where.first_row, where.first_row + where.length, names)
+        columns = {name: tables.numbers(table[name]) for name in self._columns}
+        if not (columns["episode_index"] == number).all():
+            raise DatasetError(f"{where.path} holds other rows than episode {number} where it should be")
+        numbers = set(columns["task_index"].tolist())
+        if len(numbers) > 1 or not numbers <= set(range(len(self.tasks))):
+            raise DatasetError(f"episode {number} of {self.folder} has tasks {sorted(numbers)}, expected a known one")
+        images = self._images(where, table) if pictures and spec.cameras else None
+        return Episode(
+            task=self.tasks[numbers.pop()],
+            actions=columns[ACTION].reshape(where.length, -1).astype(np.float32),
+            proprio=columns[STATE].reshape(where.length, -1).astype(np.float32) if spec.state_dim else None,
+            images=images,
+            rewards=columns[REWARD].astype(np.float32) if spec.outcome else None,
+            success=columns[SUCCESS].astype(np.bool_) if spec.outcome else None,
+            perturbed=columns[PERTURBED].astype(np.bool_) if spec.perturbed else None,
+        )
+
+    @cached_property
+    def _columns(self) -> list[str]:
+        """Columns with numbers that are read."""
+        spec = self.spec
+        optional = {STATE: spec.state_dim, REWARD: spec.outcome, SUCCESS: spec.outcome, PERTURBED: spec.perturbed}
+        return [ACTION, "episode_index", "task_index", *(name for name, there in optional.items() if there)]
+
+    def _images(self, where: Where, table: Any) -> NDArray[np.uint8]:
+        """Pictures of an episode `[T, V, H, W, 3]`."""
+        spec = self.spec
+        if spec.pictures is Pictures.video:
+            shown = [read_video(*where.videos[key], where.length, spec.fps) for key in spec.picture_keys]
+        else:
+            shown = [
+                np.stack([from_png(cell["bytes"]) for cell in table[key].to_pylist()]) for key in spec.picture_keys
+            ]
+        images = np.stack(shown, 1)
+        if images.shape[2:4] != spec.image_size:
+            raise DatasetError(
+                f"episode {where.number} of {self.folder} has pictures of {images.shape[2]}x{images.shape[3]} pixels, "
+                f"but the dataset says {spec.image_size[0]}x{spec.image_size[1]}"
+            )
+        return images
+
+    def _find_episodes(self) -> list[Where]:
+        """Where every episode lies, by number."""
+        paths = sorted((self.folder / EPISODES).glob("*/*.parquet"))
+        if not paths:
+            raise DatasetError(f"{self.folder / EPISODES} holds no files: the dataset is incomplete")
+        filmed = self.spec.picture_keys if self.spec.pictures is Pictures.video else []
+        in_videos = [
+            f"videos/{key}/{name}" for key in filmed for name in ("chunk_index", "file_index", "from_timestamp")
+        ]
+        rows = [row for path in paths for row in tables.read_table(path, [*PLACES, *in_videos]).to_pylist()]
+        rows.sort(key=lambda row: row["episode_index"])
+        begin: dict[Path, int] = {}
+        found = []
+        for row in rows:
+            path = self.folder / self.info.data_path.format(
+                chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
+            )
+            begin.setdefault(path, row["dataset_from_index"])
+            found.append(
+                Where(
+                    number=row["episode_index"],
+                    length=row["length"],
+                    path=path,
+                    first_row=row["dataset_from_index"] - begin[path],
+                    videos={key: self._video_of(row, key) for key in filmed},
+                )
+            )
+            if row["dataset_to_index"] - row["dataset_from_index"] != row["length"] or row["length"] < 1:
+                raise DatasetError(
+                    f"episode {row['episode_index']} of {self.folder} has length {row['length']}, but lies at "
+                    f"{row['dataset_from_index']} .. {row['dataset_to_index']}"
+                )
+        return found
+
+    def _video_of(self, row: dict[str, Any], key: str) -> tuple[Path, float]:
+        path = self.info.video_path.format(
+            video_key=key,
+            chunk_index=row[f"videos/{key}/chunk_index"],
+            file_index=row[f"videos/{key}/file_index"],
+        )
+        return self.folder / path, row[f"videos/{key}/from_timestamp"]
+
+    def _check_totals(self) -> None:
+        numbers, frames = [where.number for where in self.episodes], sum(where.length for where in self.episodes)
+        if numbers != list(range(self.info.episodes)) or frames != self.info.frames:
+            raise DatasetError(
+                f"{self.folder} lists {len(numbers)} episodes with {frames} frames, but meta/info.json says "
+                f"{self.info.episodes} with {self.info.frames}: the dataset is incomplete; record or download it anew"
+            )
+        if len(self.tasks) != self.info.tasks:
+            raise DatasetError(
+                f"{self.folder} lists {len(self.tasks)} tasks, but meta/info.json says {self.info.tasks}"
+            )
+        missing = sorted({str(where.path) for where in self.episodes if not where.path.is_file()})
+        missing += sorted(
+            {str(path) for where in self.episodes for path, _ in where.videos.values() if not path.is_file()}
+        )
+        if missing:
+            raise DatasetError(f"{', '.join(missing)}: missing; the dataset is incomplete, record or download it anew")

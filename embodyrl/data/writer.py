@@ -1,0 +1,220 @@
+"""Writes a LeRobotDataset, which is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from embodyrl.data import statistics, tables
+from embodyrl.data.episode import Episode
+from embodyrl.data.layout import (
+    ACTION,
+    DATA_FILE_MB,
+    DATA_PATH,
+    DONE,
+    EPISODES_PATH,
+    PERTURBED,
+    REWARD,
+    STATE,
+    STATS,
+    SUCCESS,
+    TASKS,
+    VIDEO_FILE_MB,
+    VIDEO_PATH,
+    DatasetError,
+    DatasetSpec,
+    Info,
+    Pictures,
+    Place,
+)
+from embodyrl.data.pictures import VideoWriter, to_png
+from embodyrl.data.statistics import Statistics
+
+
+class DatasetWriter:
+    """Writes episodes one after the other, beside the dataset's place, and puts it there when it is complete.
+
+    Leaving the block with an exception leaves nothing behind; so does closing it without an episode.
+
+    Args:
+        folder: where the dataset goes; it must not exist.
+        spec: what its frames hold.
+
+    Raises:
+        DatasetError: something is there already.
+    """
+
+    def __init__(self, folder: Path, spec: DatasetSpec) -> None:
+        if folder.exists():
+            raise DatasetError(f"{folder} exists already and is never overwritten: name another folder, or remove it")
+        self.folder = folder
+        self.spec = spec
+        self.episodes = 0
+        self.frames = 0
+        self._partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+        self._partial.mkdir(parents=True)
+        self._sentences: dict[str, int] = {}
+        self._place = Place()
+        self._table = tables.TableWriter(self._partial / DATA_PATH.format(**self._place._asdict()))
+        self._films = {key: _Film(self._partial, key, spec) for key in spec.picture_keys if self._in_videos}
+        self._rows: list[dict[str, Any]] = []
+        self._numbers: dict[str, list[NDArray[Any]]] = {}
+        self._pictures: dict[str, list[Statistics]] = {}
+
+    @property
+    def _in_videos(self) -> bool:
+        return self.spec.pictures is Pictures.video
+
+    def add(self, episode: Episode) -> None:
+        """Append an episode.
+
+        Raises:
+            ValueError: it does not fit `spec`.
+        """
+        episode.check(self.spec)
+        if self._table.size_mb >= DATA_FILE_MB:
+            self._table.close()
+            self._place = self._place.following()
+            self._table = tables.TableWriter(self._partial / DATA_PATH.format(**self._place._asdict()))
+        found = self._numeric_columns(episode)
+        described = {name: statistics.of_numbers(values) for name, values in found.items()}
+        columns = {name: tables.column(values) for name, values in found.items()}
+        films: dict[str, Any] = {}
+        for camera, key in enumerate(self.spec.picture_keys):
+            assert episode.images is not None, "checked above"
+            shown = episode.images[:, camera]
+            described[key] = statistics.of_pictures(shown)
+            self._pictures.setdefault(key, []).append(described[key])
+            if self._in_videos:
+                films |= self._films[key].add(shown)
+            else:
+                columns[key] = tables.picture_column([to_png(picture) for picture in shown])
+        self._table.add(columns)
+        for name, values in found.items():
+            self._numbers.setdefault(name, []).append(values)
+        self._note(episode, films, described)
+
+    def _numeric_columns(self, episode: Episode) -> dict[str, NDArray[Any]]:
+        """The columns of an episode apart from its pictures."""
+        length = len(episode)
+        done = np.zeros(length, np.bool_)
+        done[-1] = True
+        optional = {
+            STATE: episode.proprio,
+            REWARD: episode.rewards,
+            SUCCESS: episode.success,
+            DONE: done if self.spec.outcome else None,
+            PERTURBED: episode.perturbed,
+        }
+        frame = np.arange(length, dtype=np.int64)
+        task = self._sentences.setdefault(episode.task, len(self._sentences))
+        return (
+            {ACTION: episode.actions}
+            | {name: values for name, values in optional.items() if values is not None}
+            | {
+                "timestamp": (frame / self.spec.fps).astype(np.float32),
+                "frame_index": frame,
+                "episode_index": np.full(length, self.episodes, np.int64),
+                "index": self.frames + frame,
+                "task_index": np.full(length, task, np.int64),
+            }
+        )
+
+    def _note(self, episode: Episode, films: dict[str, Any], described: dict[str, Statistics]) -> None:
+        """Append the row that tells where the episode is."""
+        row = {
+            "episode_index": self.episodes,
+            "tasks": [episode.task],
+            "length": len(episode),
+            "data/chunk_index": self._place.chunk_index,
+            "data/file_index": self._place.file_index,
+            "dataset_from_index": self.frames,
+            "dataset_to_index": self.frames + len(episode),
+            **films,
+            "meta/episodes/chunk_index": 0,
+            "meta/episodes/file_index": 0,
+        }
+        for feature, found in described.items():
+            row |= {f"stats/{feature}/{name}": value.tolist() for name, value in found.items()}
+        self._rows.append(row)
+        self.episodes += 1
+        self.frames += len(episode)
+
+    def close(self) -> None:
+        """Finish the dataset and put it in its place."""
+        self._finish_files()
+        if not self.episodes:
+            self.discard()
+            return
+        index = tables.TableWriter(self._partial / EPISODES_PATH.format(**Place()._asdict()))
+        index.add({name: pa.array([row[name] for row in self._rows]) for name in self._rows[0]})
+        index.close()
+        tables.write_tasks(self._partial / TASKS, list(self._sentences))
+        total = {name: statistics.of_numbers(np.concatenate(parts)) for name, parts in self._numbers.items()}
+        total |= {key: statistics.pooled(parts) for key, parts in self._pictures.items()}
+        plain = {key: {name: value.tolist() for name, value in found.items()} for key, found in total.items()}
+        (self._partial / STATS).write_text(json.dumps(plain, indent=4) + "\n")
+        Info(spec=self.spec, episodes=self.episodes, frames=self.frames, tasks=len(self._sentences)).write(
+            self._partial
+        )
+        self._partial.rename(self.folder)
+
+    def discard(self) -> None:
+        """Give the dataset up: nothing is left of it."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _finish_files(self) -> None:
+        self._table.close()
+        for film in self._films.values():
+            film.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._finish_files()
+            self.discard()
+
+
+class _Film:
+    """The videos of one camera."""
+
+    def __init__(self, folder: Path, key: str, spec: DatasetSpec) -> None:
+        self._folder, self._key, self._spec = folder, key, spec
+        self._place = Place()
+        self._video: VideoWriter | None = None
+
+    def add(self, pictures: NDArray[np.uint8]) -> dict[str, Any]:
+        """Append an episode; returns the columns that tell where it is."""
+        if self._video is not None and self._video.size_mb >= VIDEO_FILE_MB:
+            self._video.close()
+            self._video, self._place = None, self._place.following()
+        if self._video is None:
+            path = self._folder / VIDEO_PATH.format(video_key=self._key, **self._place._asdict())
+            self._video = VideoWriter(path, fps=self._spec.fps, size=self._spec.image_size)
+        start = self._video.frames
+        self._video.add(pictures)
+        found = {
+            **self._place._asdict(),
+            "from_timestamp": start / self._spec.fps,
+            "to_timestamp": self._video.frames / self._spec.fps,
+        }
+        return {f"videos/{self._key}/{name}": value for name, value in found.items()}
+
+    def close(self) -> None:
+        """Finish the last file."""
+        if self._video is not None:
+            self._video.close()
