@@ -1,0 +1,162 @@
+"""docs/results/algorithms.md and .svg, made from benchmarks/results/algorithms.json: table, one sentence per algorithm,
+learning curves.
+
+    python benchmarks/algorithms_report.py
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "algorithms.json"
+PAGE = ROOT / "docs" / "results" / "algorithms.md"
+CURVES = ROOT / "docs" / "results" / "algorithms.svg"
+
+TITLES = {
+    "ppo": "PPO, dense reward",
+    "grpo": "GRPO",
+    "dapo": "DAPO",
+    "rloo": "RLOO",
+    "reinforce_pp": "REINFORCE++",
+    "reinforce_pp_baseline": "REINFORCE++-baseline",
+    "dr_grpo": "Dr.GRPO",
+    "cpgd": "CPGD",
+    "gspo": "GSPO",
+    "srpo": "SRPO",
+    "decoupled_ppo": "DAPO, decoupled PPO",
+}
+COLOURS = ("#2563eb", "#c2410c", "#15803d", "#7e22ce", "#a16207")
+COLUMNS, WIDTH, HEIGHT = 4, 190, 130
+LEFT, TOP, PLOT_WIDTH, PLOT_HEIGHT = 28, 24, 150, 78
+"""Of a panel [pixels]: where the diagram begins, and its size."""
+
+Row = dict[str, Any]
+
+TEXT = """# What the algorithms learn
+
+MetaWorld `reach-v3`, state observations, episodes of at most 100 steps, a small network, two CPU cores that other
+programs used as well. Success is that of the deterministic policy on 200 held-out start states, before training and
+after, with the 95 % interval of that count. Env steps and seconds are averages over the seeds, evaluations included in
+the seconds. PPO learns from the dense reward and random weights. All others learn from success alone and begin with the
+weak policy of their seed: the shipped PPO experiment, ended at the first evaluation of 20 % (on other start states).
+`python benchmarks/algorithms.py` makes everything again, this page included. Settings were tried on one or two seeds;
+they are nobody's best.
+
+{table}
+
+![success over env steps of training, one line per seed](algorithms.svg)
+
+Success over env steps of training; seed 1 is blue, seed 2 orange, seed 3 green.
+
+{sentences}
+
+"Learns" means that the interval after training lies above the one before.
+
+## What to expect, and what was tried
+
+- Success alone teaches nothing to a policy that never succeeds: with random weights GRPO stays at 0 (tried for 10
+  iterations; every advantage is 0). DAPO then collects ten times per iteration in vain.
+- Eight groups are few. Where all of them are solved, or none is, GRPO has nothing to learn from in that iteration; this
+  is what DAPO's dynamic sampling avoids, at the price of several rollouts per iteration once most groups are solved.
+- REINFORCE++ has no group to compare an episode with, so an easy start state counts as a good decision. It needs the
+  fewest steps, and its seeds differ most.
+- Failures last 100 steps and successes fewer. A group's advantages therefore add up to less than 0 over the steps,
+  which widens the exploration noise. Where advantages are normalised over the batch (REINFORCE++ and -baseline) they
+  add up to 0 and the noise shrinks; with seed 1 both of them come to a stop below 0.6.
+- Learning rate 1e-3, 64 slots in groups of 8, four passes and `target_kl: 0.1` are the first values taken. With 30
+  iterations instead of 20 DAPO came to 1.00 with seed 3. Nothing else was tried, and nothing for one algorithm alone.
+- The weak policies are judged at 0.16 to 0.34 here although training ended at 0.25 to 0.37: they were chosen because
+  an evaluation went well.
+"""
+
+
+def write_report() -> None:
+    """Write page and picture from the committed numbers."""
+    rows: list[Row] = json.loads(RESULTS.read_text())["runs"]
+    by_algorithm = {name: list(group) for name, group in groupby(rows, key=lambda row: row["algorithm"])}
+    PAGE.parent.mkdir(exist_ok=True)
+    sentences = "\n".join(f"- {sentence(name, group)}" for name, group in by_algorithm.items())
+    PAGE.write_text(TEXT.format(table=table(by_algorithm), sentences=sentences))
+    CURVES.write_text(draw(by_algorithm))
+
+
+def table(by_algorithm: dict[str, list[Row]]) -> str:
+    """Success before and after of every seed, in Markdown."""
+    seeds = sorted({row["seed"] for group in by_algorithm.values() for row in group})
+    lines = [
+        "| algorithm | " + " | ".join(f"seed {seed}" for seed in seeds) + " | env steps | seconds |",
+        "|---" * (len(seeds) + 1) + "|--:|--:|",
+    ]
+    for name, group in by_algorithm.items():
+        cells = {
+            row["seed"]: f"{row['start']['once']:.2f} -> **{row['final']['once']:.2f}** {interval(row)}"
+            for row in group
+        }
+        steps, seconds = (fmean(row[key] for row in group) for key in ("env_steps", "seconds"))
+        shown = " | ".join(cells.get(seed, "") for seed in seeds)
+        lines.append(f"| {TITLES[name]} | {shown} | {steps / 1000:.0f} k | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def interval(row: Row) -> str:
+    """The 95 % interval of the final success."""
+    return f"[{row['final']['low']:.2f}, {row['final']['high']:.2f}]"
+
+
+def sentence(name: str, rows: list[Row]) -> str:
+    """What became of an algorithm. It learned from a seed where the interval after lies above the one before."""
+    start, final = (fmean(row[when]["once"] for row in rows) for when in ("start", "final"))
+    learned = [row["seed"] for row in rows if row["final"]["low"] > row["start"]["high"]]
+    failed = [str(row["seed"]) for row in rows if row["seed"] not in learned]
+    worst = min(row["final"]["once"] for row in rows)
+    verdict = f"learns with {len(learned)} of {len(rows)} seeds"
+    exception = f"; not clearly with seed {', '.join(failed)}" if failed else ""
+    return f"**{TITLES[name]}** {verdict}: {start:.2f} to {final:.2f} on average, at worst {worst:.2f}{exception}."
+
+
+def draw(by_algorithm: dict[str, list[Row]]) -> str:
+    """A panel per algorithm, all with the same axes."""
+    right = max(steps for group in by_algorithm.values() for row in group for steps, _ in row["curve"])
+    panels = []
+    for index, (name, group) in enumerate(by_algorithm.items()):
+        x, y = index % COLUMNS * WIDTH, index // COLUMNS * HEIGHT
+        panels.append(f'<g transform="translate({x} {y})">{panel(TITLES[name], group, right)}</g>')
+    width, height = COLUMNS * WIDTH, (len(by_algorithm) + COLUMNS - 1) // COLUMNS * HEIGHT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
+        "<style>text { font: 10px system-ui, sans-serif; fill: #4a5568; } .title { font-size: 12px; fill: #1c2330; }"
+        "</style>\n"
+        f'<rect width="{width}" height="{height}" fill="#fff"/>\n' + "\n".join(panels) + "\n</svg>\n"
+    )
+
+
+def panel(title: str, rows: list[Row], right: float) -> str:
+    """Success over env steps `0 .. right`, a line per seed."""
+
+    def place(steps: float, success: float) -> tuple[float, float]:
+        return LEFT + steps / right * PLOT_WIDTH, TOP + (1.0 - success) * PLOT_HEIGHT
+
+    bottom = TOP + PLOT_HEIGHT
+    shapes = [f'<text class="title" x="{LEFT}" y="14">{title}</text>']
+    for level in (0.0, 0.5, 1.0):
+        _, y = place(0.0, level)
+        shapes.append(f'<path d="M{LEFT} {y:.1f}h{PLOT_WIDTH}" stroke="#d9dee7"/>')
+        shapes.append(f'<text x="{LEFT - 4}" y="{y + 3:.1f}" text-anchor="end">{level:.1f}</text>')
+    shapes.append(f'<text x="{LEFT}" y="{bottom + 13}">0</text>')
+    shapes.append(
+        f'<text x="{LEFT + PLOT_WIDTH}" y="{bottom + 13}" text-anchor="end">{right / 1000:.0f} k env steps</text>'
+    )
+    for row in rows:
+        points = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in row["curve"])
+        colour = COLOURS[(row["seed"] - 1) % len(COLOURS)]
+        shapes.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+    return "".join(shapes)
+
+
+if __name__ == "__main__":
+    write_report()
