@@ -209,7 +209,9 @@ class Registry(Generic[T]):
 
 SupportedModel: Registry[Any] = Registry("model", home="embodyrl.models.builtin", group="embodyrl.models")
 """Policies. Target: a `models.Policy` class. Facts: `max_chunk` (most actions that one decision can hold, int or absent
-for no limit), `critic` (bool: predicts values)."""
+for no limit), `critic` (bool: predicts values), `usual_chunk` (actions per decision of its public checkpoints; absent:
+1), `check` (`module:function` that takes the whole config and yields what the model finds wrong with it, each as (path
+of the setting, message, remedy), without importing torch)."""
 
 SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl.envs")
 """Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: `tasks` (`module:function`
@@ -253,3 +255,7 @@ STAGES: Registry[Any] = Registry("stage", home="embodyrl.pipelines.builtin_stage
 
 SINKS: Registry[Any] = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks")
 """Where metrics go. Target: callable (context) -> `tracking.Sink`. Facts: none so far."""
+
+EXPERTS: Registry[Any] = Registry("expert", home="embodyrl.data.builtin_experts", group="embodyrl.experts")
+"""Who demonstrates the tasks of a simulator, under the simulator's name. Target: callable (env config) ->
+`data.experts.Demonstrator`. Facts: none so far."""

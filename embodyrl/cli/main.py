@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, report, validate, plan, graph, doctor, list."""
+"""`embodyrl`: run, resume, eval, collect, report, validate, plan, graph, doctor, list."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from embodyrl.cli.collect import Keep, PictureFormat
 from embodyrl.errors import RunError, UserError
 from embodyrl.version import __version__
 
@@ -112,6 +113,59 @@ def evaluate(
     from embodyrl.cli import train
 
     raise typer.Exit(train.evaluate(checkpoint, overrides or [], video))
+
+
+@app.command()
+def collect(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the dataset goes; it must not exist.")],
+    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="How many to record.")],
+    words: Words = None,
+    keep: Annotated[
+        Keep, typer.Option(help="Which episodes to keep; with `successes`, others are played instead.")
+    ] = Keep.successes,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CHECKPOINT",
+            help="Record this policy (a checkpoint or a run directory) instead of the simulator's scripted expert.",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw the policy's actions, not the most likely ones.")] = (
+        False
+    ),
+    pushes: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=10.0,
+            help="Times per episode that a random action of 0 to 3 steps interferes, so that the demonstrations show "
+            "how to get back: first at the start, then at random moments. 1.5: a second one in half of the episodes.",
+        ),
+    ] = 0.0,
+    after_success: Annotated[
+        int, typer.Option(min=0, help="Actions to record beyond the first success, unless the simulator ends there.")
+    ] = 0,
+    pictures: Annotated[
+        PictureFormat, typer.Option(help="Keep pictures as PNG in tables, or as lossless videos; both are exact.")
+    ] = PictureFormat.image,
+) -> None:
+    """Record demonstrations in training start states, as a LeRobotDataset v3."""
+    from embodyrl.cli import collect as recording
+    from embodyrl.config import load_config
+
+    source, overrides = split_words(words)
+    options = recording.Options(
+        out=out,
+        episodes=episodes,
+        keep=keep,
+        policy=policy,
+        sample=sample,
+        pushes=pushes,
+        after_success=after_success,
+        pictures=pictures,
+    )
+    raise typer.Exit(recording.collect(load_config(source, overrides), options))
 
 
 @app.command()

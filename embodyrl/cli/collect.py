@@ -1,0 +1,199 @@
+"""`embodyrl collect`: records demonstrations."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embodyrl.config import LoadedConfig
+from embodyrl.config.schema import Observe
+from embodyrl.errors import UserError
+from embodyrl.registry import EXPERTS
+
+if TYPE_CHECKING:
+    from embodyrl.data.experts import Demonstrator
+    from embodyrl.data.recorder import Attempt
+    from embodyrl.envs.manager import EnvManager
+
+ATTEMPTS_PER_EPISODE = 20
+"""Gives up after so many attempts for every episode that was asked for."""
+SAY_EVERY_S = 5.0
+
+
+class RequestError(UserError):
+    """Raised when what is asked for cannot be recorded; nothing was started."""
+
+    exit_code = 2
+
+
+class Keep(StrEnum):
+    """Which episodes are kept."""
+
+    successes = "successes"
+    all = "all"
+
+
+class PictureFormat(StrEnum):
+    """How pictures are kept."""
+
+    image = "image"
+    video = "video"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line says; `embodyrl collect --help` explains it."""
+
+    out: Path
+    episodes: int
+    keep: Keep
+    policy: Path | None
+    sample: bool
+    pushes: float
+    after_success: int
+    pictures: PictureFormat
+
+
+def collect(loaded: LoadedConfig, options: Options) -> int:
+    """Record demonstrations; returns the exit code."""
+    _check(loaded, options)
+
+    from embodyrl.data.layout import Pictures
+    from embodyrl.data.recorder import Recorder, dataset_spec, demonstration_episodes
+    from embodyrl.data.writer import DatasetWriter
+    from embodyrl.runner.stopping import Stopper
+
+    config = loaded.config
+    episodes = demonstration_episodes(config.env, config.seed)
+    most = options.episodes if options.keep is Keep.all else ATTEMPTS_PER_EPISODE * options.episodes
+    print(_title(loaded, options), flush=True)
+    with opened(loaded, options) as (manager, demonstrator), Stopper() as stopper:
+        spec = dataset_spec(
+            config.env,
+            manager,
+            demonstrator,
+            pictures=Pictures(options.pictures.value),
+            perturbed=options.pushes > 0,
+        )
+        recorder = Recorder(
+            manager,
+            demonstrator,
+            pushes=options.pushes,
+            after_success=options.after_success,
+            seed=config.seed,
+        )
+        count = _Count(wanted=options.episodes)
+        with DatasetWriter(options.out, spec) as writer, closing(recorder.record(episodes[:most])) as attempts:
+            for attempt in attempts:
+                kept = attempt.success or options.keep is Keep.all
+                if kept:
+                    writer.add(attempt.episode)
+                count.note(attempt, kept)
+                if count.kept == options.episodes or stopper.signal is not None:
+                    break
+    print(count.closing(options, stopper.signal is not None), flush=True)
+    if count.kept < options.episodes and stopper.signal is None:
+        raise UserError(
+            f"only {count.kept} of {options.episodes} episodes were recorded in {count.played} attempts (successes: "
+            f"{count.successes}): use --keep all, a better demonstrator, or a larger env.start_states"
+        )
+    return stopper.exit_code
+
+
+def _check(loaded: LoadedConfig, options: Options) -> None:
+    """Look for mistakes before anything starts."""
+    env = loaded.config.env
+    if options.out.exists():
+        raise RequestError(f"{options.out} exists already and is never overwritten: name another folder, or remove it")
+    if options.policy is None and env.name not in EXPERTS:
+        raise RequestError(
+            f"simulator {env.name!r} has no scripted expert (those that have one: {', '.join(EXPERTS.names())}): "
+            f"record a policy with --policy CHECKPOINT"
+        )
+    if options.sample and options.policy is None:
+        raise RequestError("--sample draws the actions of a policy: give one with --policy, or leave it out")
+    possible = env.start_states * len(env.tasks)
+    if options.episodes > possible:
+        raise RequestError(
+            f"--episodes {options.episodes} is more than the {possible} training episodes that there are "
+            f"({len(env.tasks)} tasks x env.start_states = {env.start_states}): ask for fewer, or "
+            f"raise env.start_states"
+        )
+
+
+@contextmanager
+def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager, Demonstrator]]:
+    """The simulators and who plays in them."""
+    from embodyrl.data.experts import scripted_expert
+    from embodyrl.runner.build import build_engine, open_simulators
+    from embodyrl.runner.checkpoint import find
+
+    config = loaded.config
+    weights = None if options.policy is None else find(options.policy) / "policy"
+    expert = None if weights else scripted_expert(config.env)
+    single = dataclasses.replace(config.rollout, chunk_size=1, observe=Observe.chunk_end)
+    shown = dataclasses.replace(config, env=expert.env if expert else config.env, rollout=single)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        open_simulators(dataclasses.replace(loaded, config=shown), Path(logs)) as manager,
+    ):
+        if expert is not None:
+            yield manager, expert
+            return
+
+        from embodyrl.runner.demonstrator import PolicyDemonstrator
+
+        engine = build_engine(config, manager, weights=weights)
+        yield manager, PolicyDemonstrator(config.env, engine, "train" if options.sample else "eval")
+
+
+def _title(loaded: LoadedConfig, options: Options) -> str:
+    env = loaded.config.env
+    who = f"policy {options.policy}" if options.policy else f"the scripted expert of {env.name}"
+    what = "successful episodes" if options.keep is Keep.successes else "episodes"
+    tasks = ", ".join(env.tasks[:3]) + (f" and {len(env.tasks) - 3} other tasks" if len(env.tasks) > 3 else "")
+    return f"recording {options.episodes} {what} of {tasks} by {who}   seed {loaded.config.seed}"
+
+
+@dataclass(kw_only=True)
+class _Count:
+    """How many episodes there are so far, for people."""
+
+    wanted: int
+    played: int = 0
+    successes: int = 0
+    kept: int = 0
+    frames: int = 0
+
+    def __post_init__(self) -> None:
+        self._started = self._said = time.monotonic()
+
+    def note(self, attempt: Attempt, kept: bool) -> None:
+        """Count an attempt, and say every few seconds how far it is."""
+        self.played += 1
+        self.successes += attempt.success
+        self.kept += kept
+        self.frames += len(attempt.episode) * kept
+        if time.monotonic() - self._said >= SAY_EVERY_S:
+            self._said = time.monotonic()
+            print(f"  {self.kept} of {self.wanted} episodes, {self.successes} of {self.played} successful", flush=True)
+
+    def closing(self, options: Options, stopped: bool) -> str:
+        """The last lines."""
+        seconds = time.monotonic() - self._started
+        rate = f"{self.successes} of {self.played} attempts successful ({self.successes / max(self.played, 1):.0%})"
+        start = "stopped" if stopped else "done"
+        if not self.kept:
+            return f"{start} in {seconds:.1f} s   nothing to keep, {rate}"
+        return (
+            f"{start} in {seconds:.1f} s   {self.kept} episodes, {self.frames} frames, {rate}\n"
+            f"written to {options.out}\n"
+            f"next: embodyrl run CONFIG algorithm=sft data.path={options.out}"
+        )

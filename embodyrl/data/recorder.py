@@ -1,0 +1,209 @@
+"""Plays episodes with a demonstrator and keeps what happened.
+
+Which episode is played under which number does not depend on the slots, and episodes come out in the order of their
+numbers, so the demonstrations are the same whatever `env.num_envs` and `env.workers` are (for a demonstrator that
+decides for each slot by itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.config.schema import EnvConfig
+from embodyrl.data.episode import Episode
+from embodyrl.data.experts import Demonstrator
+from embodyrl.data.layout import DatasetSpec, Pictures
+from embodyrl.envs import EpisodeSpec, Observation
+from embodyrl.envs.manager import EnvManager
+from embodyrl.seeding import derive_seed
+
+LONGEST_PUSH = 3
+"""Steps that a push lasts at most."""
+
+
+def demonstration_episodes(env: EnvConfig, seed: int) -> list[EpisodeSpec]:
+    """All episodes that may be recorded: tasks in turn, each from the training start states 0, 1, ..."""
+    return [
+        EpisodeSpec(
+            task=task,
+            start_state=state,
+            seed=derive_seed(seed, "demonstrations", number),
+            group=number,
+        )
+        for number, (state, task) in enumerate((state, task) for state in range(env.start_states) for task in env.tasks)
+    ]
+
+
+def dataset_spec(
+    env: EnvConfig, manager: EnvManager, demonstrator: Demonstrator, *, pictures: Pictures, perturbed: bool
+) -> DatasetSpec:
+    """What the frames of a recording hold."""
+    spec = manager.spec
+    shown = Observation(proprio=np.zeros((1, spec.proprio_dim), np.float32), tasks=[""])
+    state = demonstrator.recorded(shown).proprio if spec.proprio_dim else None
+    names = [
+        each.name if len(each.low) == 1 else f"{each.name}_{index}"
+        for each in spec.actions
+        for index in range(len(each.low))
+    ]
+    return DatasetSpec(
+        action_names=tuple(names),
+        state_dim=0 if state is None else state.shape[1],
+        cameras=spec.cameras,
+        image_size=spec.image_size,
+        fps=max(1, round(spec.control_frequency)),
+        robot=env.name,
+        pictures=pictures,
+        outcome=True,
+        perturbed=perturbed,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """An episode that was played."""
+
+    number: int
+    episode: Episode
+    success: bool
+    """The task's condition held at least once."""
+
+
+class Recorder:
+    """Records episodes.
+
+    Args:
+        manager: simulators of `demonstrator.env`, with chunks of one action.
+        demonstrator: decides.
+        pushes: times per episode, on average, that a random action interferes: the first time at its start, further
+            times at random moments of the first half of the time limit. It is executed up to three times; what is
+            recorded as the action is what the demonstrator wanted to do instead.
+        after_success: actions that are recorded beyond the first one after which the task's condition held.
+        seed: of the pushes.
+    """
+
+    def __init__(
+        self, manager: EnvManager, demonstrator: Demonstrator, *, pushes: float, after_success: int, seed: int
+    ) -> None:
+        self._manager = manager
+        self._demonstrator = demonstrator
+        self._pushes = pushes
+        self._after_success = after_success
+        self._seed = seed
+
+    def record(self, episodes: Sequence[EpisodeSpec]) -> Generator[Attempt, None, None]:
+        """Play episodes, as many at once as there are slots; they come in their order. Closing the generator ends it."""
+        slots = np.arange(min(self._manager.num_envs, len(episodes)))
+        takes = {slot: self._begin(slot, slot, episodes[slot]) for slot in slots.tolist()}
+        observation = self._manager.reset(slots, list(episodes[: len(slots)]))
+        following, coming = len(slots), 0
+        finished: dict[int, Attempt] = {}
+        while len(slots):
+            observation, over = self._step(slots, observation, [takes[slot] for slot in slots.tolist()])
+            again = []
+            for slot in slots[over].tolist():
+                number = takes[slot].number
+                if not takes[slot].lost:
+                    finished[number] = takes[slot].attempt(marked=self._pushes > 0)
+                    number, following = following, following + 1
+                if number < len(episodes):
+                    takes[slot] = self._begin(slot, number, episodes[number])
+                    again.append(slot)
+                else:
+                    del takes[slot]
+            while coming in finished:
+                yield finished.pop(coming)
+                coming += 1
+            if again:
+                self._manager.reset(again, [episodes[takes[slot].number] for slot in again])
+            slots = np.array(sorted(takes), np.int64)
+            if over.any() and len(slots):
+                observation = self._manager.observe(slots)
+
+    def _begin(self, slot: int, number: int, episode: EpisodeSpec) -> _Take:
+        self._demonstrator.begin(slot, episode)
+        rng = np.random.default_rng(derive_seed(self._seed, "pushes", number))
+        return _Take(number=number, pushed=self._plan_pushes(rng))
+
+    def _plan_pushes(self, rng: np.random.Generator) -> dict[int, NDArray[np.float32]]:
+        """Which random actions are executed in which steps of an episode."""
+        spec = self._manager.spec
+        times = int(self._pushes) + int(rng.random() < self._pushes % 1.0)
+        action = rng.uniform(spec.action_low, spec.action_high).astype(np.float32)
+        moments = [0, *rng.integers(1, max(2, spec.max_episode_steps // 2), max(times - 1, 0)).tolist()][:times]
+        lengths = rng.integers(0, LONGEST_PUSH + 1, times).tolist()
+        return {
+            moment + step: action for moment, length in zip(moments, lengths, strict=True) for step in range(length)
+        }
+
+    def _step(
+        self, slots: NDArray[np.int64], observation: Observation, takes: list[_Take]
+    ) -> tuple[Observation, NDArray[np.bool_]]:
+        """One action in these slots; returns what they show then, and which episodes are over."""
+        spec = self._manager.spec
+        wanted = self._demonstrator.act(slots, observation).clip(spec.action_low, spec.action_high)
+        pushes = [take.pushed.get(len(take.actions)) for take in takes]
+        executed = np.stack([mine if push is None else push for mine, push in zip(wanted, pushes, strict=True)])
+        shown = self._demonstrator.recorded(observation)
+        for row, take in enumerate(takes):
+            take.see(shown, row)
+        result = self._manager.step(slots, executed[:, None])
+        for row, take in enumerate(takes):
+            take.actions.append(wanted[row])
+            take.perturbed.append(pushes[row] is not None)
+            take.rewards.append(float(result.rewards[row, 0]))
+            take.success.append(bool(result.success[row, 0]))
+            take.lost = bool(result.lost[row])
+        enough = np.array([take.steps_since_success > self._after_success for take in takes])
+        return result.observation, result.ended | result.lost | enough
+
+
+@dataclass(kw_only=True)
+class _Take:
+    """An episode that is being recorded."""
+
+    number: int
+    pushed: dict[int, NDArray[np.float32]]
+    """Random actions by step."""
+    sentence: str = ""
+    images: list[NDArray[np.uint8]] = field(default_factory=list)
+    proprio: list[NDArray[np.float32]] = field(default_factory=list)
+    actions: list[NDArray[np.float32]] = field(default_factory=list)
+    perturbed: list[bool] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    success: list[bool] = field(default_factory=list)
+    lost: bool = False
+    """Its simulator process died; it is played again."""
+
+    def see(self, observation: Observation, row: int) -> None:
+        """Keep what is decided on; pictures are in memory that is drawn into again."""
+        self.sentence = observation.tasks[row]
+        if observation.images is not None:
+            self.images.append(observation.images[row].copy())
+        if observation.proprio is not None:
+            self.proprio.append(observation.proprio[row].copy())
+
+    @property
+    def steps_since_success(self) -> int:
+        """Actions from the first one after which the condition held, that one included; 0 before."""
+        return len(self.success) - self.success.index(True) if True in self.success else 0
+
+    def attempt(self, *, marked: bool) -> Attempt:
+        """What was recorded; `marked` with where it was pushed."""
+        return Attempt(
+            number=self.number,
+            success=any(self.success),
+            episode=Episode(
+                task=self.sentence,
+                actions=np.stack(self.actions),
+                proprio=np.stack(self.proprio) if self.proprio else None,
+                images=np.stack(self.images) if self.images else None,
+                rewards=np.array(self.rewards, np.float32),
+                success=np.array(self.success, np.bool_),
+                perturbed=np.array(self.perturbed, np.bool_) if marked else None,
+            ),
+        )
