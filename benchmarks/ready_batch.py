@@ -59,7 +59,7 @@ class SleepingPolicy(Policy):
         self.chunk_size = CHUNK
         self.weight = nn.Parameter(torch.zeros(()))
 
-    def act(self, inputs: Inputs, mode: str, generator: torch.Generator | None) -> ActOutput:
+    def act(self, inputs: Inputs, mode: str, generator: torch.Generator | None = None) -> ActOutput:
         """Zeros, after a while."""
         count = len(inputs["proprio"])
         decide(count)

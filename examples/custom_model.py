@@ -50,7 +50,7 @@ class LinearPolicy(Policy):
         self.register_buffer("centre", torch.from_numpy(centre))
         self.register_buffer("half_width", torch.from_numpy(half_width))
 
-    def act(self, inputs: dict[str, Tensor], mode: str, generator: torch.Generator | None) -> ActOutput:
+    def act(self, inputs: dict[str, Tensor], mode: str, generator: torch.Generator | None = None) -> ActOutput:
         """Decide: a sample in training, the mean in evaluation."""
         mean = self.mean(inputs["proprio"])
         sample = mean + self.noise * torch.randn(mean.shape, generator=generator) if mode == "train" else mean

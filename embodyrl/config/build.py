@@ -28,6 +28,13 @@ def build_config(data: Mapping[str, Any]) -> Config:
     return cast(Config, OmegaConf.to_object(merged))
 
 
+def build_section(section: type, data: Mapping[str, Any]) -> Any:
+    """The frozen options of one section for checked plain data."""
+    base = OmegaConf.structured(class_at(section, data))
+    _unlock(base)
+    return OmegaConf.to_object(OmegaConf.merge(base, _escape(dict(data))))
+
+
 def build_draft(data: Mapping[str, Any], doubtful: set[KeyPath]) -> tuple[Config, set[KeyPath]]:
     """A config from data with faults, for looking at the rest of it.
 

@@ -290,6 +290,16 @@ def simulator_can_run_so(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def model_can_run_so(config: Config) -> Iterator[Finding]:
+    """What the model itself can say about the config without being imported."""
+    check = fact(SupportedModel, config.model.name, "check")
+    if check is None or SupportedModel.entry(config.model.name).missing():
+        return
+    for path, message, remedy in load_target(check)(config):
+        yield Finding((path,), message, remedy)
+
+
+@rule
 def sinks_are_named_once(config: Config) -> Iterator[Finding]:
     """No metric is written twice."""
     yield from _repeated("tracking.sinks", config.tracking.sinks)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,3 +32,73 @@ def from_unit_range(actions: ArrayT, centre: ArrayT, half_width: ArrayT) -> Arra
 def is_discrete(spec: SimulatorSpec) -> bool:
     """Whether the simulator takes one choice among n (an index) instead of continuous numbers."""
     return len(spec.actions) == 1 and spec.actions[0].meaning == "discrete"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionConvention:
+    """What the numbers of a policy's actions mean, where they are not the simulator's own."""
+
+    metric: bool = False
+    """Motions are in metres and radians."""
+    gripper: tuple[float, float] | None = None
+    """What opens a gripper and what closes it; None: the simulator's own numbers."""
+    binary_gripper: bool = False
+    """The gripper opens or closes fully, whichever is nearer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """From a policy's actions to a simulator's: `scale * action + offset`, within the simulator's range."""
+
+    scale: NDArray[np.float32]
+    """`[D]`"""
+    offset: NDArray[np.float32]
+    """`[D]`"""
+    low: NDArray[np.float32]
+    """`[D]` smallest action of the simulator."""
+    high: NDArray[np.float32]
+    """`[D]` largest."""
+    binary: NDArray[np.float32]
+    """`[D]` 1 where only the ends of the range are used, else 0."""
+
+
+def conversion(convention: ActionConvention, spec: SimulatorSpec) -> Conversion:
+    """How actions in a policy's convention become those of a simulator."""
+    scale, offset, binary = [], [], []
+    for field in spec.actions:
+        factor, shift, ends = 1.0, 0.0, 0.0
+        if field.opens is not None and field.closes is not None and convention.gripper is not None:
+            opens, closes = convention.gripper
+            factor = (field.opens - field.closes) / (opens - closes)
+            shift = field.closes - factor * closes
+            ends = float(convention.binary_gripper)
+        elif convention.metric and field.unit in ("m", "rad"):
+            factor = 1.0 / field.scale
+        scale += [factor] * len(field.low)
+        offset += [shift] * len(field.low)
+        binary += [ends] * len(field.low)
+    return Conversion(
+        scale=np.asarray(scale, np.float32),
+        offset=np.asarray(offset, np.float32),
+        low=spec.action_low,
+        high=spec.action_high,
+        binary=np.asarray(binary, np.float32),
+    )
+
+
+def to_simulator(actions: ArrayT, rule: Any) -> ArrayT:
+    """Actions `[..., D]` of a policy in the simulator's convention.
+
+    Args:
+        actions: numpy array or torch tensor.
+        rule: a `Conversion`, or an object that has its entries as arrays of the same kind as `actions`.
+    """
+    moved = (rule.offset + rule.scale * actions).clip(rule.low, rule.high)
+    centre, half_width = 0.5 * (rule.low + rule.high), 0.5 * (rule.high - rule.low)
+    side = (moved > centre) * 1.0 - (moved < centre) * 1.0
+    return moved + rule.binary * (centre + half_width * side - moved)
+
+
+def from_simulator(actions: ArrayT, rule: Any) -> ArrayT:
+    """Actions `[..., D]` of a simulator in the policy's convention; see `to_simulator`."""
+    return (actions - rule.offset) / rule.scale

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from embodyrl.registry import SupportedModel
 
 if TYPE_CHECKING:
-    from embodyrl.models.build import build_policy
+    from embodyrl.models.build import build_policy, load_policy
     from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyError, PolicySpec
 
 __all__ = [
@@ -19,15 +19,16 @@ __all__ = [
     "PolicySpec",
     "SupportedModel",
     "build_policy",
+    "load_policy",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that the registry can be read without torch."""
-    if name == "build_policy":
-        from embodyrl.models.build import build_policy
+    if name in ("build_policy", "load_policy"):
+        import embodyrl.models.build as build
 
-        return build_policy
+        return getattr(build, name)
     if name in __all__:
         import embodyrl.models.policy as policy
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from embodyrl.registry import SupportedModel
+from embodyrl.registry import Requirement, SupportedModel
+
+VLA = [Requirement(module=module, install="pip install 'embodyrl[vla]'") for module in ("transformers", "timm")]
 
 SupportedModel.register(
     "mlp",
@@ -10,4 +12,20 @@ SupportedModel.register(
     options="embodyrl.models.mlp.options:MLPConfig",
     facts={"critic": True, "max_chunk": 32},
     summary="policy and value network on state observations; continuous or discrete actions",
+)
+SupportedModel.register(
+    "openvla",
+    target="embodyrl.models.openvla.policy:OpenVLAPolicy",
+    options="embodyrl.models.openvla.options:OpenVLAConfig",
+    requires=VLA,
+    facts={"critic": True, "max_chunk": 1, "check": "embodyrl.models.openvla.check:check"},
+    summary="OpenVLA (7B): one picture and a sentence; an action in tokens, entry by entry",
+)
+SupportedModel.register(
+    "openvla_oft",
+    target="embodyrl.models.openvla_oft.policy:OpenVLAOFTPolicy",
+    options="embodyrl.models.openvla_oft.options:OpenVLAOFTConfig",
+    requires=VLA,
+    facts={"critic": True, "usual_chunk": 8, "check": "embodyrl.models.openvla_oft.check:check"},
+    summary="OpenVLA-OFT (7B): pictures, robot state and a sentence; a chunk of actions in one pass",
 )

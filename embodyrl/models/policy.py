@@ -19,17 +19,13 @@ from torch import Tensor, nn
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
-from embodyrl.errors import UserError
+from embodyrl.models.errors import PolicyError
 
 Inputs = dict[str, Tensor]
 """What `preprocess` makes of an observation; every tensor is `[B, ...]`."""
 
 WEIGHTS_FILE = "model.safetensors"
 DESCRIPTION_FILE = "policy.json"
-
-
-class PolicyError(UserError):
-    """Raised when a policy does not fit a simulator or a checkpoint does not fit a policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +95,9 @@ class Policy(nn.Module, ABC):
         return {"proprio": torch.as_tensor(observation.proprio, dtype=torch.float32, device=device)}
 
     @abstractmethod
-    def act(self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None) -> ActOutput:
+    def act(
+        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> ActOutput:
         """Decide. `train` samples with `generator`; `eval` takes the most likely action and draws nothing."""
 
     @abstractmethod

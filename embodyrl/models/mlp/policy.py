@@ -57,7 +57,9 @@ class MLPPolicy(Policy):
         self.actor = build_network([*sizes, self.head.outputs], activation, 0.01)
         self.critic = build_network([*sizes, 1], activation, 1.0)
 
-    def act(self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None) -> ActOutput:
+    def act(
+        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> ActOutput:
         """See `Policy.act`; the trace holds the sample `[B, N]`."""
         features = self._normalize(inputs)
         outputs = self.actor(features)

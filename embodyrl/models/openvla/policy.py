@@ -1,0 +1,93 @@
+"""OpenVLA: a language model that says an action entry by entry.
+
+Shapes: `B` samples, `P` picture tokens, `L` prompt tokens, `E` width of the language model, `N` entries of an action.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodyrl.envs import SimulatorSpec
+from embodyrl.models.openvla.options import OpenVLAConfig
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyError
+from embodyrl.models.prismatic.libraries import DynamicCache
+from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """Positions `[B, L]` that do not count padding."""
+    return (mask.long().cumsum(1) - 1).clamp(min=0)
+
+
+class OpenVLAPolicy(PrismaticPolicy):
+    """Autoregressive over the entries of one action."""
+
+    kind = "ar_token"
+    range_epsilon = 0.0
+
+    def __init__(self, config: OpenVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
+        if chunk_size != 1:
+            raise PolicyError(f"openvla decides on one action at a time: set rollout.chunk_size=1, not {chunk_size}")
+        super().__init__(config, simulator, chunk_size)
+
+    def act(
+        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> ActOutput:
+        """See `Policy.act`; the trace holds the tokens `[B, N]`, counted from the first action token."""
+        embeddings, mask = self.assemble(inputs)
+        cache, positions = DynamicCache(), positions_of(mask)
+        choices: list[Choice] = []
+        states: list[Tensor] = []
+        while True:
+            states.append(self._run(embeddings, mask, positions, cache)[:, -1])
+            choices.append(self.draw(self.network.action_logits(states[-1]), mode, generator))
+            if len(choices) == self.entries:
+                break
+            embeddings = self._embed(choices[-1].tokens.unsqueeze(1))
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+            positions = positions[:, -1:] + 1
+        whole = Choice(*(torch.stack(parts, dim=1) for parts in zip(*map(_pair, choices), strict=True)))
+        return self.acted(whole, states[0])
+
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        """See `Policy.evaluate`; one pass over the whole answer."""
+        return self.scored(self.answer_states(inputs, trace["tokens"]), trace["tokens"])
+
+    def sft_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Cross-entropy of the action tokens among the whole vocabulary; see `Policy.sft_loss`."""
+        tokens = self.bins.encode(self.normalize(actions))
+        logits = self.network.language_model.lm_head(self.answer_states(inputs, tokens)).float()
+        return functional.cross_entropy(
+            logits.flatten(0, 1), (tokens + self.network.architecture.first_action_token).flatten()
+        )
+
+    def answer_states(self, inputs: Inputs, tokens: Tensor) -> Tensor:
+        """Hidden states `[B, N, E]` that the tokens `[B, N]` of an answer are read from."""
+        embeddings, mask = self.assemble(inputs)
+        answer = self._embed(tokens[:, :-1])
+        embeddings = torch.cat([embeddings, answer], dim=1)
+        mask = torch.cat([mask, mask.new_ones(answer.shape[:2])], dim=1)
+        return self._run(embeddings, mask, positions_of(mask), None)[:, -tokens.shape[1] :]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.network.embed_tokens(tokens + self.network.architecture.first_action_token)
+
+    def _run(self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:
+        """Hidden states `[B, L, E]`, each of which has seen what stands before it."""
+        output = self.network.language_model.model(
+            inputs_embeds=embeddings,
+            attention_mask=mask.long(),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+
+def _pair(choice: Choice) -> tuple[Tensor, Tensor]:
+    return choice.tokens, choice.logprobs

@@ -1,0 +1,151 @@
+"""OpenVLA-OFT: a chunk of actions in one pass, in which every token sees every other.
+
+Shapes: `B` samples, `P` picture tokens (and the proprio token), `L` prompt tokens, `E` width of the language model, `C`
+actions in a chunk, `D` action dims, `N = C*D`, `S` proprio dims.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.models.openvla_oft.heads import L1Head, ProprioProjector
+from embodyrl.models.openvla_oft.options import ACTION_HEAD, PROPRIO_PROJECTOR, ActionHead, OpenVLAOFTConfig
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyError
+from embodyrl.models.prismatic.policy import PrismaticPolicy
+from embodyrl.models.prismatic.statistics import Bounds, Range
+
+
+class OpenVLAOFTPolicy(PrismaticPolicy):
+    """All entries of a chunk at once, as tokens or as numbers."""
+
+    config: OpenVLAOFTConfig
+    range_epsilon = 1e-8
+
+    def __init__(self, config: OpenVLAOFTConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
+        self.num_images = config.num_images
+        super().__init__(config, simulator, chunk_size)
+        width = self.network.width
+        self.l1_head = L1Head(width, self.spec.action_dim).to(self.dtype) if self._says_numbers else None
+        self.proprio_projector: ProprioProjector | None = None
+        if config.use_proprio:
+            self.proprio_range = Range(self._statistics["proprio"], self.bounds, self.range_epsilon)
+            self.proprio_projector = ProprioProjector(self.proprio_dim, width).to(self.dtype)
+
+    @property
+    def _says_numbers(self) -> bool:
+        return self.config.action_head is ActionHead.l1
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """See `PolicySpec.kind`."""
+        return "regression" if self._says_numbers else "parallel_token"
+
+    @property
+    def proprio_dim(self) -> int:
+        """See `PrismaticPolicy.proprio_dim`."""
+        return len(self._statistics["proprio"]["q01"]) if self.config.use_proprio else 0
+
+    @property
+    def bounds(self) -> Bounds:
+        """See `PrismaticPolicy.bounds`."""
+        return self.config.normalization.value
+
+    def heads(self) -> dict[str, nn.Module]:
+        """See `PrismaticPolicy.heads`."""
+        heads: dict[str, nn.Module | None] = {ACTION_HEAD: self.l1_head, PROPRIO_PROJECTOR: self.proprio_projector}
+        return {name: head for name, head in heads.items() if head is not None}
+
+    def preprocess(self, observation: Observation) -> Inputs:
+        """See `PrismaticPolicy.preprocess`."""
+        inputs = super().preprocess(observation)
+        if self.config.use_proprio:
+            if observation.proprio is None or observation.proprio.shape[-1] != self.proprio_dim:
+                found = "none" if observation.proprio is None else f"{observation.proprio.shape[-1]} numbers"
+                raise PolicyError(f"the model needs a state of {self.proprio_dim} numbers, the observation has {found}")
+            proprio = torch.as_tensor(observation.proprio, dtype=torch.float32, device=self.device)
+            inputs["proprio"] = self.proprio_range.shrink(proprio)
+        return inputs
+
+    def embed_pictures(self, inputs: Inputs) -> Tensor:
+        """Pictures, then the state; see `PrismaticPolicy.embed_pictures`."""
+        pictures = super().embed_pictures(inputs)
+        if self.proprio_projector is None:
+            return pictures
+        return torch.cat([pictures, self.proprio_projector(inputs["proprio"].to(self.dtype))], dim=1)
+
+    def act(
+        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> ActOutput:
+        """See `Policy.act`; the trace holds the tokens `[B, N]`, counted from the first action token.
+
+        Raises:
+            PolicyError: mode is `train` and the model says numbers.
+        """
+        hidden = self.slot_states(inputs)
+        if self.l1_head is None:
+            return self.acted(self.draw(self.network.action_logits(hidden), mode, generator), hidden[:, 0])
+        if mode == "train":
+            raise PolicyError(_NO_PROBABILITIES)
+        numbers = self.l1_head(hidden).float()
+        return ActOutput(
+            actions=self.finish(numbers), logprobs=torch.zeros_like(numbers), values=self.value_head(hidden[:, 0])
+        )
+
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        """See `Policy.evaluate`.
+
+        Raises:
+            PolicyError: the model says numbers.
+        """
+        if self.l1_head is not None:
+            raise PolicyError(_NO_PROBABILITIES)
+        return self.scored(self.slot_states(inputs), trace["tokens"])
+
+    def sft_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Cross-entropy of the action tokens among the whole vocabulary, or the mean absolute error of normalised
+        numbers; see `Policy.sft_loss`."""
+        hidden, target = self.slot_states(inputs), self.normalize(actions)
+        if self.l1_head is not None:
+            return functional.l1_loss(self.l1_head(hidden).float(), target)
+        logits = self.network.language_model.lm_head(hidden).float()
+        tokens = self.bins.encode(target) + self.network.architecture.first_action_token
+        return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    def sequence(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """What the language model reads: embeddings `[B, P+L+N(+1), E]` and which are no padding.
+
+        Behind the prompt stands a slot of zeros for every entry, and the stop token.
+        """
+        embeddings, mask = self.assemble(inputs)
+        batch = len(embeddings)
+        tail = [embeddings.new_zeros(batch, self.entries, embeddings.shape[-1])]
+        if self.config.append_stop_token:
+            stop = torch.full((batch, 1), self.prompts.eos, device=embeddings.device)
+            tail.append(self.network.embed_tokens(stop))
+        whole = torch.cat([embeddings, *tail], dim=1)
+        return whole, torch.cat([mask, mask.new_ones(batch, whole.shape[1] - mask.shape[1])], dim=1)
+
+    def slot_states(self, inputs: Inputs) -> Tensor:
+        """Hidden states `[B, N, E]` that the entries are read from: each one position before its slot."""
+        embeddings, mask = self.sequence(inputs)
+        length = mask.shape[1]
+        output = self.network.language_model.model(
+            inputs_embeds=embeddings,
+            attention_mask=mask[:, None, None, :].expand(-1, 1, length, -1),
+            position_ids=(mask.long().cumsum(1) - 1).clamp(min=0),
+            use_cache=False,
+        )
+        first = length - self.entries - 1 - self.config.append_stop_token
+        hidden: Tensor = output.last_hidden_state[:, first : first + self.entries]
+        return hidden
+
+
+_NO_PROBABILITIES = (
+    "model.action_head = l1 says numbers without probabilities, so that reinforcement learning cannot improve it: set "
+    "model.action_head=discrete, or train it on demonstrations"
+)

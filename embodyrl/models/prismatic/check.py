@@ -1,0 +1,49 @@
+"""What is wrong with a config and its checkpoint, told without reading weights or importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from embodyrl.config.schema import Config
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.prismatic.files import CheckpointFiles, choose_key, head_file, shard_files
+from embodyrl.models.prismatic.options import PrismaticConfig
+
+Objection = tuple[str, str, str]
+"""Path of a setting, what is wrong, what to do."""
+
+
+def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Iterator[Objection]:
+    """Object to what OpenVLA and OpenVLA-OFT have in common.
+
+    Args:
+        config: the whole config.
+        num_images: pictures per observation.
+        heads: parts that the checkpoint must bring in files of their own.
+    """
+    model, cameras = config.model, config.env.cameras
+    assert isinstance(model, PrismaticConfig)
+    if len(cameras) != num_images:
+        yield (
+            "env.cameras",
+            f"env.cameras names {len(cameras)} camera(s), but model {model.name!r} takes {num_images} picture(s)",
+            f"name {num_images} camera(s) of the simulator",
+        )
+    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+        yield from _check_folder(model, Path(model.checkpoint), heads)
+
+
+def _check_folder(model: PrismaticConfig, folder: Path, heads: tuple[str, ...]) -> Iterator[Objection]:
+    try:
+        files = CheckpointFiles.read(folder)
+        shard_files(folder)
+        for head in heads:
+            head_file(folder, head)
+    except PolicyError as error:
+        yield "model.checkpoint", f"model.checkpoint: {error}", ""
+        return
+    try:
+        choose_key(files.statistics, model.unnorm_key)
+    except PolicyError as error:
+        yield "model.unnorm_key", f"model.unnorm_key: {error}", ""

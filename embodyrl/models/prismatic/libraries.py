@@ -1,0 +1,35 @@
+"""timm and transformers, importable beside a CPU torch.
+
+Both import torchvision. Its plain wheel carries operators that were compiled for CUDA; beside a CPU torch they do not
+load, and torchvision fails on import because it describes operators that nobody has declared. Declaring two names is
+enough for everything that is needed here; the operators themselves (box suppression) are never called.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["DynamicCache", "LlamaConfig", "LlamaForCausalLM", "LlamaRotaryEmbedding", "timm"]
+
+_OPERATORS = ("nms", "qnms")
+
+
+def _make_torchvision_importable() -> torch.library.Library | None:
+    """Declare the operators if torchvision needs it; the declaration lives as long as what is returned."""
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in _OPERATORS:
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    return None
+
+
+_declared = _make_torchvision_importable()
+
+import timm  # noqa: E402 - needs the operators
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402

@@ -1,0 +1,280 @@
+"""What OpenVLA and OpenVLA-OFT have in common as policies.
+
+Shapes: `B` samples, `P` picture tokens (and the proprio token, if any), `L` prompt tokens, `E` width of the language
+model, `C` actions in a chunk, `D` action dims, `N = C*D`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embodyrl.config.schema import ModelConfig
+from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
+from embodyrl.models.policy import DESCRIPTION_FILE, ActOutput, EvalOutput, Inputs, Policy, PolicyError, PolicySpec
+from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
+from embodyrl.models.prismatic.architecture import Architecture
+from embodyrl.models.prismatic.files import PREPROCESSOR, CheckpointFiles, choose_key
+from embodyrl.models.prismatic.head_files import load_strictly, read_head, write_head
+from embodyrl.models.prismatic.network import PrismaticNetwork
+from embodyrl.models.prismatic.options import ActionUnits, Gripper, PrismaticConfig, WeightType
+from embodyrl.models.prismatic.pictures import PicturePipeline
+from embodyrl.models.prismatic.prompts import Prompts
+from embodyrl.models.prismatic.scratch import scratch_files
+from embodyrl.models.prismatic.statistics import Bounds, Range
+from embodyrl.models.prismatic.value_head import ValueHead
+from embodyrl.models.prismatic.weights import read_weights, write_weights
+
+DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
+VALUE_FILE = "value_head.safetensors"
+
+
+class PrismaticPolicy(Policy):
+    """Pictures and a sentence in, action tokens out.
+
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
+
+    Args:
+        config: the model's options.
+        simulator: what the simulator offers; None: actions are returned in the units of the statistics.
+        chunk_size: `C`.
+    """
+
+    kind: ClassVar[str]
+    range_epsilon: ClassVar[float]
+    num_images = 1
+
+    def __init__(self, config: PrismaticConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
+        super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
+        self.config = config
+        self.dtype = DTYPES[config.dtype]
+        self.files = _read_files(config, simulator)
+        architecture = Architecture.from_config(self.files.config)
+        if config.checkpoint is None:
+            self.network = PrismaticNetwork.with_random_weights(architecture).to(self.dtype)
+        else:
+            self.network = PrismaticNetwork.on_meta(architecture)
+        self.value_head = ValueHead(self.network.width)
+        statistics = self.files.statistics
+        self._statistics = statistics[choose_key(statistics, config.unnorm_key)]
+        self.action_range = Range(self._statistics["action"], self.bounds, self.range_epsilon)
+        self.bins = ActionBins(architecture.bins)
+        self.units = None if simulator is None else SimulatorUnits(self._convention(), simulator, self.action_range)
+        self.pictures = PicturePipeline(self.files.parse(PREPROCESSOR), config.center_crop)
+        self._check_simulator(simulator, architecture)
+        self.spec = PolicySpec(
+            kind=self.kind, chunk_size=chunk_size, action_dim=len(self.action_range), proprio_dim=self.proprio_dim
+        )
+        reserved = self.network.language_model.config.max_position_embeddings - 2 * self.entries
+        reserved -= self.num_images * self.network.vision_backbone.patches + bool(self.proprio_dim)
+        tasks = [] if simulator is None else simulator.tasks.values()
+        self.prompts = Prompts(self.files.tokenizer, reserved, tasks)
+        self.network.vision_backbone.freeze(everything=config.freeze_vision)
+
+    @property
+    def entries(self) -> int:
+        """`N`."""
+        return self.spec.chunk_size * self.spec.action_dim
+
+    @property
+    def proprio_dim(self) -> int:
+        """`S`, or 0 where states are not used."""
+        return 0
+
+    @property
+    def bounds(self) -> Bounds:
+        """Which numbers of the statistics -1 and 1 stand for."""
+        return "q99"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy computes."""
+        return self.bins.centres.device
+
+    def _convention(self) -> ActionConvention:
+        """What the numbers of an un-normalised action mean."""
+        config = self.config
+        raw = not bool(self.action_range.mask[-1])
+        opens = config.gripper is Gripper.one_opens or (config.gripper is Gripper.auto and raw)
+        return ActionConvention(
+            metric=config.action_units is ActionUnits.metric,
+            gripper=(1.0, 0.0) if opens else None,
+            binary_gripper=config.binary_gripper,
+        )
+
+    def _check_simulator(self, simulator: SimulatorSpec | None, architecture: Architecture) -> None:
+        if simulator is None:
+            return
+        if len(simulator.cameras) != self.num_images:
+            cameras = ", ".join(simulator.cameras) or "none"
+            raise PolicyError(
+                f"the model takes {self.num_images} picture(s), the simulator has {len(simulator.cameras)} camera(s) "
+                f"({cameras}): set env.cameras to {self.num_images} of them"
+            )
+        if self.proprio_dim and simulator.proprio_dim != self.proprio_dim:
+            raise PolicyError(
+                f"the model takes a state of {self.proprio_dim} numbers, the simulator has {simulator.proprio_dim}: "
+                "set model.use_proprio=false, or choose other states (env.proprio)"
+            )
+
+    # ------------------------------------------------------------------------------------------------------- inputs
+
+    def preprocess(self, observation: Observation) -> Inputs:
+        """`pixel_values [B, V*channels, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]` and, where states are used,
+        `proprio [B, S]` in [-1, 1].
+
+        Raises:
+            PolicyError: pictures are missing, or of another type, shape or number than the model takes.
+        """
+        images = self._check_images(observation.images)
+        ids, mask = self.prompts.batch(observation.tasks)
+        return {
+            "pixel_values": self.pictures(images),
+            "input_ids": ids.to(self.device),
+            "attention_mask": mask.to(self.device),
+        }
+
+    def _check_images(self, images: Any) -> Tensor:
+        if images is None:
+            raise PolicyError("the model needs pictures, and the observation has none: set env.cameras")
+        pictures = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
+        if pictures.dtype != torch.uint8:
+            raise PolicyError(f"pictures must be uint8 (0 .. 255), got {str(pictures.dtype).removeprefix('torch.')}")
+        if pictures.dim() != 5 or pictures.shape[-1] != 3:
+            raise PolicyError(f"pictures must have shape [B, V, H, W, 3], got {list(pictures.shape)}")
+        if pictures.shape[1] != self.num_images:
+            raise PolicyError(f"the model takes {self.num_images} picture(s) per observation, got {pictures.shape[1]}")
+        return pictures
+
+    def embed_pictures(self, inputs: Inputs) -> Tensor:
+        """What stands between the first and the second token of the prompt, `[B, P, E]`."""
+        return self.network.embed_pictures(inputs["pixel_values"].to(self.dtype))
+
+    def assemble(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """First token, pictures, rest of the prompt: embeddings `[B, P+L, E]` and which are no padding."""
+        tokens = self.network.embed_tokens(inputs["input_ids"])
+        pictures = self.embed_pictures(inputs)
+        mask = inputs["attention_mask"]
+        seen = mask.new_ones(pictures.shape[:2])
+        return (
+            torch.cat([tokens[:, :1], pictures, tokens[:, 1:]], dim=1),
+            torch.cat([mask[:, :1], seen, mask[:, 1:]], dim=1),
+        )
+
+    # ------------------------------------------------------------------------------------------------------ outputs
+
+    def distribution(self, logits: Tensor, chosen: Tensor | None = None) -> TokenDistribution:
+        """The distribution over action tokens, in rollouts (`chosen` None) and in learning."""
+        config = self.config
+        return TokenDistribution(
+            logits, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, chosen=chosen
+        )
+
+    def draw(self, logits: Tensor, mode: Literal["train", "eval"], generator: torch.Generator | None) -> Choice:
+        """Choose tokens `[...]` by logits `[..., bins]`."""
+        distribution = self.distribution(logits)
+        tokens = distribution.sample(generator) if mode == "train" else distribution.mode()
+        return Choice(tokens, distribution.logprobs(tokens))
+
+    def finish(self, normalized: Tensor) -> Tensor:
+        """Actions `[B, C, D]` for the simulator, given numbers in [-1, 1] `[B, N]`."""
+        actions = self.action_range.expand(normalized.float().unflatten(1, (self.spec.chunk_size, -1)))
+        return actions if self.units is None else self.units(actions)
+
+    def normalize(self, actions: Tensor) -> Tensor:
+        """Numbers in [-1, 1] `[B, N]` for actions `[B, C, D]`; the inverse of `finish`, for supervised learning."""
+        own = actions if self.units is None else self.units.inverse(actions)
+        return self.action_range.shrink(own.float()).flatten(1)
+
+    def acted(self, choice: Choice, hidden: Tensor) -> ActOutput:
+        """A decision by tokens `[B, N]`, valued at the hidden state `[B, E]` that the first of them is read from."""
+        return ActOutput(
+            actions=self.finish(self.bins.decode(choice.tokens)),
+            logprobs=choice.logprobs,
+            values=self.value_head(hidden),
+            trace={"tokens": choice.tokens},
+        )
+
+    def scored(self, hidden: Tensor, tokens: Tensor) -> EvalOutput:
+        """Stored tokens `[B, N]` under the hidden states `[B, N, E]` that they are read from."""
+        distribution = self.distribution(self.network.action_logits(hidden), chosen=tokens)
+        return EvalOutput(
+            logprobs=distribution.logprobs(tokens),
+            entropy=distribution.entropy(),
+            values=self.value_head(hidden[:, 0]),
+        )
+
+    # -------------------------------------------------------------------------------------------------------- files
+
+    def heads(self) -> dict[str, nn.Module]:
+        """Parts that the public layout keeps in files of their own, by the beginning of the file's name."""
+        return {}
+
+    def load(self, folder: Path) -> None:
+        """Read weights in the public layout. A checkpoint that has no value head leaves this model's as it is.
+
+        Raises:
+            PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
+        """
+        read_weights(self.network, folder, self.dtype)
+        for name, head in self.heads().items():
+            load_strictly(head, read_head(folder, name), name)
+        if (folder / VALUE_FILE).is_file():
+            load_strictly(self.value_head, load_file(folder / VALUE_FILE), VALUE_FILE)
+
+    def save(self, folder: Path, config: ModelConfig) -> None:
+        """Write the public layout into an existing folder, and the value head beside it."""
+        self.files.write(folder)
+        write_weights(self.network, folder)
+        for name, head in self.heads().items():
+            write_head(head, folder, name)
+        save_file({key: value.contiguous() for key, value in self.value_head.state_dict().items()}, folder / VALUE_FILE)
+        description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
+        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Tokens `[...]` and their log-probabilities `[...]`."""
+
+    tokens: Tensor
+    logprobs: Tensor
+
+
+class SimulatorUnits(nn.Module):
+    """`envs.conventions` on the policy's device."""
+
+    def __init__(self, convention: ActionConvention, simulator: SimulatorSpec, actions: Range) -> None:
+        super().__init__()
+        if len(actions) != simulator.action_dim:
+            raise PolicyError(
+                f"an action of the model has {len(actions)} numbers, the simulator takes {simulator.action_dim}: "
+                "choose statistics (model.unnorm_key) of this robot, or its matching controller"
+            )
+        rule = conversion(convention, simulator)
+        for field in dataclasses.fields(rule):
+            self.register_buffer(field.name, torch.from_numpy(getattr(rule, field.name)), persistent=False)
+
+    def forward(self, actions: Tensor) -> Tensor:
+        """Actions `[..., D]` in the simulator's convention."""
+        return to_simulator(actions, self)
+
+    def inverse(self, actions: Tensor) -> Tensor:
+        """Actions `[..., D]` in the policy's convention."""
+        return from_simulator(actions, self)
+
+
+def _read_files(config: PrismaticConfig, simulator: SimulatorSpec | None) -> CheckpointFiles:
+    if config.checkpoint is not None:
+        return CheckpointFiles.read(Path(config.checkpoint))
+    if simulator is None:
+        raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
+    return scratch_files(config.scratch, simulator)

@@ -1,0 +1,89 @@
+"""The question that the model is asked, in tokens.
+
+The tokenizer is read from tokenizer.json by the `tokenizers` package alone: no code from the checkpoint runs, and
+nothing asks whether it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+
+from embodyrl.models.errors import PolicyError
+
+BOS, EOS, PAD, UNKNOWN = "<s>", "</s>", "<PAD>", "<unk>"
+SPACE = "\u2581"
+"""Llama's token for a space of its own; public code ends every prompt with it."""
+
+
+def prompt(task: str) -> str:
+    """The question about a task."""
+    return f"In: What action should the robot take to {task.lower()}?\nOut:"
+
+
+class Prompts:
+    """Turns sentences into token ids, padded on the left behind the first token.
+
+    Args:
+        tokenizer: text of tokenizer.json.
+        longest: most tokens that a prompt may have.
+        tasks: sentences to expect; batches are padded to the longest of them, so that their shape does not change.
+    """
+
+    def __init__(self, tokenizer: str, longest: int, tasks: Iterable[str]) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_str(tokenizer)
+        except Exception as error:  # the package raises nothing more special
+            raise PolicyError(f"tokenizer.json cannot be read ({error}): download it again") from error
+        self._longest = longest
+        self.pad, self.eos = self._id(PAD), self._id(EOS)
+        self._space = self._tokenizer.token_to_id(SPACE)
+        self._known: dict[str, list[int]] = {}
+        self._width = max((len(self.encode(task)) for task in tasks), default=0)
+
+    def _id(self, token: str) -> int:
+        number = self._tokenizer.token_to_id(token)
+        if number is None:
+            raise PolicyError(f"tokenizer.json has no token {token!r}: it is not that of an OpenVLA model")
+        return int(number)
+
+    def encode(self, task: str) -> list[int]:
+        """Token ids of the question about a task, without padding.
+
+        Raises:
+            PolicyError: the sentence is too long for the model.
+        """
+        if task not in self._known:
+            ids = list(self._tokenizer.encode(prompt(task)).ids)
+            if self._space is not None and ids[-1] != self._space:
+                ids.append(self._space)
+            if len(ids) > self._longest:
+                raise PolicyError(
+                    f"a task's sentence has {len(ids)} tokens, the model takes {self._longest}: {task[:60]!r}..."
+                )
+            self._known[task] = ids
+        return self._known[task]
+
+    def batch(self, tasks: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids `[B, L]`, and which of them are no padding, bool `[B, L]`."""
+        rows = [self.encode(task) for task in tasks]
+        width = max(self._width, *(len(row) for row in rows))
+        ids = torch.tensor([[row[0], *[self.pad] * (width - len(row)), *row[1:]] for row in rows])
+        mask = torch.tensor([[True, *[False] * (width - len(row)), *[True] * (len(row) - 1)] for row in rows])
+        return ids, mask
+
+
+def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
+    """A tokenizer for a model that starts from nothing: the words of the questions about these tasks."""
+    split = pre_tokenizers.Whitespace()
+    words = {word for task in tasks for word, _ in split.pre_tokenize_str(prompt(task))}
+    vocabulary = [UNKNOWN, BOS, EOS, PAD, *sorted(words)]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, UNKNOWN))
+    tokenizer.pre_tokenizer = split
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary.index(BOS))]
+    )
+    return tokenizer
