@@ -8,7 +8,7 @@ from embodyrl.registry import SIMULATORS
 
 def complain(config: Config) -> Iterator[tuple[str, str, str]]:
     """One fault about the simulator's own section, and one about another."""
-    yield "env.num_envs", f"env.num_envs = {config.env.num_envs} does not suit this simulator", "think of another number"
+    yield "env.num_envs", f"env.num_envs = {config.env.num_envs} does not suit this simulator", "think of another"
     yield "eval.episodes", "this simulator is never evaluated", "there is no remedy"
 
 
