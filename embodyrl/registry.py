@@ -226,7 +226,8 @@ of its own)."""
 
 ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms")
 """Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: `critic` (bool: its nodes pass a critic's
-values on, or absent where either will do)."""
+values on, or absent where either will do), `demonstrations` (bool: it learns from those of `data.path`; absent: False),
+`check` (as with simulators)."""
 
 ADVANTAGES: Registry[Any] = Registry(
     "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages"

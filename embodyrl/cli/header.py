@@ -79,6 +79,12 @@ def simulator(config: Config) -> str:
 def algorithm(config: Config) -> str:
     """What an iteration consists of."""
     settings, rollout = config.algorithm, config.rollout
+    if config.data.path is not None:
+        data = config.data
+        return (
+            f"{settings.name}   {config.run.iterations} iterations of {data.steps} x {data.batch_size} chunks of "
+            f"{rollout.chunk_size} action(s) from {data.path}"
+        )
     columns = config.env.num_envs * rollout.episodes_per_slot
     decisions = rollout.chunks * columns
     return (

@@ -87,7 +87,8 @@ def _text(text: str) -> str:
 def _quoted(text: str) -> str:
     """A text, in quotes where YAML would take it for something else."""
     try:
-        is_plain = yaml.load(f"[{text}]", get_yaml_loader()) == [text]
+        listed, mapped = (yaml.load(each, get_yaml_loader()) for each in (f"[{text}]", f"key: {text}"))
+        is_plain = listed == [text] and mapped == {"key": text}
     except yaml.YAMLError:
         is_plain = False
     if is_plain and text.isprintable() and not text.startswith("#"):

@@ -170,6 +170,13 @@ class FilterMetric(StrEnum):
     total_reward = "total_reward"
 
 
+class AtEnd(StrEnum):
+    """What becomes of a chunk that reaches beyond the end of its demonstration."""
+
+    repeat = "repeat"
+    drop = "drop"
+
+
 class Compat(StrEnum):
     """Whose peculiarities are reproduced."""
 
@@ -416,6 +423,26 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Demonstrations to learn from (algorithm sft); `embodyrl collect` records some."""
+
+    path: str | None = setting(None)
+    """Folder of a LeRobotDataset v3.0 with pictures, states and actions as the simulator has them."""
+    batch_size: int = setting(64, low=1)
+    """Chunks of actions per optimiser step."""
+    steps: int = setting(100, low=1)
+    """Optimiser steps per iteration."""
+    at_end: AtEnd = setting(AtEnd.repeat)
+    """repeat: a chunk that reaches beyond the end of its episode goes on with the last action. drop: there are no such
+    chunks."""
+    shift_pixels: int = setting(0, low=0, high=64)
+    """Pictures of a minibatch are moved by up to so many pixels, at random, in both directions; edges repeat."""
+    memory_mib: int = setting(1024, low=1)
+    """Memory for demonstrations [MiB]. Chunks are drawn from as many whole episodes as fit, which then make way for
+    others."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class InsertedNode:
     """A node more in the iteration graph."""
 
@@ -514,6 +541,8 @@ class Config:
     """How experience is collected."""
     algorithm: AlgorithmConfig = setting()
     """The learning algorithm."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Demonstrations to learn from."""
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     """Changes to the iteration graph."""
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -179,7 +179,10 @@ class Info:
 
 def _content(folder: Path) -> Mapping[str, Any]:
     if not folder.is_dir():
-        raise DatasetError(f"{folder} does not exist: record demonstrations with `embodyrl collect CONFIG --out DIR`")
+        raise DatasetError(
+            f"demonstrations in {folder} do not exist: record some with "
+            f"`embodyrl collect CONFIG --out DIR --episodes N`"
+        )
     if not (folder / INFO).is_file():
         raise DatasetError(f"{folder} holds no demonstrations (no {INFO}): give the folder of a LeRobotDataset")
     try:

@@ -96,7 +96,7 @@ class Recorder:
         self._seed = seed
 
     def record(self, episodes: Sequence[EpisodeSpec]) -> Generator[Attempt, None, None]:
-        """Play episodes, as many at once as there are slots; they come in their order. Closing the generator ends it."""
+        """Play episodes, as many at once as there are slots; they come in their order. Closing it ends it."""
         slots = np.arange(min(self._manager.num_envs, len(episodes)))
         takes = {slot: self._begin(slot, slot, episodes[slot]) for slot in slots.tolist()}
         observation = self._manager.reset(slots, list(episodes[: len(slots)]))

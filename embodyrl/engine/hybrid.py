@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -136,6 +138,25 @@ class HybridEngine:
             "train/passes": float(passes),
             "train/learning_rate": self._optimizer.param_groups[0]["lr"],
         }
+
+    def imitate(self, batches: Iterable[tuple[Observation, NDArray[np.float32]]]) -> dict[str, float]:
+        """Learn from demonstrations, one optimiser step per minibatch.
+
+        Args:
+            batches: observations of `M` samples, and what was done then: `[M, C, D]` in the simulator's units.
+
+        Returns:
+            Metrics, each the mean over the optimiser steps.
+        """
+        self._set_learning_rate()
+        history: list[dict[str, Tensor]] = []
+        for observation, actions in batches:
+            inputs = self.policy.preprocess(observation)
+            self.policy.update_statistics(inputs)
+            loss = self.policy.sft_loss(inputs, torch.from_numpy(actions).to(self.device))
+            history.append({"loss": loss.detach(), "grad_norm": self._descend(loss)})
+        self.version += 1
+        return mean_metrics(history) | {"train/learning_rate": self._optimizer.param_groups[0]["lr"]}
 
     def _one_pass(self, columns: Columns, sentences: Sequence[str], history: list[dict[str, Tensor]]) -> bool:
         """One epoch; False if the policy moved so far from the rollout's that it ended early."""

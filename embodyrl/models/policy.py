@@ -104,6 +104,15 @@ class Policy(nn.Module, ABC):
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """Score stored decisions; at equal weights the log-probs equal those of `act`."""
 
+    def sft_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """How far the policy is from doing what was demonstrated; a scalar to descend.
+
+        Args:
+            inputs: what was seen, from `preprocess`.
+            actions: `[B, C, D]` in the simulator's units, within its range.
+        """
+        raise PolicyError(f"model {self.name!r} cannot learn from demonstrations: it has no sft_loss")
+
     def update_statistics(self, inputs: Inputs) -> None:
         """Take note of an iteration's observations `[M, ...]` (running normalisation). Called once after each
         update, so

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import embodyrl.pipelines.rules  # noqa: F401 - adds its rules
-from embodyrl.registry import ALGORITHMS
+from embodyrl.registry import ALGORITHMS, Requirement
 
 for name, critic, summary in (
     ("ppo", True, "proximal policy optimisation with a critic"),
@@ -20,3 +20,11 @@ for name, critic, summary in (
         facts={"critic": critic},
         summary=summary,
     )
+
+ALGORITHMS.register(
+    "sft",
+    target="embodyrl.pipelines.graphs:sft",
+    requires=[Requirement(module="pyarrow", install="pip install 'embodyrl[data]'")],
+    facts={"demonstrations": True, "check": "embodyrl.data.check:check"},
+    summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
+)

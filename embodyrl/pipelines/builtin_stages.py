@@ -50,3 +50,9 @@ STAGES.register(
     },
     summary="algorithm.loss: learn from the batch",
 )
+STAGES.register(
+    "imitate",
+    target="embodyrl.pipelines.stages:imitate",
+    facts={"reads": ("demonstrations",), "changes": ("policy",)},
+    summary="section data: learn from demonstrations",
+)

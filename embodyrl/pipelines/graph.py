@@ -11,8 +11,8 @@ from embodyrl.registry import STAGES
 
 Stage = Callable[[Iteration], None]
 
-RESOURCES = ("simulators", "policy")
-"""What is there before the first node: `Iteration.collector` and `Iteration.engine`."""
+RESOURCES = ("simulators", "policy", "demonstrations")
+"""What is there before the first node: `Iteration.collector`, `Iteration.engine` and `Iteration.demonstrations`."""
 
 
 @dataclass(frozen=True)

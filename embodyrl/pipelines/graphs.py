@@ -15,6 +15,7 @@ FILTER = Node("filter", "filter_groups")
 REWARD = Node("reward", "shape_rewards")
 ADVANTAGE = Node("advantage", "estimate_advantages")
 UPDATE = Node("update", "update")
+IMITATE = Node("update", "imitate")
 
 
 def ppo(config: Config) -> Graph:
@@ -98,5 +99,14 @@ def srpo(config: Config) -> Graph:
             REWARD,
             ADVANTAGE,
             UPDATE,
+        ]
+    )
+
+
+def sft(config: Config) -> Graph:
+    """Supervised fine-tuning on demonstrations."""
+    return Graph(
+        [
+            IMITATE,
         ]
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from embodyrl.config.schema import Config
 
 if TYPE_CHECKING:  # the structure of a graph can be looked at without torch
+    from embodyrl.data.batches import Demonstrations
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.rollout.batch import TrajectoryBatch
     from embodyrl.rollout.collector import Collector, Rollout
@@ -22,6 +23,8 @@ class Iteration:
     """The resource `simulators`."""
     engine: HybridEngine
     """The resource `policy`."""
+    demonstrations: Demonstrations | None = None
+    """The resource `demonstrations`, where the config names some."""
     batch: TrajectoryBatch | None = None
     """Set by the node that collects; others add columns to it or put another one in its place."""
     rollouts: list[Rollout] = field(default_factory=list)

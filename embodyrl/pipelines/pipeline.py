@@ -137,6 +137,7 @@ def _own_iteration(node: Node, iteration: Iteration) -> Iteration:
         iteration,
         collector=iteration.collector if "simulators" in declared else undeclared,
         engine=iteration.engine if "policy" in declared else undeclared,
+        demonstrations=iteration.demonstrations if "demonstrations" in declared else undeclared,
         batch=None if batch is None else batch.select(*(name for name in batch.columns() if name in declared)),
         metrics={},
     )
@@ -150,8 +151,8 @@ class _Undeclared:
 
     def __getattr__(self, name: str) -> Any:
         raise NodeError(
-            f"node {self._node!r} uses {name!r} of a resource that it does not declare: add 'policy' (the engine) or "
-            f"'simulators' (the collector) to what it reads or changes"
+            f"node {self._node!r} uses {name!r} of a resource that it does not declare: add 'policy' (the engine), "
+            f"'simulators' (the collector) or 'demonstrations' to what it reads or changes"
         )
 
 

@@ -9,7 +9,7 @@ from embodyrl.config.schema import Config
 from embodyrl.errors import UnknownNameError
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.pipelines.graph import GraphError, GraphFault, Stage
-from embodyrl.registry import FILTERS, STAGES
+from embodyrl.registry import ALGORITHMS, FILTERS, STAGES, load_target
 
 
 @rule
@@ -47,6 +47,37 @@ def filters_have_a_node(config: Config) -> Iterator[Finding]:
             f"the iteration graph filters groups, but algorithm.filter.name is {name!r}",
             f"set algorithm.filter.name to {' or '.join(useful)}, or choose a graph that does not filter",
         )
+
+
+@rule
+def demonstrations_are_learned_from(config: Config) -> Iterator[Finding]:
+    """Who learns from demonstrations has some, and others name none."""
+    name, path = config.algorithm.name, config.data.path
+    if name not in ALGORITHMS:
+        return  # which has been reported
+    learns = bool(fact(ALGORITHMS, name, "demonstrations"))
+    if learns and path is None:
+        yield Finding(
+            ("data.path", "algorithm.name"),
+            f"algorithm {name!r} learns from demonstrations, but data.path is null",
+            "name the folder of a LeRobotDataset v3; `embodyrl collect CONFIG --out DIR --episodes N` records one",
+        )
+    if path is not None and not learns and ALGORITHMS.entry(name).source == "built-in" and not config.pipeline.insert:
+        yield Finding(
+            ("data.path", "algorithm.name"),
+            f"data.path has no use: algorithm {name!r} learns from rollouts",
+            "set data.path to null, or algorithm to sft",
+        )
+
+
+@rule
+def algorithm_can_run_so(config: Config) -> Iterator[Finding]:
+    """What the algorithm itself can say about the config."""
+    check = fact(ALGORITHMS, config.algorithm.name, "check")
+    if check is None:
+        return
+    for path, message, remedy in load_target(check)(config):
+        yield Finding((path,), message, remedy)
 
 
 def _is_builtin(stage: str | Stage) -> bool:

@@ -170,6 +170,16 @@ def update(iteration: Iteration) -> None:
     iteration.metrics |= iteration.engine.update(decisions, batch.sentences)
 
 
+def imitate(iteration: Iteration) -> None:
+    """Learn from `data.steps` minibatches of demonstrations, going on where the last iteration left off; adds `train/`
+    metrics."""
+    if iteration.demonstrations is None:
+        raise BatchError("there are no demonstrations to learn from: set data.path")
+    steps = iteration.config.data.steps
+    batches = iteration.demonstrations.batches(iteration.engine.version * steps, steps)
+    iteration.metrics |= iteration.engine.imitate((batch.observation, batch.actions) for batch in batches)
+
+
 def _batch(iteration: Iteration) -> TrajectoryBatch:
     if iteration.batch is None:
         raise BatchError("no node has collected a batch yet: a graph starts with a node that does")

@@ -21,6 +21,7 @@ from embodyrl.tracking import Sink, SinkContext
 from embodyrl.tracking.report import GRAPH_FILE
 
 if TYPE_CHECKING:
+    from embodyrl.data.batches import Demonstrations
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.runner.runner import Runner
 
@@ -50,6 +51,7 @@ def open_runner(
         state = None if checkpoint is None else TrainerState.load(checkpoint / "trainer")
         progress = Progress() if state is None else Progress(**state.counters["progress"])
         engine = build_engine(config, manager, weights=None if checkpoint is None else checkpoint / "policy")
+        demonstrations = None if config.data.path is None else open_demonstrations(config, manager, engine)
         pipeline = build_pipeline(config)
         (directory.path / GRAPH_FILE).write_text(to_svg(pipeline.dataflow))
         runner = Runner(
@@ -66,6 +68,7 @@ def open_runner(
                 seed=config.seed,
             ),
             pipeline=pipeline,
+            demonstrations=demonstrations,
             sinks=stack.enter_context(open_sinks(config, directory.path, progress.iteration)),
             progress=progress,
             started=started,
@@ -110,6 +113,27 @@ def build_engine(config: Config, manager: EnvManager, *, weights: Path | None) -
         algorithm=config.algorithm,
         loss=LOSSES.load(config.algorithm.loss),
         iterations=config.run.iterations,
+        seed=config.seed,
+    )
+
+
+def open_demonstrations(config: Config, manager: EnvManager, engine: HybridEngine) -> Demonstrations:
+    """The demonstrations that the config names.
+
+    Raises:
+        DatasetError: they are incomplete, or do not fit the simulator or the policy.
+    """
+    from embodyrl.data.batches import Demonstrations
+    from embodyrl.data.check import check_fit
+    from embodyrl.data.reader import Dataset
+
+    dataset = Dataset(Path(str(config.data.path)))
+    check_fit(dataset.folder, dataset.spec, manager.spec, engine.policy.spec.proprio_dim)
+    return Demonstrations(
+        dataset,
+        config.data,
+        cameras=config.env.cameras,
+        chunk_size=config.rollout.chunk_size,
         seed=config.seed,
     )
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
 from embodyrl.tracking.report import VIDEOS, write_report
 from embodyrl.version import __version__
+
+if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
+    from embodyrl.data.batches import Demonstrations
 
 SUMMARY_FILE = "summary.json"
 
@@ -55,6 +58,7 @@ class Runner:
         loaded: the whole config, and where it came from.
         directory: where everything goes.
         manager, engine, collector, pipeline, sinks: what the config asks for, built by `build_runner`.
+        demonstrations: to learn from, or None.
         started: `time.monotonic()` when the program began, for wall-clock figures.
     """
 
@@ -70,6 +74,7 @@ class Runner:
         sinks: Sequence[Sink],
         progress: Progress,
         started: float,
+        demonstrations: Demonstrations | None = None,
     ) -> None:
         self.loaded = loaded
         self.config = loaded.config
@@ -79,6 +84,7 @@ class Runner:
         self.engine = engine
         self.collector = collector
         self.pipeline = pipeline
+        self.demonstrations = demonstrations
         self.sinks = sinks
         self.progress = progress
         self.stopper = Stopper()
@@ -109,12 +115,18 @@ class Runner:
     def _iterate(self) -> dict[str, float]:
         """One iteration of the pipeline."""
         start = time.perf_counter()
-        iteration = Iteration(config=self.config, collector=self.collector, engine=self.engine)
+        iteration = Iteration(
+            config=self.config,
+            collector=self.collector,
+            engine=self.engine,
+            demonstrations=self.demonstrations,
+        )
         self.pipeline.run(iteration)
         seconds = time.perf_counter() - start
         metrics = iteration.metrics | {f"time/{name}": value for name, value in self.collector.clock.take().items()}
         self.progress.iteration += 1
-        self.progress.env_steps += int(metrics["env/steps"])
+        steps = metrics.get("env/steps", 0.0)  # supervised learning takes none
+        self.progress.env_steps += int(steps)
         self.progress.train_s += seconds
         if (freed := metrics.get("memory/simulators_freed_mib")) is not None and not self._said_offload:
             self._said_offload = True
@@ -122,7 +134,7 @@ class Runner:
         return metrics | {
             "env/total_steps": float(self.progress.env_steps),
             "time/iteration": seconds,
-            "time/env_steps_per_s": metrics["env/steps"] / seconds,
+            "time/env_steps_per_s": steps / seconds,
         }
 
     def _evaluate(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from embodyrl.config import config_hash, list_experiments, load_config, to_commented_yaml, to_plain
@@ -56,6 +56,7 @@ plain = st.recursive(
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(kwargs={}, name="-")
 @given(kwargs=st.dictionaries(st.text(min_size=1), plain, max_size=4), name=st.text())
 def test_any_free_form_map_and_any_text_survive(workplace, kwargs, name):
     config = workplace.load(PENDULUM)

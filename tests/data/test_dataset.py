@@ -202,7 +202,7 @@ def drop_column(path: Path, name: str) -> None:
 
 DATA = "data/chunk-000/file-000.parquet"
 DAMAGES = {
-    "no folder": (lambda folder: folder.rename(folder.with_name("gone")), "does not exist: record demonstrations"),
+    "no folder": (lambda folder: folder.rename(folder.with_name("gone")), "do not exist: record some"),
     "no info": (lambda folder: (folder / "meta/info.json").unlink(), "holds no demonstrations"),
     "damaged info": (lambda folder: (folder / "meta/info.json").write_text("{"), "is damaged"),
     "old version": (

@@ -97,7 +97,7 @@ def test_a_column_that_nobody_writes_is_named_with_a_near_match() -> None:
         "node 'update' reads column 'reward', which no node writes - did you mean 'rewards'?"
     ]
     assert faults(node("shape", changes="xyz")) == [
-        "node 'shape' changes column 'xyz', which no node writes - one of policy, simulators"
+        "node 'shape' changes column 'xyz', which no node writes - one of demonstrations, policy, simulators"
     ]
 
 

@@ -43,6 +43,10 @@ class Head(Protocol):
         """What the simulator gets: `[B, C, D]` in its units."""
         ...
 
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """How far it is from demonstrated `actions [B, C, D]`; a scalar."""
+        ...
+
 
 class GaussianHead(nn.Module):
     """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range; what lies outside is cut off
@@ -83,6 +87,11 @@ class GaussianHead(nn.Module):
         """See `Head`."""
         return from_unit_range(sample.unflatten(-1, (self.chunk_size, -1)), self.centre, self.half_width)
 
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Mean squared error of the means, in units of half the action range. The standard deviations stay as they
+        are: they say how much to explore, which demonstrations do not tell."""
+        return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square().mean()
+
 
 class CategoricalHead(nn.Module):
     """One choice among n per action of the chunk; the simulator gets its number."""
@@ -116,6 +125,10 @@ class CategoricalHead(nn.Module):
     def actions(self, sample: Tensor) -> Tensor:
         """See `Head`."""
         return sample.unsqueeze(-1).float()
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Cross-entropy of the choices."""
+        return -self.logprobs(outputs, actions.squeeze(-1).round().long()).mean()
 
     def _logits(self, outputs: Tensor) -> Tensor:
         return outputs.unflatten(-1, (self.chunk_size, -1))

@@ -81,6 +81,10 @@ class MLPPolicy(Policy):
             values=self.critic(features).squeeze(-1),
         )
 
+    def sft_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """See `Policy.sft_loss`."""
+        return self.head.sft_loss(self.actor(self._normalize(inputs)), actions)
+
     def update_statistics(self, inputs: Inputs) -> None:
         """Update the running observation normalisation."""
         if self.normalizer is not None:

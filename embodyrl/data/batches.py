@@ -1,0 +1,192 @@
+"""Minibatches of demonstrations for supervised learning.
+
+Shapes: `M` samples of a minibatch, `C` actions in a chunk, `D` action dims, `V` cameras, `H, W` pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.config.schema import AtEnd, DataConfig
+from embodyrl.data.layout import DatasetError
+from embodyrl.data.reader import Dataset
+from embodyrl.envs import Observation
+from embodyrl.seeding import derive_seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What was seen, and the chunks of actions that followed."""
+
+    observation: Observation
+    """`M` of them."""
+    actions: NDArray[np.float32]
+    """`[M, C, D]` in the simulator's units."""
+
+
+class Demonstrations:
+    """An endless sequence of minibatches. Each depends on the dataset, the settings, the seed and its number alone, so
+    a run that is resumed goes on with the same ones.
+
+    Every pass over the dataset draws the episodes in another order, reads as many as fit into memory, draws the chunks
+    of those in random order, and then goes on to the next episodes. A minibatch has fewer than `batch_size` chunks only
+    where the episodes in memory have fewer; what is left over at the end is left out for this pass.
+
+    Args:
+        dataset: the demonstrations.
+        config: batch size, memory, and what happens where an episode ends.
+        cameras: those whose pictures are wanted, in this order.
+        chunk_size: `C`.
+        seed: the run's seed.
+
+    Raises:
+        DatasetError: no chunk can be made of the dataset, or it lacks a camera.
+    """
+
+    def __init__(
+        self, dataset: Dataset, config: DataConfig, *, cameras: Sequence[str], chunk_size: int, seed: int
+    ) -> None:
+        self.dataset = dataset
+        self._config = config
+        self._chunk_size = chunk_size
+        self._seed = seed
+        known = dataset.spec.cameras
+        if missing := [camera for camera in cameras if camera not in known]:
+            raise DatasetError(f"{dataset.folder} has no camera {missing[0]!r} (cameras: {', '.join(known) or 'none'})")
+        self._cameras = [known.index(camera) for camera in cameras]
+        self._starts = [self._chunk_starts(number) for number in range(len(dataset.episodes))]
+        if not any(len(starts) for starts in self._starts):
+            raise DatasetError(
+                f"no episode of {dataset.folder} has {chunk_size} undisturbed actions in a row: set data.at_end=repeat "
+                f"or a smaller rollout.chunk_size"
+            )
+        self._loaded: _Window | None = None
+        self._latest = 0, 0
+        """A pass, and the number of its first minibatch: where the search for the next one begins."""
+
+    @property
+    def chunks(self) -> int:
+        """How many different chunks there are."""
+        return sum(map(len, self._starts))
+
+    def batches(self, first: int, count: int) -> Iterator[Batch]:
+        """Minibatches number `first` .. `first + count - 1`."""
+        epoch, position = self._latest if self._latest[1] <= first else (0, 0)
+        stop = first + count
+        while position < stop:
+            self._latest = epoch, position
+            for episodes, batches in self._plan(epoch):
+                for number, chosen in enumerate(batches, position):
+                    if first <= number < stop:
+                        yield self._batch(self._window(episodes), chosen, number)
+                position += len(batches)
+            epoch += 1
+
+    def _chunk_starts(self, number: int) -> NDArray[np.int64]:
+        """Frames of an episode at which a chunk begins. None of its actions but the last may have been disturbed: what
+        follows a disturbance answers to it, which nobody could know when the chunk began."""
+        length, size = self.dataset.episodes[number].length, self._chunk_size
+        last = length if self._config.at_end is AtEnd.repeat else length - size + 1
+        starts = np.arange(max(last, 0))
+        if not self.dataset.spec.perturbed or size == 1:
+            return starts
+        perturbed = self.dataset.read(number, pictures=False).perturbed
+        assert perturbed is not None, "the dataset says that it is there"
+        until = np.minimum(starts + size - 1, length)
+        before = np.concatenate([[0], np.cumsum(perturbed)])
+        return starts[before[until] == before[starts]]
+
+    def _plan(self, epoch: int) -> list[tuple[list[int], list[NDArray[np.int64]]]]:
+        """A pass: which episodes are in memory together, and their minibatches `[M, 2]` of (episode, frame)."""
+        rng = np.random.default_rng(derive_seed(self._seed, "demonstrations", epoch))
+        order = rng.permutation(len(self._starts)).tolist()
+        plan = []
+        for episodes in self._fitting(order):
+            pairs = [
+                np.stack([np.full(len(self._starts[episode]), episode), self._starts[episode]], 1)
+                for episode in episodes
+            ]
+            chunks = rng.permutation(np.concatenate(pairs))
+            size = self._config.batch_size
+            whole = len(chunks) // size * size
+            batches = np.split(chunks[:whole], whole // size) if whole else [chunks] * bool(len(chunks))
+            plan.append((episodes, batches))
+        return plan
+
+    def _fitting(self, order: list[int]) -> list[list[int]]:
+        """The episodes in groups that fit into memory, each in ascending order, as they lie on the disk."""
+        most = self._config.memory_mib * 2**20 // self.dataset.spec.frame_bytes
+        groups: list[list[int]] = [[]]
+        frames = 0
+        for episode in order:
+            length = self.dataset.episodes[episode].length
+            if groups[-1] and frames + length > most:
+                groups.append([])
+                frames = 0
+            groups[-1].append(episode)
+            frames += length
+        return [sorted(group) for group in groups]
+
+    def _window(self, episodes: list[int]) -> _Window:
+        if self._loaded is None or self._loaded.episodes != episodes:
+            self._loaded = None  # frees its memory first
+            self._loaded = _Window(self.dataset, episodes, self._cameras)
+        return self._loaded
+
+    def _batch(self, window: _Window, chosen: NDArray[np.int64], number: int) -> Batch:
+        episode, frame = chosen.T
+        begin, end = window.begin[episode], window.end[episode]
+        row = begin + frame
+        following = np.minimum(row[:, None] + np.arange(self._chunk_size), end[:, None] - 1)
+        images = None if window.images is None else self._shifted(window.images[row], number)
+        return Batch(
+            observation=Observation(
+                images=images,
+                proprio=None if window.proprio is None else window.proprio[row],
+                tasks=[window.tasks[each] for each in episode.tolist()],
+            ),
+            actions=window.actions[following],
+        )
+
+    def _shifted(self, images: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
+        """The pictures `[M, V, H, W, 3]` of a minibatch, moved by the same random number of pixels; edges repeat."""
+        most = self._config.shift_pixels
+        if not most:
+            return images
+        rng = np.random.default_rng(derive_seed(self._seed, "shifts", number))
+        down, right = rng.integers(-most, most + 1, 2)
+        height, width = images.shape[2:4]
+        rows = np.clip(np.arange(height) - down, 0, height - 1)
+        columns = np.clip(np.arange(width) - right, 0, width - 1)
+        return np.ascontiguousarray(images[:, :, rows[:, None], columns])
+
+
+class _Window:
+    """Episodes in memory, one after the other."""
+
+    def __init__(self, dataset: Dataset, episodes: list[int], cameras: list[int]) -> None:
+        self.episodes = episodes
+        self.tasks: dict[int, str] = {}
+        lengths = np.array([dataset.episodes[number].length for number in episodes])
+        ends = np.cumsum(lengths)
+        self.begin = np.zeros(len(dataset.episodes), np.int64)
+        self.end = np.zeros(len(dataset.episodes), np.int64)
+        self.begin[episodes], self.end[episodes] = ends - lengths, ends
+        frames, spec = int(ends[-1]), dataset.spec
+        self.actions = np.empty((frames, spec.action_dim), np.float32)
+        self.proprio = np.empty((frames, spec.state_dim), np.float32) if spec.state_dim else None
+        self.images = np.empty((frames, len(cameras), *spec.image_size, 3), np.uint8) if cameras else None
+        for number in episodes:
+            episode = dataset.read(number, pictures=bool(cameras))
+            rows = slice(self.begin[number], self.end[number])
+            self.tasks[number] = episode.task
+            self.actions[rows] = episode.actions
+            if self.proprio is not None:
+                self.proprio[rows] = episode.proprio
+            if self.images is not None:
+                assert episode.images is not None, "read with pictures"
+                self.images[rows] = episode.images[:, cameras]

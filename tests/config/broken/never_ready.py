@@ -1,0 +1,20 @@
+"""Registers an algorithm that finds fault with every config."""
+
+from collections.abc import Iterator
+
+from embodyrl.config.schema import Config
+from embodyrl.pipelines.graphs import grpo
+from embodyrl.registry import ALGORITHMS
+
+
+def complain(config: Config) -> Iterator[tuple[str, str, str]]:
+    """One fault about the demonstrations."""
+    yield "data.path", f"the demonstrations in {config.data.path} are of poor taste", "record better ones"
+
+
+ALGORITHMS.register(
+    "never_ready",
+    target=grpo,
+    facts={"check": "never_ready:complain", "demonstrations": True},
+    summary="an algorithm that finds fault with every config",
+)
