@@ -39,23 +39,24 @@ def last_block(policy: Any) -> None:
         tower.forward_intermediates = intermediates
 
 
-def _with_mask(policy: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _with_mask(policy: Any, change: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
     model = policy.network.language_model.model
     original = model.forward
 
     @functools.wraps(original)
     def forward(*, attention_mask: torch.Tensor, **arguments: Any) -> Any:
-        return original(attention_mask=change(attention_mask), **arguments)
+        changed = change(attention_mask, arguments["inputs_embeds"].shape[1])
+        return original(attention_mask=changed, **arguments)
 
     model.forward = forward
 
 
 def causal(policy: Any) -> None:
-    _with_mask(policy, lambda mask: mask[:, 0, 0].long())
+    _with_mask(policy, lambda mask, _: mask[:, 0, 0].long())
 
 
 def bidirectional(policy: Any) -> None:
-    _with_mask(policy, lambda mask: mask.bool()[:, None, None, :].expand(-1, 1, mask.shape[1], -1))
+    _with_mask(policy, lambda mask, length: mask.bool()[:, None, None, :].expand(-1, 1, length, -1))
 
 
 def no_stop_token(policy: Any) -> None:
