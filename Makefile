@@ -22,22 +22,22 @@ run:  ## Train the main job: MetaWorld reach-v3 from state observations, about a
 	@$(BIN)/embodyrl run $(if $(CONFIG),"$(CONFIG)") $(ARGS)
 
 test:  ## Run the tests
-	@$(SETUP) metaworld maniskill data dev
+	@$(SETUP) metaworld maniskill vla data dev
 	@$(BIN)/python -m pytest $(ARGS)
 
 check:  ## Lint, check formatting, types and the layers of the architecture
-	@$(SETUP) metaworld maniskill data dev
+	@$(SETUP) metaworld maniskill vla data dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 bench:  ## Measure the speed that the README states, beside Stable-Baselines3
-	@$(SETUP) metaworld maniskill data dev
+	@$(SETUP) metaworld maniskill vla data dev
 	@$(BIN)/python benchmarks/vs_sb3.py $(ARGS)
 
 setup:  ## Set up .venv for run, test, check and bench, and stop there
-	@$(SETUP) metaworld maniskill data dev
+	@$(SETUP) metaworld maniskill vla data dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
 	@$(SETUP) metaworld maniskill libero vla ray wandb data dev
