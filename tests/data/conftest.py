@@ -1,0 +1,8 @@
+"""Makes `demonstrations.py` importable, however tests are collected."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

@@ -1,0 +1,182 @@
+"""`embodyrl collect`: a scripted expert or a policy plays training episodes, and what it does is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="demonstrations need pyarrow: pip install 'embodyrl[data]'")
+
+from embodyrl.config import load_config
+from embodyrl.data.experts import scripted_expert
+from embodyrl.data.reader import Dataset
+from embodyrl.data.recorder import Attempt, Recorder, demonstration_episodes
+from embodyrl.envs import EpisodeSpec, Observation
+from embodyrl.envs.manager import EnvManager
+
+BOTH_WAYS = "env.tasks=[faucet-open-v3,faucet-close-v3]"
+
+
+@contextmanager
+def recorder(
+    *overrides: str, pushes: float = 0.0, after_success: int = 0
+) -> Iterator[tuple[Recorder, list[EpisodeSpec]]]:
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    config = load_config("experiment/metaworld_reach", ["env.workers=1", *overrides]).config
+    expert = scripted_expert(config.env)
+    with EnvManager(expert.env, chunk_size=1) as manager:
+        yield (
+            Recorder(manager, expert, pushes=pushes, after_success=after_success, seed=config.seed),
+            demonstration_episodes(config.env, config.seed),
+        )
+
+
+def record(number: int, *overrides: str, **options) -> list[Attempt]:
+    with recorder(*overrides, **options) as (recording, episodes):
+        return list(recording.record(episodes[:number]))
+
+
+def test_the_expert_solves_its_tasks_and_every_attempt_comes_in_its_turn() -> None:
+    attempts = record(8, BOTH_WAYS, "env.num_envs=3")
+    assert [attempt.number for attempt in attempts] == list(range(8))
+    assert all(attempt.success and attempt.episode.success.tolist().count(True) == 1 for attempt in attempts)
+    assert [attempt.episode.task for attempt in attempts[:3]] == ["turn on the faucet", "turn off the faucet"] * 1 + [
+        "turn on the faucet"
+    ]
+    assert all(np.abs(attempt.episode.actions).max() <= 1.0 for attempt in attempts)
+
+
+def test_what_is_recorded_does_not_depend_on_the_number_of_slots() -> None:
+    few, many = (record(6, BOTH_WAYS, f"env.num_envs={slots}", pushes=1.5) for slots in (1, 4))
+    for one, other in zip(few, many, strict=True):
+        for name, value in vars(one.episode).items():
+            assert np.array_equal(value, getattr(other.episode, name)), (one.number, name)
+
+
+def test_the_expert_sees_everything_and_what_the_config_shows_is_recorded() -> None:
+    full, robot = (record(2, f"env.proprio={proprio}")[0].episode for proprio in ("full", "robot"))
+    assert full.proprio.shape[1] == 39 and robot.proprio.shape[1] == 4
+    assert np.array_equal(full.proprio[:, :4], robot.proprio) and np.array_equal(full.actions, robot.actions)
+
+
+def test_pushes_disturb_and_the_label_is_what_the_expert_wanted() -> None:
+    calm, pushed = record(6)[:6], record(6, pushes=2.0)
+    marks = [attempt.episode.perturbed for attempt in pushed]
+    assert all(attempt.episode.perturbed is None for attempt in calm)
+    assert all(attempt.success for attempt in pushed)
+    assert sum(mark[0] for mark in marks) >= 3  # a push has 0 .. 3 steps
+    assert any(mark[4:].any() for mark in marks)
+    for one, other, mark in zip(calm, pushed, marks, strict=True):
+        first = int(mark.argmax()) if mark.any() else len(one.episode) - 1
+        assert np.array_equal(one.episode.actions[: first + 1], other.episode.actions[: first + 1])
+        if mark.any():
+            assert not np.array_equal(one.episode.proprio[first + 1], other.episode.proprio[first + 1])
+
+
+def test_recording_goes_on_after_success_for_as_long_as_was_asked() -> None:
+    short, long = record(3), record(3, after_success=4)
+    for one, other in zip(short, long, strict=True):
+        assert len(other.episode) == len(one.episode) + 4
+        assert one.episode.success[-1] and other.episode.success[len(one.episode) - 1]
+    ends = record(3, "env.end_at_success=true", after_success=4)
+    assert [len(each.episode) for each in ends] == [len(each.episode) for each in short]
+
+
+def test_only_training_start_states_are_played() -> None:
+    env = load_config("experiment/metaworld_reach", ["env.start_states=3", BOTH_WAYS]).config.env
+    episodes = demonstration_episodes(env, 1)
+    assert [(each.task, each.start_state) for each in episodes] == [
+        (task, state) for state in range(3) for task in ("faucet-open-v3", "faucet-close-v3")
+    ]
+    assert len({each.seed for each in episodes}) == 6
+
+
+def test_a_policy_carries_out_its_chunks_and_decides_again_only_then() -> None:
+    from embodyrl.runner.build import build_engine
+    from embodyrl.runner.demonstrator import PolicyDemonstrator
+
+    config = load_config(
+        "experiment/gym_pendulum",
+        ["rollout.chunk_size=3", "env.num_envs=2", "env.workers=1", "env.max_episode_steps=8", "model.log_std_init=0"],
+    ).config
+    with EnvManager(config.env, chunk_size=1) as manager:
+        engine = build_engine(config, manager, weights=None)
+        for parameter in engine.policy.actor.parameters():
+            parameter.data.normal_(generator=None, std=0.5)
+        policy = PolicyDemonstrator(config.env, engine, "eval")
+        recording = Recorder(manager, policy, pushes=0.0, after_success=0, seed=1)
+        attempts = list(recording.record(demonstration_episodes(config.env, 1)[:4]))
+    assert [len(attempt.episode) for attempt in attempts] == [8] * 4
+    for attempt in attempts:
+        states = attempt.episode.proprio[[0, 3, 6]]
+        chunks = engine.act(Observation(proprio=states, tasks=[""] * 3), "eval").actions.reshape(9, 1)[:8]
+        assert np.allclose(attempt.episode.actions, chunks.numpy(), atol=1e-6)
+
+
+def embodyrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "embodyrl", *words], capture_output=True, text=True, timeout=100, cwd=cwd, check=False
+    )
+
+
+def test_the_command_records_pictures_and_supervised_learning_takes_them(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    done = embodyrl("collect", "metaworld_reach", "--out", "demos", "--episodes", "12", "--pushes", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "12 episodes" in done.stdout and "12 of 12 attempts successful (100%)" in done.stdout
+    dataset = Dataset(tmp_path / "demos")
+    assert len(dataset.episodes) == 12 and dataset.spec.action_names == ("arm_0", "arm_1", "arm_2", "gripper")
+    again = embodyrl("collect", "metaworld_reach", "--out", "demos", "--episodes", "1", cwd=tmp_path)
+    assert again.returncode == 2 and "exists already and is never overwritten" in again.stderr
+    learned = embodyrl(
+        "run",
+        "metaworld_reach_sft",
+        "data.path=demos",
+        "run.iterations=8",
+        "eval.episodes=10",
+        "run.dir=out",
+        cwd=tmp_path,
+    )
+    assert learned.returncode == 0, learned.stderr
+    last = [line for line in learned.stdout.splitlines() if line.startswith("evaluation")][-1]
+    assert float(last.split("success ")[1].split()[0]) >= 0.5, learned.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gym_pendulum", "--episodes", "1"], "has no scripted expert (those that have one: metaworld)"),
+        (["gym_pendulum", "--episodes", "1", "--policy", "nowhere"], "nowhere does not exist"),
+        (["metaworld_reach", "--episodes", "1", "--sample"], "--sample draws the actions of a policy"),
+        (["metaworld_reach", "--episodes", "9", "env.start_states=4"], "more than the 4 training episodes"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_at_once(words: list[str], message: str, tmp_path: Path) -> None:
+    done = embodyrl("collect", *words, "--out", "demos", cwd=tmp_path)
+    assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_success_there_is_nothing_to_keep_and_the_command_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    hasty = ["env.max_episode_steps=5", "env.num_envs=2", "env.workers=1"]
+    done = embodyrl("collect", "metaworld_reach", *hasty, "--out", "demos", "--episodes", "1", cwd=tmp_path)
+    assert done.returncode == 1 and "only 0 of 1 episodes were recorded in 20 attempts" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    kept = embodyrl(
+        "collect", "metaworld_reach", *hasty, "--out", "demos", "--episodes", "3", "--keep", "all", cwd=tmp_path
+    )
+    assert kept.returncode == 0 and [each.length for each in Dataset(tmp_path / "demos").episodes] == [5, 5, 5]
+
+
+def test_the_recorded_config_is_not_changed_by_the_expert() -> None:
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    env = load_config("experiment/metaworld_reach", ["env.proprio=robot"]).config.env
+    assert dataclasses.replace(scripted_expert(env).env, proprio=env.proprio) == env
