@@ -37,7 +37,7 @@ def build_policy(config: ModelConfig, simulator: SimulatorSpec | None, *, chunk_
         policy: Policy = policy_type(config, simulator, chunk_size)
     policy.name = config.name
     if config.checkpoint is not None:
-        policy.load(Path(config.checkpoint))
+        policy.start_from(Path(config.checkpoint))
     return policy
 
 

@@ -124,6 +124,10 @@ class Policy(nn.Module, ABC):
         description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
         (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
 
+    def start_from(self, folder: Path) -> None:
+        """Take the weights that a config names, which need not come from `save`. The default is `load`."""
+        self.load(folder)
+
     def load(self, folder: Path) -> None:
         """Read weights written by `save`.
 

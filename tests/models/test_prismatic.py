@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,42 @@ def test_no_pickle_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PolicyError, match="holds more than tensors"):
         oft(folder, **L1)
     assert not (folder / "exploded").exists()
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_of_peft_is_added(whole: Path, tmp_path: Path, rslora: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    plain = oft(whole)
+    kind = LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", use_rslora=rslora, init_lora_weights=False)
+    adapted = get_peft_model(oft(whole).network, kind)
+    adapted.save_pretrained(str(tmp_path))
+    policy = oft(whole, adapter=str(tmp_path))
+    found = dict(policy.network.named_parameters())
+    for name, parameter in adapted.merge_and_unload().named_parameters():
+        torch.testing.assert_close(found[name], parameter, atol=1e-6, rtol=0)
+    assert not torch.equal(found["projector.fc1.weight"], plain.network.projector.fc1.weight)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        ("projector.fc9", (640, 160), "changes layers that the model does not have: projector.fc9"),
+        ("projector.fc1", (3, 160), r"projector.fc1 is \[3, 160\], the model has \[640, 160\]"),
+    ],
+)
+def test_an_adapter_of_another_model(whole: Path, tmp_path: Path, layer: str, shape: Any, message: str) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
+    pair = {"lora_A": torch.ones(2, shape[1]), "lora_B": torch.ones(shape[0], 2)}
+    tensors = {f"base_model.model.{layer}.{part}.weight": tensor for part, tensor in pair.items()}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(PolicyError, match=message):
+        oft(whole, adapter=str(tmp_path))
+
+
+def test_a_folder_without_an_adapter(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"holds no adapter_config\.json"):
+        oft(whole, adapter=str(tmp_path))
 
 
 # -------------------------------------------------------------------------------------------------------- statistics
@@ -532,3 +570,21 @@ def test_demonstrations_are_learned(whole: Path, name: str, options: dict[str, A
 def test_wrong_options(whole: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         oft(whole, **options)
+
+
+def test_the_public_names_need_one_import(whole: Path) -> None:
+    program = (
+        "import sys, numpy, embodyrl; assert 'torch' not in sys.modules\n"
+        f"policy = embodyrl.models.load_policy('openvla', checkpoint={str(whole)!r}, unnorm_key='second')\n"
+        "seen = embodyrl.envs.Observation(images=numpy.zeros((1, 1, 9, 9, 3), numpy.uint8), tasks=['Wave'])\n"
+        "print(tuple(policy.act(policy.preprocess(seen), mode='eval').actions.shape))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stdout.strip() == "(1, 1, 7)"

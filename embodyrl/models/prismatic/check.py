@@ -30,6 +30,10 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
             f"env.cameras names {len(cameras)} camera(s), but model {model.name!r} takes {num_images} picture(s)",
             f"name {num_images} camera(s) of the simulator",
         )
+    if model.adapter is not None and not Path(model.adapter).is_dir():
+        yield "model.adapter", f"model.adapter = {model.adapter!r} is no folder", "name the folder of a LoRA adapter"
+    if model.checkpoint is None and model.adapter is not None:
+        yield "model.adapter", "model.adapter is set, but model.checkpoint is null", "name the weights it belongs to"
     if model.checkpoint is not None and Path(model.checkpoint).is_dir():
         yield from _check_folder(model, Path(model.checkpoint), heads)
 

@@ -21,6 +21,7 @@ from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
 from embodyrl.models.policy import DESCRIPTION_FILE, ActOutput, EvalOutput, Inputs, Policy, PolicyError, PolicySpec
 from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
+from embodyrl.models.prismatic.adapter import add_adapter
 from embodyrl.models.prismatic.architecture import Architecture
 from embodyrl.models.prismatic.files import PREPROCESSOR, CheckpointFiles, choose_key
 from embodyrl.models.prismatic.head_files import load_strictly, read_head, write_head
@@ -217,6 +218,12 @@ class PrismaticPolicy(Policy):
     def heads(self) -> dict[str, nn.Module]:
         """Parts that the public layout keeps in files of their own, by the beginning of the file's name."""
         return {}
+
+    def start_from(self, folder: Path) -> None:
+        """Read weights in the public layout, and the adapter if there is one; see `load` and `add_adapter`."""
+        self.load(folder)
+        if self.config.adapter is not None:
+            add_adapter(self.network, Path(self.config.adapter))
 
     def load(self, folder: Path) -> None:
         """Read weights in the public layout. A checkpoint that has no value head leaves this model's as it is.
