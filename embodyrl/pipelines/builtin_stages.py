@@ -8,7 +8,8 @@ OBSERVATIONS = ("proprio?", "images?")
 EVERY_STEP = ("step_proprio?", "step_images?")
 CRITIC = ("values?", "next_values?")
 OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
-ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task", "actions", "logprobs", "trace", *OUTCOME, "episode", "group", "version")
+ORIGIN = ("episode", "group", "start_state?", "seed?", "version")
+ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task", "actions", "logprobs", "trace", *OUTCOME, *ORIGIN)
 
 STAGES.register(
     "collect",

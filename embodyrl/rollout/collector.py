@@ -209,13 +209,19 @@ class Collector:
         self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput
     ) -> dict[str, NDArray[Any]]:
         """What is known when a decision is taken, as columns `[len(slots), ...]`."""
+        numbers = self._numbers[slots]
+        episodes = [
+            self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers.tolist(), strict=True)
+        ]
         columns: dict[str, NDArray[Any]] = {
             "task": np.array([self._sentence_index[sentence] for sentence in observation.tasks]),
             "actions": decision.actions.cpu().numpy(),
             "logprobs": decision.logprobs.cpu().numpy(),
             "valid": np.ones(len(slots), np.bool_),
-            "episode": self._numbers[slots],
+            "episode": numbers,
             "group": self._column[slots] // self.config.group_size,
+            "start_state": np.array([episode.start_state for episode in episodes]),
+            "seed": np.array([episode.seed for episode in episodes]),
             "version": np.full(len(slots), self.engine.version),
         }
         if observation.proprio is not None:

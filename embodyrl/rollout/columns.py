@@ -66,6 +66,8 @@ COLUMNS: Mapping[str, Column] = {
     "valid": Column("K B", FLAG, "a decision was taken; True also for the one that ends the episode", required=True),
     "episode": Column("K B", I64, "number of the episode within its slot", required=True),
     "group": Column("K B", I64, "group of the episode", required=True),
+    "start_state": Column("K B", I64, "start state of the episode"),
+    "seed": Column("K B", I64, "seed of what is random in the simulator during the episode"),
     "version": Column("K B", I64, "engine version that decided", required=True),
 }
 """Columns with a fixed meaning. Beside them there is `trace`, a table `[K, B, ...]` of what `Policy.evaluate` needs.
