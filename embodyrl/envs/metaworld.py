@@ -23,6 +23,12 @@ from embodyrl.errors import UserError
 STEP_LIMIT = 500
 """MetaWorld refuses to step an episode further than this."""
 
+STEPS_PER_S = 80.0
+"""Steps of MetaWorld per simulated second [Hz]."""
+
+SHOWN_SITES = (1, 1, 1, 0, 0, 0)
+"""Groups of sites that MuJoCo draws by itself; MetaWorld's goals are among them."""
+
 PROPRIO_DIM = {Proprio.full: 39, Proprio.robot: 4}
 """How many of MetaWorld's numbers a policy is told."""
 
@@ -40,10 +46,11 @@ class MetaWorld(SlotSimulator):
         check_task_list(config.tasks, "metaworld")
         check_tasks(config.tasks, known_tasks(), "metaworld")
         check_cameras(config.cameras, known_cameras(), "metaworld")
-        if config.max_episode_steps > STEP_LIMIT:
+        if config.max_episode_steps * config.action_repeat > STEP_LIMIT:
+            times = f" x env.action_repeat = {config.action_repeat}" if config.action_repeat > 1 else ""
             raise UserError(
-                f"env.max_episode_steps is {config.max_episode_steps}, but MetaWorld ends its episodes at "
-                f"{STEP_LIMIT} steps: set at most that"
+                f"env.max_episode_steps is {config.max_episode_steps}{times}, but MetaWorld ends its episodes at "
+                f"{STEP_LIMIT} steps: set at most {STEP_LIMIT // config.action_repeat}"
             )
         height, width = config.image_size
         if config.cameras:
@@ -51,7 +58,14 @@ class MetaWorld(SlotSimulator):
         mujoco_gl.import_mujoco()
         self._config = config
         self._painters = Painters(most=max(num_slots, KEPT_PAINTERS))
-        arm = ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.01)
+        arm = ActionField(
+            name="arm",
+            meaning="delta_position",
+            unit="m",
+            low=(-1.0,) * 3,
+            high=(1.0,) * 3,
+            scale=0.01 * config.action_repeat,
+        )
         gripper = ActionField(
             name="gripper", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,), opens=-1.0, closes=1.0
         )
@@ -61,7 +75,7 @@ class MetaWorld(SlotSimulator):
                 actions=(arm, gripper),
                 proprio_dim=PROPRIO_DIM[config.proprio],
                 max_episode_steps=config.max_episode_steps,
-                control_frequency=80.0,
+                control_frequency=STEPS_PER_S / config.action_repeat,
                 cameras=tuple(config.cameras),
                 image_size=(height, width) if config.cameras else (0, 0),
             ),
@@ -103,10 +117,15 @@ class MetaWorldSlot(Slot):
         self._env.np_random = np.random.default_rng(episode.seed)
 
     def step(self, action: NDArray[np.float32]) -> Transition:
-        """Execute `action [4]`."""
-        self._observation, reward, info = self._env.step(action)
-        success = bool(info["success"])
-        return Transition(float(reward), success and self._config.end_at_success, success)
+        """Execute `action [4]` as often as the config says."""
+        total, success = 0.0, False
+        for _ in range(self._config.action_repeat):
+            self._observation, reward, info = self._env.step(action)
+            total += float(reward)
+            success |= bool(info["success"])
+            if success and self._config.end_at_success:
+                return Transition(total, True, True)
+        return Transition(total, False, success)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
         """Images `[V, H, W, 3]`, or None without cameras, and proprio `[39 or 4]`."""
@@ -121,5 +140,6 @@ class MetaWorldSlot(Slot):
         """The picture of one camera, the right way up."""
         quality = self._config.render_quality
         painter = self._painters.get((self._task, size), lambda: Painter(self._env.model, *size, quality))
+        painter.options.sitegroup[:] = SHOWN_SITES if self._config.show_goals else 0
         picture = painter.paint(self._env.data, camera)
         return np.ascontiguousarray(picture[::-1, ::-1]) if CAMERAS[camera] else picture

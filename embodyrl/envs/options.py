@@ -56,6 +56,10 @@ class MetaWorldConfig(MujocoConfig):
     numbers), the rest has to be seen."""
     end_at_success: bool = setting(False)
     """End the episode (terminated) as soon as the task is solved."""
+    action_repeat: int = setting(1, low=1, high=50)
+    """Simulator steps (1/80 s) that each action is held for; rewards add up. `max_episode_steps` counts actions."""
+    show_goals: bool = setting(True)
+    """Draw the coloured dots that mark goals. Without them, what is to be done is in the task's sentence alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

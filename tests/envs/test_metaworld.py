@@ -146,6 +146,26 @@ def test_success_ends_the_episode_only_if_asked() -> None:
         ours.close()
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_repeated_action_is_the_same_action_several_times(ends: bool) -> None:
+    task, actions = "reach-v3", moves(3, 6)
+    single, triple = simulator(task, end_at_success=ends), simulator(task, end_at_success=ends, action_repeat=3)
+    assert triple.spec.control_frequency == 80 / 3 and triple.spec.actions[0].scale == pytest.approx(0.03)
+    for each in (single, triple):
+        each.reset([0], [episode(task)])
+    for action in actions:
+        one = single.step_chunk([0], np.tile(action, (1, 3, 1)))
+        other = triple.step_chunk([0], action[None, None])
+        assert np.array_equal(one.observation.proprio, other.observation.proprio)
+        assert other.rewards.sum() == pytest.approx(one.rewards.sum())
+        assert other.success.any() == one.success.any() and other.steps.tolist() == [1]
+
+
+def test_the_step_limit_counts_repetitions() -> None:
+    with pytest.raises(UserError, match=r"200 x env.action_repeat = 3, .* set at most 166"):
+        simulator("reach-v3", max_episode_steps=200, action_repeat=3)
+
+
 def test_tasks_are_known_without_metaworld_and_are_its_tasks() -> None:
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 

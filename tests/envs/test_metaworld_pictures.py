@@ -250,3 +250,15 @@ def test_no_opengl_is_said_in_words(environment: dict[str, str], message: str) -
 @pytest.mark.parametrize("value", ["off", "egl", "osmesa", "glfw"])
 def test_without_cameras_it_does_not_matter(value: str) -> None:
     assert in_a_process([], MUJOCO_GL=value) == "fine None"
+
+
+@pytest.mark.parametrize("task", ["reach-v3", "faucet-close-v3"])
+def test_the_dots_that_mark_goals_can_be_left_out(task: str) -> None:
+    seen = []
+    for shown in (True, False):
+        ours = simulator(task, cameras=["corner4"], image_size=[96, 96], render_quality=FAST, show_goals=shown)
+        seen.append(start(ours, task))
+        ours.close()
+    assert seen[0].images is not None and seen[1].images is not None
+    assert 0 < (seen[0].images != seen[1].images).any(-1).mean() < 0.02
+    assert np.array_equal(seen[0].proprio, seen[1].proprio)
