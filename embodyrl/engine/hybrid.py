@@ -133,7 +133,8 @@ class HybridEngine:
                 break
             passes += 1
         self.version += 1
-        self.policy.update_statistics(self.policy.preprocess(observation_from(columns, sentences)))
+        if self.policy.keeps_statistics:
+            self.policy.update_statistics(self.policy.preprocess(observation_from(columns, sentences)))
         return mean_metrics(history) | {
             "train/passes": float(passes),
             "train/learning_rate": self._optimizer.param_groups[0]["lr"],

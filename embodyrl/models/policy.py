@@ -118,6 +118,11 @@ class Policy(nn.Module, ABC):
         update, so
         that rollout and training of one iteration see the same normalisation. The default keeps no statistics."""
 
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether `update_statistics` does anything; else nobody needs to preprocess a whole batch for it."""
+        return type(self).update_statistics is not Policy.update_statistics
+
     def save(self, folder: Path, config: ModelConfig) -> None:
         """Write weights and description into an existing folder."""
         save_file({key: value.contiguous() for key, value in self.state_dict().items()}, folder / WEIGHTS_FILE)

@@ -197,6 +197,11 @@ def test_normalisation_changes_only_in_update_statistics_and_equals_numpy() -> N
     np.testing.assert_allclose(policy.normalizer.variance.numpy(), everything.var(0), atol=1e-12)
 
 
+def test_only_policies_with_statistics_are_given_whole_batches() -> None:
+    assert make_policy("mlp").keeps_statistics
+    assert not CASES["openvla_oft"].policy().keeps_statistics
+
+
 def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
     config = MLPConfig(name="mlp", hidden_sizes=[16])
     build_policy(config, make_spec(), chunk_size=1, seed=1).save(tmp_path, config)

@@ -1,0 +1,56 @@
+"""`embodyrl run` with vision-language-action models, on pictures of a real simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("embodyrl.models.prismatic.libraries", reason="needs the extra vla")
+pytest.importorskip("pygame", reason="needs gymnasium[classic-control]")
+
+COMMON = """\
+run: {iterations: 2, eval_every: 0, dir: out}
+env: {num_envs: 2, workers: 1, max_episode_steps: 8, image_size: [48, 48]}
+eval: {episodes: 2}
+tracking: {sinks: [jsonl]}
+engine: {optimizer: {lr: 1.0e-12}}
+"""
+GRPO = """\
+defaults: [env: gym/pendulum_rgb, model: openvla_oft, algorithm: grpo, _self_]
+rollout: {chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
+algorithm: {minibatches: 2, reward: dense}
+"""
+PPO = """\
+defaults: [env: gym/pendulum_rgb, model: openvla, algorithm: ppo, _self_]
+rollout: {chunks: 4}
+algorithm: {minibatches: 2}
+"""
+
+
+def embodyrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    command = [sys.executable, "-m", "embodyrl", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [GRPO, PPO], ids=["openvla_oft-grpo", "openvla-ppo"])
+def test_a_run_from_the_command_line(tmp_path: Path, text: str) -> None:
+    """With hardly any learning rate the policy that learns is the one that acted: their log-probs must agree."""
+    (tmp_path / "my.yaml").write_text(text + COMMON)
+    done = embodyrl(tmp_path, "run", "my.yaml")
+    assert done.returncode == 0, done.stderr
+    metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    learned = [row for row in metrics if "train/approx_kl" in row]
+    assert len(learned) == 2
+    assert all(abs(row["train/approx_kl"]) < 1e-6 and row["train/grad_norm"] > 0 for row in learned)
+    saved = tmp_path / "out" / "checkpoints" / "last" / "policy"
+    again = embodyrl(tmp_path, "validate", "my.yaml", f"model.checkpoint={saved}", "model.unnorm_key=elsewhere")
+    assert again.returncode == 2
+    assert "no statistics of unnorm_key = 'elsewhere' (known: simulator)" in again.stderr
