@@ -175,3 +175,15 @@ def model_has_critic(config: Config) -> Iterator[Finding]:
             f"advantage {name!r} needs values, and model {model!r} predicts none",
             f"choose another model, or an advantage without a critic ({', '.join(without)})",
         )
+
+
+@rule
+def srpo_rewards_progress(config: Config) -> Iterator[Finding]:
+    """The graph of SRPO is GRPO's; what makes it SRPO is its reward."""
+    settings = config.algorithm
+    if settings.name == "srpo" and settings.reward != "srpo":
+        yield Finding(
+            ("algorithm.reward", "algorithm.name"),
+            f"algorithm.name is 'srpo', but algorithm.reward is {settings.reward!r}, which makes it GRPO",
+            "set algorithm.reward to srpo, or algorithm.name to grpo",
+        )

@@ -158,16 +158,24 @@ def estimate_advantages(iteration: Iteration) -> None:
 
 def update(iteration: Iteration) -> None:
     """Learn from the batch; adds `train/` metrics. Reads task, trace, logprobs, steps, valid, episode, version,
-    advantages, the observations, and with a critic values and returns. A batch of which a filter left nothing changes
-    nothing. With `env.offload` the simulators are gone meanwhile."""
+    advantages, the observations, and with a critic values and returns. A batch that teaches nothing changes nothing.
+    With `env.offload` the simulators are gone meanwhile."""
     batch = _batch(iteration)
     if iteration.config.env.offload:
         iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
-    if not bool(batch["valid"].any()):
+    if not teaches(batch, iteration.config):
         iteration.metrics["train/passes"] = 0.0
         return
     decisions = decisions_to_learn_from(batch, iteration.config)
     iteration.metrics |= iteration.engine.update(decisions, batch.sentences)
+
+
+def teaches(batch: TrajectoryBatch, config: Config) -> bool:
+    """Whether a batch has a gradient: not if a filter left nothing of it, nor if every advantage is 0, because all
+    episodes of each group ended alike, and no other term of the loss is in use."""
+    settings = config.algorithm
+    other_terms = "values" in batch or settings.kl_coef > 0 or settings.entropy_coef > 0
+    return bool(batch["valid"].any()) and (other_terms or bool(batch["advantages"].any()))
 
 
 def imitate(iteration: Iteration) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
     from embodyrl.data.batches import Demonstrations
 
 SUMMARY_FILE = "summary.json"
+IDLE_ITERATIONS = 3
+"""So many iterations in a row with nothing to learn from are worth a warning."""
 
 
 @dataclass(kw_only=True)
@@ -91,6 +93,7 @@ class Runner:
         self._earlier_s = progress.wall_s
         self._started = started
         self._said_offload = False
+        self._idle = 0
         self._saved_at = progress.iteration or -1  # a run that never got to an iteration has saved nothing
 
     def run(self) -> int:
@@ -131,11 +134,23 @@ class Runner:
         if (freed := metrics.get("memory/simulators_freed_mib")) is not None and not self._said_offload:
             self._said_offload = True
             self._message(f"offload: the simulators are gone while the policy learns, which frees {freed:.0f} MiB")
+        self._warn_if_nothing_is_learned(metrics)
         return metrics | {
             "env/total_steps": float(self.progress.env_steps),
             "time/iteration": seconds,
             "time/env_steps_per_s": steps / seconds,
         }
+
+    def _warn_if_nothing_is_learned(self, metrics: dict[str, float]) -> None:
+        """Say once when iteration after iteration has nothing to learn from."""
+        self._idle = self._idle + 1 if metrics.get("train/passes") == 0 else 0
+        if self._idle == IDLE_ITERATIONS:
+            self._message(
+                f"warning: nothing was learned in {IDLE_ITERATIONS} iterations, because the episodes of each group end "
+                f"alike (success {metrics.get('env/success_once', 0.0):.2f}): start from a policy that sometimes "
+                f"succeeds (model.checkpoint), choose easier tasks, or a reward that tells episodes apart "
+                f"(algorithm.reward=dense)"
+            )
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""

@@ -93,6 +93,16 @@ def test_only_settings_of_the_run_may_change_on_resume(small_run: Callable[..., 
         train.resume(run.path, ["algorithm.gamma=0.5"])
 
 
+def test_a_run_that_cannot_learn_says_so_once_and_changes_nothing(small_run: Callable[..., Run]) -> None:
+    """No episode of Pendulum succeeds here, so with rewards for success alone every group ends alike."""
+    hopeless = ["algorithm=grpo", "rollout.episodes=whole", "rollout.chunks=40", "rollout.group_size=2"]
+    run = small_run("hopeless", *hopeless, "algorithm.reward=success", "env.success_return=0.0", "run.save_every=1")
+    log = (run.path / "run.log").read_text()
+    assert log.count("warning: nothing was learned in 3 iterations") == 1 and "(success 0.00)" in log
+    assert all(row["train/passes"] == 0 for row in run.metrics() if row["iteration"])
+    assert run.digest(1, "policy/model.safetensors") == run.digest(6, "policy/model.safetensors")
+
+
 def test_a_run_directory_is_never_overwritten(small_run: Callable[..., Run]) -> None:
     run = small_run("run", "run.iterations=1")
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
