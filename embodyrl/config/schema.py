@@ -107,6 +107,7 @@ class LearningRate(StrEnum):
 
     constant = "constant"
     linear = "linear"
+    cosine = "cosine"
 
 
 class Level(StrEnum):
@@ -478,7 +479,7 @@ class OptimizerConfig:
     lr: float = setting(3.0e-4, above=0.0)
     """Learning rate at the start."""
     schedule: LearningRate = setting(LearningRate.constant)
-    """constant, or linear: down to 0 over run.iterations."""
+    """constant; linear: down to 0 over run.iterations; cosine: down to 0, slowly at first and at the end."""
     betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
     """Decay rates of the two moment averages."""
     eps: float = setting(1.0e-5, above=0.0)

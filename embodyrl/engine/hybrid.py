@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -273,9 +274,14 @@ class HybridEngine:
 
     def _set_learning_rate(self) -> None:
         config = self._optimizer_config
-        remaining = 1.0 - self.version / self._iterations if config.schedule is LearningRate.linear else 1.0
+        done = min(self.version / self._iterations, 1.0)
+        share = {
+            LearningRate.constant: 1.0,
+            LearningRate.linear: 1.0 - done,
+            LearningRate.cosine: 0.5 * (1.0 + math.cos(math.pi * done)),
+        }
         for group in self._optimizer.param_groups:
-            group["lr"] = config.lr * max(remaining, 0.0)
+            group["lr"] = config.lr * share[config.schedule]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights: optimiser, random streams, version; and the weights of the reference policy,

@@ -91,6 +91,17 @@ def test_every_setting_changes_what_is_learned(change: str, pendulum: EnvManager
     assert not torch.equal(learn(pendulum, settings(folder, change), 2)[1], usual)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "shares"), [("constant", [1, 1, 1]), ("linear", [1, 2 / 3, 1 / 3]), ("cosine", [1, 0.75, 0.25])]
+)
+def test_the_learning_rate_follows_its_schedule(
+    schedule: str, shares: list[float], pendulum: EnvManager, folder: Path
+) -> None:
+    config = settings(folder, f"engine.optimizer.schedule={schedule}", "run.iterations=3", "data.steps=1")
+    rates = [metrics["train/learning_rate"] for metrics in learn(pendulum, config, 3)[0]]
+    assert rates == pytest.approx([0.01 * share for share in shares])
+
+
 def test_a_choice_is_learned_from_its_number(tmp_path: Path) -> None:
     config = load_config("experiment/gym_cartpole", ["env.num_envs=1", "env.workers=1"]).config
     with EnvManager(config.env, chunk_size=1) as manager:
