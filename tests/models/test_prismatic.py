@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -19,9 +20,11 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("embodyrl.models.prismatic.libraries", reason="needs the extra vla")
 
+from embodyrl.config import load_config
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import PolicyError, build_policy, load_policy
-from embodyrl.models.openvla_oft.options import OpenVLAOFTConfig
+from embodyrl.models.openvla_oft.check import check
+from embodyrl.models.openvla_oft.options import ActionHead, OpenVLAOFTConfig
 from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
 from embodyrl.models.prismatic.architecture import Architecture
 from embodyrl.models.prismatic.network import PrismaticNetwork, checkpoint_name
@@ -164,6 +167,26 @@ def test_a_truncated_shard(folder: Path) -> None:
     (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:5000])
     with pytest.raises(PolicyError, match=r"00001\.safetensors is damaged or cut short .* download it again"):
         oft(folder)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50])
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [(SHARD, cut), (SHARD, Path.unlink), ("config.json", cut), ("action_head--latest_checkpoint.pt", Path.unlink)],
+)
+def test_a_config_is_checked_against_its_checkpoint(folder: Path, name: str, spoil: Any) -> None:
+    settings = ["env=gym/pendulum_rgb"]
+    settings += ["model=openvla_oft", f"model.checkpoint={folder}", "model.unnorm_key=first"]
+    config = load_config("gym_cartpole", settings).config
+    model = dataclasses.replace(config.model, action_head=ActionHead.l1)  # type: ignore[call-arg]
+    config = dataclasses.replace(config, model=model, algorithm=dataclasses.replace(config.algorithm, name="sft"))
+    assert list(check(config)) == []
+    spoil(folder / name)
+    [(path, message, _)] = check(config)
+    assert path == "model.checkpoint" and name.partition("--")[0] in message
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json", "tokenizer.json", "preprocessor_config.json"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.prismatic.files import CheckpointFiles, choose_key, head_file, shard_files
+from embodyrl.models.prismatic.files import CheckpointFiles, choose_key, head_file, open_shard, shard_files
 from embodyrl.models.prismatic.options import PrismaticConfig
 
 Objection = tuple[str, str, str]
@@ -41,7 +41,8 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
 def _check_folder(model: PrismaticConfig, folder: Path, heads: tuple[str, ...]) -> Iterator[Objection]:
     try:
         files = CheckpointFiles.read(folder)
-        shard_files(folder)
+        for path in shard_files(folder):
+            open_shard(path, "np")
         for head in heads:
             head_file(folder, head)
     except PolicyError as error:

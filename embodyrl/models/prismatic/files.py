@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from embodyrl.models.errors import PolicyError
 
 CONFIG, STATISTICS = "config.json", "dataset_statistics.json"
@@ -124,6 +126,22 @@ def shard_files(folder: Path) -> list[Path]:
     if missing:
         raise PolicyError(f"{folder} lacks {', '.join(missing)}, which its {INDEX_FILE} names: download them again")
     return [folder / name for name in names]
+
+
+def open_shard(path: Path, framework: str) -> safe_open:
+    """A file of weights; its header is read, and nothing else yet.
+
+    Args:
+        path: of the file.
+        framework: `pt` for torch tensors, `np` for numpy arrays.
+
+    Raises:
+        PolicyError: it is no such file, or not all of it.
+    """
+    try:
+        return safe_open(path, framework)
+    except SafetensorError as error:
+        raise PolicyError(f"{path} is damaged or cut short ({error}): download it again") from error
 
 
 def head_file(folder: Path, name: str) -> Path:

@@ -74,10 +74,8 @@ class PrismaticPolicy(Policy):
         self.spec = PolicySpec(
             kind=self.kind, chunk_size=chunk_size, action_dim=len(self.action_range), proprio_dim=self.proprio_dim
         )
-        reserved = self.network.language_model.config.max_position_embeddings - 2 * self.entries
-        reserved -= self.num_images * self.network.vision_backbone.patches + bool(self.proprio_dim)
         tasks = [] if simulator is None else simulator.tasks.values()
-        self.prompts = Prompts(self.files.tokenizer, reserved, tasks)
+        self.prompts = Prompts(self.files.tokenizer, self._room_for_prompts(), tasks)
         self.network.vision_backbone.freeze(everything=config.freeze_vision)
 
     @property
@@ -99,6 +97,12 @@ class PrismaticPolicy(Policy):
     def device(self) -> torch.device:
         """Where the policy computes."""
         return self.bins.centres.device
+
+    def _room_for_prompts(self) -> int:
+        """Positions that pictures, state, actions and stop token leave in the longest sequence."""
+        pictures = self.num_images * self.network.vision_backbone.patches
+        longest: int = self.network.language_model.config.max_position_embeddings
+        return longest - pictures - bool(self.proprio_dim) - self.entries - 1
 
     def _convention(self) -> ActionConvention:
         """What the numbers of an un-normalised action mean."""

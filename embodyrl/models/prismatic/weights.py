@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.prismatic.files import INDEX_FILE, shard_files
+from embodyrl.models.prismatic.files import INDEX_FILE, open_shard, shard_files
 from embodyrl.models.prismatic.network import checkpoint_name, parameter_name
 
 SHARD_BYTES = 5 * 10**9
@@ -41,22 +40,15 @@ def read_weights(network: nn.Module, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    with _open(path) as shard:
+    with open_shard(path, "pt") as shard:
         for name in shard.keys():  # noqa: SIM118 - not a mapping
             yield name, tuple(shard.get_slice(name).get_shape())
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    with _open(path) as shard:
+    with open_shard(path, "pt") as shard:
         for name in shard.keys():  # noqa: SIM118 - not a mapping
             yield name, shard.get_tensor(name)
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, "pt")
-    except SafetensorError as error:
-        raise PolicyError(f"{path} is damaged or cut short ({error}): download it again") from error
 
 
 def _check_names(own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], folder: Path) -> None:
