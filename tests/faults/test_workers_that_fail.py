@@ -243,8 +243,11 @@ def test_a_worker_killed_while_closing_leaves_no_zombie(manager):
 
 
 def test_an_interrupted_wait_leaves_no_half_used_manager(manager):
+    def interrupt(*_):
+        raise KeyboardInterrupt  # as Ctrl-C does, also where the tests run in a shell's background, deaf to SIGINT
+
     manager.send([0], actions(1, slot0=Do.HANG))
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     with pytest.raises(KeyboardInterrupt):
         manager.receive([0])
