@@ -144,6 +144,18 @@ def only_whole_episodes_are_counted(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def ready_slots_exist(config: Config) -> Iterator[Finding]:
+    """Nobody waits for more slots than there are."""
+    ready, envs = config.rollout.ready_slots, config.env.num_envs
+    if isinstance(ready, int) and ready > envs:
+        yield Finding(
+            ("rollout.ready_slots", "env.num_envs"),
+            f"rollout.ready_slots = {ready}, but there are env.num_envs = {envs} slots",
+            f"set rollout.ready_slots to less than {envs} (as many is lockstep)",
+        )
+
+
+@rule
 def batch_splits_into_minibatches(config: Config) -> Iterator[Finding]:
     """Every optimiser step sees as many decisions as the others."""
     envs, rollout, parts = config.env.num_envs, config.rollout, config.algorithm.minibatches
