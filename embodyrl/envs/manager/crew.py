@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -142,10 +143,14 @@ class Crew:
         self._on_replaced(spec.slots)
 
     def unique_memory(self) -> int:
-        """Bytes that the processes use and share with nobody."""
+        """Bytes that the processes use and share with nobody; one that has died uses none."""
         import psutil
 
-        return sum(psutil.Process(worker.pid).memory_full_info().uss for worker in self.workers)
+        total = 0
+        for worker in self.workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += psutil.Process(worker.pid).memory_full_info().uss
+        return total
 
     def stop(self, timeout: float) -> None:
         """End the processes: ask them to, wait `timeout` [s] for all together, then kill. Harmless when repeated."""

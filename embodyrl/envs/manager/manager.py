@@ -334,12 +334,14 @@ class EnvManager:
         """Keep the states of all slots that play, and end the processes until they are needed again.
 
         Returns:
-            Bytes of memory that this frees: what the processes used and shared with nobody.
+            Bytes of memory that this frees: what the processes used and shared with nobody. 0 if they are gone already.
 
         Raises:
             ValueError: a chunk is under way.
             WorkerError: see the class.
         """
+        if self._offloaded is not None:
+            return 0
         playing = np.flatnonzero(~self._needs_reset)
         states = self.get_state(playing) if len(playing) else []
         freed = self._processes.unique_memory()

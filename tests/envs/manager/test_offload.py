@@ -1,5 +1,8 @@
 """Offload: the processes are gone for a while, their memory is free, and everything goes on bit for bit."""
 
+import os
+import signal
+
 import numpy as np
 import psutil
 import pytest
@@ -49,16 +52,24 @@ def test_processes_are_gone_until_they_are_needed_and_others_take_their_place():
 
 def test_offloading_twice_or_before_anything_was_played_or_closing_meanwhile_is_harmless():
     with start() as manager:
-        manager.offload()
+        assert manager.offload() > 0
+        assert manager.offload() == 0
         manager.onload()
         manager.onload()
         manager.reset([0, 2], [episode(1), episode(2)])
         manager.offload()
-        manager.offload()
+        pids = [worker.pid for worker in manager.workers]
+        assert manager.offload() == 0 and [worker.pid for worker in manager.workers] == pids  # not started for nothing
         assert manager.step([0, 2], actions(2)).steps.tolist() == [1, 1]
         with pytest.raises(ValueError, match=r"slots \[1, 3\] play no episode"):
             manager.step([1, 3], actions(2))
         manager.offload()
+
+
+def test_a_process_that_died_unnoticed_frees_nothing():
+    with start() as manager:
+        os.kill(manager.workers[0].pid, signal.SIGKILL)
+        assert manager.offload() > 0
 
 
 def test_a_chunk_under_way_is_not_torn_apart():
