@@ -260,3 +260,8 @@ SINKS: Registry[Any] = Registry("sink", home="embodyrl.tracking.builtin", group=
 EXPERTS: Registry[Any] = Registry("expert", home="embodyrl.data.builtin_experts", group="embodyrl.experts")
 """Who demonstrates the tasks of a simulator, under the simulator's name. Target: callable (env config) ->
 `data.experts.Demonstrator`. Facts: none so far."""
+
+
+def all_registries() -> list[Registry[Any]]:
+    """Every registry of this module."""
+    return [thing for thing in globals().values() if isinstance(thing, Registry)]

@@ -13,6 +13,7 @@ from embodyrl.registry import (
     ADVANTAGES,
     ALGORITHMS,
     ENCODERS,
+    EXPERTS,
     FILTERS,
     LOSSES,
     REWARDS,
@@ -29,6 +30,7 @@ SECTIONS: dict[str, tuple[Registry[Any], ...]] = {
     "simulators": (SIMULATORS,),
     "algorithms": (ALGORITHMS, ADVANTAGES, LOSSES, REWARDS, FILTERS, ENCODERS),
     "stages": (STAGES,),
+    "experts": (EXPERTS,),
     "sinks": (SINKS,),
 }
 CONFIGS = "configs"

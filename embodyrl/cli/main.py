@@ -255,7 +255,8 @@ def graph(
 @app.command("list")
 def list_(
     what: Annotated[
-        str | None, typer.Argument(metavar="[models|simulators|algorithms|stages|configs|sinks]", show_default=False)
+        str | None,
+        typer.Argument(metavar="[models|simulators|algorithms|stages|experts|configs|sinks]", show_default=False),
     ] = None,
 ) -> None:
     """Show what there is, and whether it can be used here."""

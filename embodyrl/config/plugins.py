@@ -9,10 +9,9 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-import embodyrl.registry
 from embodyrl.config.compose import Settings
 from embodyrl.config.faults import Fault, KeyPath
-from embodyrl.registry import Registry, near_match
+from embodyrl.registry import all_registries, near_match
 
 NAME_CODE: tuple[KeyPath, ...] = (("plugins",), ("pipeline", "function"))
 """The settings that name code; they are looked at before all others."""
@@ -23,9 +22,8 @@ def import_plugins(settings: Settings, folder: Path) -> list[Fault]:
     modules = dict(_named(settings))
     if not modules:
         return []
-    for registry in vars(embodyrl.registry).values():
-        if isinstance(registry, Registry):
-            registry.names()  # built-in names come first, so that a plug-in that takes one is told so
+    for registry in all_registries():
+        registry.names()  # built-in names come first, so that a plug-in that takes one is told so
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     importlib.invalidate_caches()

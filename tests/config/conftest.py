@@ -10,20 +10,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.registry import (
-    ADVANTAGES,
-    ALGORITHMS,
-    ENCODERS,
-    FILTERS,
-    LOSSES,
-    REWARDS,
-    SIMULATORS,
-    SINKS,
-    STAGES,
-    Entry,
-    Registry,
-    SupportedModel,
-)
+from embodyrl.registry import ALGORITHMS, SIMULATORS, Entry, Registry, all_registries
 
 BROKEN = Path(__file__).parent / "broken"
 GOOD = """\
@@ -61,8 +48,7 @@ class Workplace:
 def no_strangers(monkeypatch) -> None:
     """Only what comes with embodyrl is registered, whether or not its packages are installed here and what else it
     finds on this machine, and plug-ins that other tests imported are imported anew."""
-    every = (SupportedModel, SIMULATORS, ALGORITHMS, ADVANTAGES, LOSSES, REWARDS, FILTERS, ENCODERS, STAGES, SINKS)
-    for registry in every:
+    for registry in all_registries():
         entries = [entry for entry in registry.entries() if entry.source == "built-in"]
         own = {
             entry.name: dataclasses.replace(entry, requires=(), facts=_anywhere(registry, entry)) for entry in entries
