@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from embodyrl.placement.process import signal_name
+
 
 class ProbeFailed(Exception):
     """Raised when a probe did not succeed; the text says how it ended."""
@@ -53,7 +55,7 @@ class Probe:
             self.close()
         code = self._process.returncode
         if code < 0:
-            raise ProbeFailed(f"crashes ({_signal_name(-code)})")
+            raise ProbeFailed(f"crashes ({signal_name(-code)})")
         if code > 0 or not output:
             raise ProbeFailed(errors[-1] if errors else f"exits with code {code}")
         return json.loads(output[-1])
@@ -68,10 +70,3 @@ class Probe:
 def _lines(text: bytes) -> list[str]:
     """The lines that are not empty."""
     return [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -160,15 +160,20 @@ def end_of(log: IO[bytes], num_bytes: int = 4096) -> str:
     return f"\n--- end of its output{name} ---\n{tail}" if tail else ""
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def describe_exit(status: int | None) -> str:
     """An exit status in words."""
     if status is None:
         return "ended"
     if status >= 0:
         return f"exited with code {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
+    name = signal_name(-status)
     hint = " (out of memory? `dmesg` tells)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
