@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.states import StateError, pack, unpack
-from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec
+from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec, nothing_executed
 from embodyrl.errors import RunError, UnknownNameError, UserError
 from embodyrl.registry import near_match
 
@@ -158,8 +158,7 @@ class SlotSimulator(ABC):
 
     def reset(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> Observation:
         """Start `episodes[i]` in slot `slots[i]`; returns the first observation of these slots, in that order."""
-        if len(slots) != len(episodes):
-            raise SimulatorError(f"reset got {len(slots)} slots and {len(episodes)} episodes: one episode per slot")
+        check_episodes(slots, episodes)
         seats = self._take(slots)
         for seat, episode in zip(seats, episodes, strict=True):
             self._start(seat, episode)
@@ -173,15 +172,7 @@ class SlotSimulator(ABC):
         """
         seats = self._take(slots)
         actions = check_actions(actions, len(seats), self._low, self._high)
-        batch, chunk = actions.shape[:2]
-        result = ChunkResult(
-            observation=Observation(tasks=[]),
-            rewards=np.zeros((batch, chunk), np.float32),
-            success=np.zeros((batch, chunk), np.bool_),
-            terminated=np.zeros(batch, np.bool_),
-            truncated=np.zeros(batch, np.bool_),
-            steps=np.zeros(batch, np.int32),
-        )
+        result = nothing_executed(*actions.shape[:2])
         for row, seat in enumerate(seats):
             steps, terminated, truncated = self._run(seat, actions[row], result.rewards[row], result.success[row])
             result.steps[row], result.terminated[row], result.truncated[row] = steps, terminated, truncated
@@ -273,8 +264,7 @@ class SlotSimulator(ABC):
     ) -> tuple[int, bool, bool]:
         """Execute `chunk [C, D]` at `seat` and fill `rewards, success [C]`; returns (steps, terminated, truncated)."""
         if seat.over:
-            state = "its episode is over" if seat.episode is not None else "it has no episode yet"
-            raise EpisodeOverError(f"slot {seat.number} was stepped but {state}: reset it first")
+            raise not_steppable(seat.number, seat.episode)
         assert seat.slot is not None
         seat.over = True  # stays so if the environment fails
         step, isfinite = seat.slot.step, math.isfinite
@@ -415,6 +405,18 @@ def check_actions(
         row, index, entry = (int(i) for i in np.argwhere(~np.isfinite(actions))[0])
         raise ActionError(f"actions[{row}, {index}, {entry}] is {actions[row, index, entry]}: want finite numbers")
     return np.clip(actions, low, high)
+
+
+def check_episodes(slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> None:
+    """Raise `SimulatorError` if a reset has not one episode per slot."""
+    if len(slots) != len(episodes):
+        raise SimulatorError(f"reset got {len(slots)} slots and {len(episodes)} episodes: one episode per slot")
+
+
+def not_steppable(slot: int, episode: EpisodeSpec | None) -> EpisodeOverError:
+    """The error of stepping a slot that plays nothing; `episode` is its last one."""
+    state = "its episode is over" if episode is not None else "it has no episode yet"
+    return EpisodeOverError(f"slot {slot} was stepped but {state}: reset it first")
 
 
 def check_tasks(tasks: Iterable[str], known: Iterable[str], backend: str) -> None:

@@ -114,6 +114,18 @@ class ChunkResult:
     """`[B]`: actions that were executed, 1 .. C."""
 
 
+def nothing_executed(batch: int, chunk: int) -> ChunkResult:
+    """The result to begin a chunk with: `batch` (B) slots that have executed none of `chunk` (C) actions yet."""
+    return ChunkResult(
+        observation=Observation(tasks=[]),
+        rewards=np.zeros((batch, chunk), np.float32),
+        success=np.zeros((batch, chunk), np.bool_),
+        terminated=np.zeros(batch, np.bool_),
+        truncated=np.zeros(batch, np.bool_),
+        steps=np.zeros(batch, np.int32),
+    )
+
+
 class Simulator(Protocol):
     """A batch of slots inside one process. Slots are numbered from 0 within the simulator."""
 

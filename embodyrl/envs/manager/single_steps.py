@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs.types import ChunkResult, Observation, Simulator
+from embodyrl.envs.types import ChunkResult, Observation, Simulator, nothing_executed
 
 Look = Callable[[int, list[int], Observation], None]
 """Called after action `number` with the rows that executed it and what they show now."""
@@ -23,14 +23,7 @@ def step_singly(simulator: Simulator, slots: Sequence[int], actions: NDArray[np.
         look: see `Look`. Slots whose episode has ended execute nothing more and are not shown again.
     """
     batch, chunk = actions.shape[:2]
-    result = ChunkResult(
-        observation=Observation(tasks=[]),
-        rewards=np.zeros((batch, chunk), np.float32),
-        success=np.zeros((batch, chunk), np.bool_),
-        terminated=np.zeros(batch, np.bool_),
-        truncated=np.zeros(batch, np.bool_),
-        steps=np.zeros(batch, np.int32),
-    )
+    result = nothing_executed(batch, chunk)
     rows = list(range(batch))
     for number in range(chunk):
         single = simulator.step_chunk([slots[row] for row in rows], actions[rows, number : number + 1])

@@ -22,16 +22,18 @@ from embodyrl.envs.base import (
     SimulatorError,
     StateError,
     check_actions,
+    check_episodes,
     check_slots,
     check_task_list,
     check_tasks,
+    not_steppable,
 )
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.scenes import ManiSkillScenes, Scenes
 from embodyrl.envs.maniskill.slots import specification
 from embodyrl.envs.options import ManiSkillConfig
 from embodyrl.envs.states import pack, unpack
-from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation
+from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, nothing_executed
 from embodyrl.errors import UserError
 
 Build = Callable[[str, ManiSkillConfig, int], Scenes]
@@ -74,8 +76,7 @@ class ManiSkillBatch:
     def reset(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> Observation:
         """Start `episodes[i]` in slot `slots[i]`; returns the first observation of these slots, in that order."""
         self._check(slots)
-        if len(slots) != len(episodes):
-            raise SimulatorError(f"reset got {len(slots)} slots and {len(episodes)} episodes: one episode per slot")
+        check_episodes(slots, episodes)
         for slot, episode in zip(slots, episodes, strict=True):
             self._start(slot, episode)
         self._look(slots)
@@ -90,17 +91,8 @@ class ManiSkillBatch:
         actions = check_actions(actions, len(slots), self._low, self._high)
         for slot in slots:
             if self._over[slot]:
-                state = "its episode is over" if self._episodes[slot] is not None else "it has no episode yet"
-                raise EpisodeOverError(f"slot {slot} was stepped but {state}: reset it first")
-        batch, chunk = actions.shape[:2]
-        result = ChunkResult(
-            observation=Observation(tasks=[]),
-            rewards=np.zeros((batch, chunk), np.float32),
-            success=np.zeros((batch, chunk), np.bool_),
-            terminated=np.zeros(batch, np.bool_),
-            truncated=np.zeros(batch, np.bool_),
-            steps=np.zeros(batch, np.int32),
-        )
+                raise not_steppable(slot, self._episodes[slot])
+        result = nothing_executed(*actions.shape[:2])
         self._run(np.asarray(slots), actions, result)
         self._look(slots)
         result.observation = self._observation(slots)
