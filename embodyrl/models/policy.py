@@ -42,6 +42,17 @@ class PolicySpec:
     """`S`, numbers in the state observation that it expects."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParallelPlan:
+    """Which parts of a policy the engine may treat on their own; names as in `named_modules`."""
+
+    blocks: tuple[str, ...] = ()
+    """Large parts that follow one another (transformer layers): each is sharded, and with gradient checkpointing
+    computed again in the backward pass, as one."""
+    adaptable: tuple[str, ...] = ()
+    """Linear layers that a LoRA adapter may change."""
+
+
 @dataclass(kw_only=True)
 class ActOutput:
     """One decision for each of `B` slots."""
@@ -112,6 +123,10 @@ class Policy(nn.Module, ABC):
             actions: `[B, C, D]` in the simulator's units, within its range.
         """
         raise PolicyError(f"model {self.name!r} cannot learn from demonstrations: it has no sft_loss")
+
+    def parallel_plan(self) -> ParallelPlan:
+        """How the engine may shard, recompute and adapt the policy. The default: as one, and with no adapter."""
+        return ParallelPlan()
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Take note of an iteration's observations `[M, ...]` (running normalisation). Called once after each

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +20,16 @@ from torch import Tensor, nn
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
-from embodyrl.models.policy import DESCRIPTION_FILE, ActOutput, EvalOutput, Inputs, Policy, PolicyError, PolicySpec
+from embodyrl.models.policy import (
+    DESCRIPTION_FILE,
+    ActOutput,
+    EvalOutput,
+    Inputs,
+    ParallelPlan,
+    Policy,
+    PolicyError,
+    PolicySpec,
+)
 from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
 from embodyrl.models.prismatic.adapter import add_adapter
 from embodyrl.models.prismatic.architecture import Architecture
@@ -217,7 +227,23 @@ class PrismaticPolicy(Policy):
             values=self.value_head(hidden[:, 0]),
         )
 
-    # -------------------------------------------------------------------------------------------------------- files
+    # ---------------------------------------------------------------------------------------------------------- parts
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Every transformer layer of the towers and of the language model; every linear layer of the network but the
+        output layer, as in the published LoRA recipes ("all-linear")."""
+        return ParallelPlan(
+            blocks=tuple(
+                name for name, _ in self.named_modules() if re.fullmatch(r"network\..*\.(blocks|layers)\.\d+", name)
+            ),
+            adaptable=tuple(
+                name
+                for name, module in self.named_modules()
+                if name.startswith("network.") and isinstance(module, nn.Linear) and not name.endswith("lm_head")
+            ),
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- files
 
     def heads(self) -> dict[str, nn.Module]:
         """Parts that the public layout keeps in files of their own, by the beginning of the file's name."""
