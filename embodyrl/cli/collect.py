@@ -151,7 +151,8 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager,
         from embodyrl.runner.demonstrator import PolicyDemonstrator
 
         engine = build_engine(config, manager, weights=weights)
-        yield manager, PolicyDemonstrator(config.env, engine, "train" if options.sample else "eval")
+        with engine.rollout_mode():
+            yield manager, PolicyDemonstrator(config.env, engine, "train" if options.sample else "eval")
 
 
 def _title(loaded: LoadedConfig, options: Options) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from embodyrl.algorithms.call import asks_for, call_with
 from embodyrl.algorithms.levels import entries_at
 from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
+from embodyrl.engine.modes import Mode, Modes
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError
 from embodyrl.models.policy import ActOutput, EvalOutput, Policy
@@ -69,6 +71,9 @@ def observation_from(columns: Columns, sentences: Sequence[str]) -> Observation:
 class HybridEngine:
     """Owns the policy, its optimiser, and the random streams of acting and learning.
 
+    The policy computes as in evaluation in both modes: dropout would make an update's log-probs others than the
+    rollout's. Noise comes from generators of the engine's own, so that changing the mode changes no number.
+
     Args:
         policy: moved to the engine's device.
         config: device, threads, optimiser.
@@ -90,7 +95,8 @@ class HybridEngine:
     ) -> None:
         self.device = choose_device(config.device)
         torch.set_num_threads(1 if config.threads == "auto" else int(config.threads))
-        self.policy = policy.to(self.device)
+        self.policy = policy.to(self.device).eval()
+        self.modes = Modes()
         self.algorithm = algorithm
         self.loss = loss
         self.reference = frozen_copy(self.policy) if algorithm.kl_coef > 0.0 else None
@@ -103,10 +109,18 @@ class HybridEngine:
         self._action_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "actions"))
         self._shuffling = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
 
-    @torch.inference_mode()
+    def rollout_mode(self) -> AbstractContextManager[None]:
+        """Have the weights ready to decide for the length of a block; `act` alone enters and leaves it each time."""
+        return self.modes.enter(Mode.rollout)
+
+    def train_mode(self) -> AbstractContextManager[None]:
+        """Have weights and optimiser ready to learn for the length of a block."""
+        return self.modes.enter(Mode.train)
+
     def act(self, observation: Observation, mode: Literal["train", "eval"]) -> ActOutput:
         """Decide for each slot; see `Policy.act`."""
-        return self.policy.act(self.policy.preprocess(observation), mode, self._action_noise)
+        with self.rollout_mode(), torch.inference_mode():
+            return self.policy.act(self.policy.preprocess(observation), mode, self._action_noise)
 
     def update(self, batch: TensorDictBase, sentences: Sequence[str]) -> dict[str, float]:
         """Learn from a batch, `epochs` times over in shuffled minibatches.
@@ -121,7 +135,10 @@ class HybridEngine:
         Returns:
             Metrics, each the mean over the optimiser steps taken.
         """
-        columns: Columns = dict(batch.to(self.device).items())
+        with self.train_mode():
+            return self._update(dict(batch.to(self.device).items()), sentences)
+
+    def _update(self, columns: Columns, sentences: Sequence[str]) -> dict[str, float]:
         self._set_learning_rate()
         if self.reference is not None:
             columns["reference_logprobs"] = self._score(self.reference, columns, sentences)
@@ -152,11 +169,12 @@ class HybridEngine:
         """
         self._set_learning_rate()
         history: list[dict[str, Tensor]] = []
-        for observation, actions in batches:
-            inputs = self.policy.preprocess(observation)
-            self.policy.update_statistics(inputs)
-            loss = self.policy.sft_loss(inputs, torch.from_numpy(actions).to(self.device))
-            history.append({"loss": loss.detach(), "grad_norm": self._descend(loss)})
+        with self.train_mode():
+            for observation, actions in batches:
+                inputs = self.policy.preprocess(observation)
+                self.policy.update_statistics(inputs)
+                loss = self.policy.sft_loss(inputs, torch.from_numpy(actions).to(self.device))
+                history.append({"loss": loss.detach(), "grad_norm": self._descend(loss)})
         self.version += 1
         return mean_metrics(history) | {"train/learning_rate": self._optimizer.param_groups[0]["lr"]}
 

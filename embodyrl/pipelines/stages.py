@@ -22,7 +22,8 @@ from embodyrl.rollout.collector import Rollout
 def collect(iteration: Iteration) -> None:
     """Run the policy in the simulators. Writes the columns of a rollout, and `env/` metrics of the episodes that
     ended."""
-    rollout = iteration.collector.collect()
+    with iteration.engine.rollout_mode():
+        rollout = iteration.collector.collect()
     iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
     iteration.metrics |= rollout_metrics(iteration.rollouts)
@@ -167,7 +168,8 @@ def update(iteration: Iteration) -> None:
         iteration.metrics["train/passes"] = 0.0
         return
     decisions = decisions_to_learn_from(batch, iteration.config)
-    iteration.metrics |= iteration.engine.update(decisions, batch.sentences)
+    with iteration.engine.train_mode():
+        iteration.metrics |= iteration.engine.update(decisions, batch.sentences)
 
 
 def teaches(batch: TrajectoryBatch, config: Config) -> bool:
@@ -185,7 +187,8 @@ def imitate(iteration: Iteration) -> None:
         raise BatchError("there are no demonstrations to learn from: set data.path")
     steps = iteration.config.data.steps
     batches = iteration.demonstrations.batches(iteration.engine.version * steps, steps)
-    iteration.metrics |= iteration.engine.imitate((batch.observation, batch.actions) for batch in batches)
+    with iteration.engine.train_mode():
+        iteration.metrics |= iteration.engine.imitate((batch.observation, batch.actions) for batch in batches)
 
 
 def _batch(iteration: Iteration) -> TrajectoryBatch:

@@ -87,10 +87,11 @@ def evaluate(
     start = time.perf_counter()
     finished: list[FinishedEpisode] = []
     numbers = list(range(len(episodes)))
-    if film is not None:
-        finished += _play(manager, engine, episodes, numbers[: film.count], film.step)
-        numbers = numbers[film.count :]
-    finished += _play(manager, engine, episodes, numbers, lambda slots, _, *chunk: manager.step(slots, *chunk))
+    with engine.rollout_mode():
+        if film is not None:
+            finished += _play(manager, engine, episodes, numbers[: film.count], film.step)
+            numbers = numbers[film.count :]
+        finished += _play(manager, engine, episodes, numbers, lambda slots, _, *chunk: manager.step(slots, *chunk))
     return Evaluation(
         episodes=len(finished),
         successes=sum(each.success for each in finished),

@@ -1,0 +1,75 @@
+"""A small engine and a batch of its own decisions, for the tests of this folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, OptimizerConfig
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.models import Policy, build_policy
+from embodyrl.models.mlp.options import MLPConfig
+from embodyrl.registry import LOSSES
+
+SPEC = SimulatorSpec(
+    tasks={"push": "push"},
+    actions=(ActionField(name="arm", meaning="force", unit="N", low=(-1.0,), high=(1.0,)),),
+    proprio_dim=3,
+    max_episode_steps=10,
+    control_frequency=1.0,
+)
+
+
+def make_policy(**options: Any) -> Policy:
+    return build_policy(MLPConfig(name="mlp", **{"hidden_sizes": [8]} | options), SPEC, chunk_size=1, seed=1)
+
+
+def make_engine(
+    *,
+    policy: Policy | None = None,
+    optimizer: OptimizerConfig | None = None,
+    loss: str = "ppo",
+    engine: dict[str, Any] | None = None,
+    **algorithm: Any,
+) -> HybridEngine:
+    return HybridEngine(
+        policy or make_policy(),
+        config=EngineConfig(device=Device.cpu, optimizer=optimizer or OptimizerConfig(lr=0.01), **engine or {}),
+        algorithm=AlgorithmConfig(name="ppo", loss=loss, **{"minibatches": 2, "epochs": 2} | algorithm),
+        loss=LOSSES.load(loss),
+        iterations=4,
+        seed=1,
+    )
+
+
+def make_batch(engine: HybridEngine, size: int = 16) -> TensorDict:
+    """Decisions of the engine's own policy, with advantages that favour large samples."""
+    draw = np.random.default_rng(0)
+    observation = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), tasks=["push"] * size)
+    output = engine.act(observation, "train")
+    sample = output.trace["sample"].clone()
+    return TensorDict(
+        {
+            "proprio": torch.from_numpy(observation.proprio),
+            "task": torch.zeros(size, dtype=torch.int64),
+            "trace": TensorDict({"sample": sample}, [size]),
+            "version": torch.full((size,), engine.version),
+            "sequence": torch.arange(size) // 4,
+            "executed": torch.ones(size, 1, dtype=torch.bool),
+            "valid": torch.ones(size, dtype=torch.bool),
+            "weights": torch.full((size,), 1 / size),
+            "advantages": sample.squeeze(-1) - sample.mean(),
+            "returns": torch.ones(size),
+            "old_logprobs": output.logprobs.sum(-1).clone(),
+            "old_values": output.values.clone(),
+        },
+        [size],
+    )
+
+
+def weights(engine: HybridEngine) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach().clone()
