@@ -107,6 +107,7 @@ class HybridEngine:
         self._iterations = iterations
         self._optimizer = build_optimizer(policy, config.optimizer)
         self._action_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "actions"))
+        self._imitation_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "imitation"))
         self._shuffling = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
 
     def rollout_mode(self) -> AbstractContextManager[None]:
@@ -150,7 +151,7 @@ class HybridEngine:
             if not self._one_pass(columns, sentences, history):
                 break
             passes += 1
-        self.version += 1
+        self._set_version(self.version + 1)
         if self.policy.keeps_statistics:
             self.policy.update_statistics(self.policy.preprocess(observation_from(columns, sentences)))
         return mean_metrics(history) | {
@@ -173,10 +174,15 @@ class HybridEngine:
             for observation, actions in batches:
                 inputs = self.policy.preprocess(observation)
                 self.policy.update_statistics(inputs)
-                loss = self.policy.sft_loss(inputs, torch.from_numpy(actions).to(self.device))
+                wanted = torch.from_numpy(actions).to(self.device)
+                loss = self.policy.sft_loss(inputs, wanted, self._imitation_noise)
                 history.append({"loss": loss.detach(), "grad_norm": self._descend(loss)})
-        self.version += 1
+        self._set_version(self.version + 1)
         return mean_metrics(history) | {"train/learning_rate": self._optimizer.param_groups[0]["lr"]}
+
+    def _set_version(self, version: int) -> None:
+        self.version = version
+        self.policy.set_progress(min(version / self._iterations, 1.0))
 
     def _one_pass(self, columns: Columns, sentences: Sequence[str], history: list[dict[str, Tensor]]) -> bool:
         """One epoch; False if the policy moved so far from the rollout's that it ended early."""
@@ -308,6 +314,7 @@ class HybridEngine:
         return reference | {
             "optimizer": self._optimizer.state_dict(),
             "action_noise": self._action_noise.get_state(),
+            "imitation_noise": self._imitation_noise.get_state(),
             "shuffling": self._shuffling.get_state(),
             "version": self.version,
         }
@@ -316,8 +323,9 @@ class HybridEngine:
         """Continue from `state_dict`."""
         self._optimizer.load_state_dict(state["optimizer"])
         self._action_noise.set_state(state["action_noise"])
+        self._imitation_noise.set_state(state["imitation_noise"])
         self._shuffling.set_state(state["shuffling"])
-        self.version = state["version"]
+        self._set_version(state["version"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
 

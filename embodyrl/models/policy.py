@@ -115,18 +115,23 @@ class Policy(nn.Module, ABC):
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """Score stored decisions; at equal weights the log-probs equal those of `act`."""
 
-    def sft_loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+    def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """How far the policy is from doing what was demonstrated; a scalar to descend.
 
         Args:
             inputs: what was seen, from `preprocess`.
             actions: `[B, C, D]` in the simulator's units, within its range.
+            generator: of whatever a loss is estimated with (the noise of flow matching), on the policy's device.
         """
         raise PolicyError(f"model {self.name!r} cannot learn from demonstrations: it has no sft_loss")
 
     def parallel_plan(self) -> ParallelPlan:
         """How the engine may shard, recompute and adapt the policy. The default: as one, and with no adapter."""
         return ParallelPlan()
+
+    def set_progress(self, done: float) -> None:
+        """Be told which share of the run's updates is done, 0 .. 1, whenever that changes: some explore less and less.
+        What a decision was drawn with belongs into its trace. The default does not care."""
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Take note of an iteration's observations `[M, ...]` (running normalisation). Called once after each

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, weights
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.engine.hybrid import HybridEngine, NumericsError, frozen_copy
+from embodyrl.envs import Observation
 from embodyrl.errors import UserError
 from embodyrl.models import build_policy
 from embodyrl.models.mlp.options import MLPConfig
@@ -63,6 +66,36 @@ def test_state_brings_back_optimiser_and_random_streams() -> None:
     for engine in (first, second):
         engine.update(make_batch(engine), ["push"])
     assert torch.equal(weights(first), weights(second)) and first.version == second.version == 2
+
+
+def test_a_policy_is_told_how_far_the_run_is_also_after_a_resume() -> None:
+    first, second = make_engine(), make_engine()
+    told: list[float] = []
+    first.policy.set_progress = second.policy.set_progress = told.append  # type: ignore[method-assign]
+    for _ in range(2):
+        first.update(make_batch(first), ["push"])
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert told == [0.25, 0.5, 0.5]
+
+
+def test_the_noise_of_imitation_is_a_stream_of_its_own_that_a_resume_continues() -> None:
+    first, second = make_engine(), make_engine()
+    drawn: list[torch.Tensor] = []
+
+    def sft_loss(_: Any, actions: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        drawn.append(torch.rand(3, generator=generator))
+        return sum(parameter.sum() for parameter in first.policy.parameters()) * actions.mean()
+
+    batch = make_batch(first)
+    seen = Observation(proprio=batch["proprio"].numpy(), tasks=["push"] * len(batch))
+    wanted = np.zeros((len(batch), 1, 1), np.float32)
+    for engine in (first, second):
+        engine.policy.sft_loss = sft_loss  # type: ignore[method-assign]
+    first.imitate([(seen, wanted)])
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for engine in (first, second):
+        engine.imitate([(seen, wanted)])
+    assert not torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[1], drawn[2])
 
 
 def test_the_reference_policy_stays_what_the_run_began_with_also_after_a_resume() -> None:
