@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-pytest.importorskip("embodyrl.models.prismatic.libraries", reason="needs the extra vla")
+pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.config import load_config
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
@@ -27,9 +27,10 @@ from embodyrl.models.openvla_oft.check import check
 from embodyrl.models.openvla_oft.options import ActionHead, OpenVLAOFTConfig
 from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
 from embodyrl.models.prismatic.architecture import Architecture
-from embodyrl.models.prismatic.network import PrismaticNetwork, checkpoint_name
+from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork, checkpoint_name
 from embodyrl.models.prismatic.options import ScratchConfig
-from embodyrl.models.prismatic.weights import INDEX_FILE, write_weights
+from embodyrl.models.shards import INDEX_FILE
+from embodyrl.models.weights import write_weights
 from tests.parity.formula import CHUNK, SPEC, TASKS, observation, statistics, write_checkpoint
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "reference"
@@ -96,11 +97,11 @@ def test_a_round_trip_in_bfloat16_is_exact_to_the_byte(whole: Path, tmp_path: Pa
 def test_shards_are_cut_where_they_are_full_and_read_again(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embodyrl.models.prismatic.weights.SHARD_BYTES", 40_000)
+    monkeypatch.setattr("embodyrl.models.weights.SHARD_BYTES", 40_000)
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     (tmp_path / SHARD).unlink()
     policy = oft(whole)
-    write_weights(policy.network, tmp_path)
+    write_weights(policy.network, tmp_path, NAMING)
     shards = sorted(tmp_path.glob("*.safetensors"))
     index = json.loads((tmp_path / INDEX_FILE).read_text())
     assert len(set(index["weight_map"].values())) > 3
@@ -115,7 +116,7 @@ def test_loading_gives_up_each_tensor_before_it_reads_the_next(whole: Path, monk
     """Tensors of a checkpoint in another type are converted one by one: no second copy of the model exists."""
     import weakref
 
-    import embodyrl.models.prismatic.weights as weights
+    import embodyrl.models.weights as weights
 
     alive: list[weakref.ref[torch.Tensor]] = []
     most = 0

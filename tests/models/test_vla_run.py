@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("embodyrl.models.prismatic.libraries", reason="needs the extra vla")
+pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 pytest.importorskip("pygame", reason="needs gymnasium[classic-control]")
 
 COMMON = """\

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("embodyrl.models.prismatic.libraries", reason="needs the extra vla")
+pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.models import load_policy
 from tests.parity.formula import CHUNK, observation, write_checkpoint

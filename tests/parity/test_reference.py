@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("embodyrl.models.prismatic.libraries", reason="needs the extra vla")
+pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from PIL import Image
 

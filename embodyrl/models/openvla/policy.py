@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
+from embodyrl.models.libraries import DynamicCache
 from embodyrl.models.openvla.options import OpenVLAConfig
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyError
-from embodyrl.models.prismatic.libraries import DynamicCache
 from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
 
 

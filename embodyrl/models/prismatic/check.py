@@ -7,8 +7,9 @@ from pathlib import Path
 
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.prismatic.files import CheckpointFiles, choose_key, head_file, open_shard, shard_files
+from embodyrl.models.prismatic.files import CheckpointFiles, choose_key, head_file
 from embodyrl.models.prismatic.options import PrismaticConfig
+from embodyrl.models.shards import open_shard, shard_files
 
 Objection = tuple[str, str, str]
 """Path of a setting, what is wrong, what to do."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from embodyrl.models.errors import PolicyError
 
 CONFIG, STATISTICS = "config.json", "dataset_statistics.json"
@@ -28,8 +26,6 @@ COMPANIONS = (
     STATISTICS,
 )
 """Files that are kept as they are and written again by `save`."""
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,39 +105,6 @@ def choose_key(statistics: Mapping[str, Any], key: str | None) -> str:
     near = difflib.get_close_matches(key, statistics, n=1)
     hint = f" - did you mean {near[0]!r}?" if near else ""
     raise PolicyError(f"the checkpoint has no statistics of unnorm_key = {key!r}{hint} (known: {known})")
-
-
-def shard_files(folder: Path) -> list[Path]:
-    """The files that hold a checkpoint's weights.
-
-    Raises:
-        PolicyError: there are none, or the index names files that are not there.
-    """
-    if not (folder / INDEX_FILE).is_file():
-        if (folder / SINGLE_FILE).is_file():
-            return [folder / SINGLE_FILE]
-        raise PolicyError(f"{folder} holds neither {INDEX_FILE} nor {SINGLE_FILE}: give the folder of a checkpoint")
-    names = sorted(set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()))
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise PolicyError(f"{folder} lacks {', '.join(missing)}, which its {INDEX_FILE} names: download them again")
-    return [folder / name for name in names]
-
-
-def open_shard(path: Path, framework: str) -> safe_open:
-    """A file of weights; its header is read, and nothing else yet.
-
-    Args:
-        path: of the file.
-        framework: `pt` for torch tensors, `np` for numpy arrays.
-
-    Raises:
-        PolicyError: it is no such file, or not all of it.
-    """
-    try:
-        return safe_open(path, framework)
-    except SafetensorError as error:
-        raise PolicyError(f"{path} is damaged or cut short ({error}): download it again") from error
 
 
 def head_file(folder: Path, name: str) -> Path:

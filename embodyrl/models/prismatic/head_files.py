@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -34,22 +33,3 @@ def write_head(head: nn.Module, folder: Path, name: str) -> None:
     """Write a head in the public layout."""
     tensors = {PREFIX + key: value.detach().cpu().clone() for key, value in head.state_dict().items()}
     torch.save(tensors, folder / f"{name}--latest_checkpoint.pt")
-
-
-def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Fill a module.
-
-    Raises:
-        PolicyError: names or shapes differ; they are named.
-    """
-    own = module.state_dict()
-    faults = [f"missing {key}" for key in sorted(own.keys() - tensors.keys())]
-    faults += [f"unexpected {key}" for key in sorted(tensors.keys() - own.keys())]
-    faults += [
-        f"{key} has shape {list(tensors[key].shape)}, expected {list(own[key].shape)}"
-        for key in sorted(own.keys() & tensors.keys())
-        if own[key].shape != tensors[key].shape
-    ]
-    if faults:
-        raise PolicyError(f"the checkpoint's {name} does not fit: {'; '.join(faults)}")
-    module.load_state_dict(dict(tensors))

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodyrl.models.libraries import LlamaConfig, LlamaForCausalLM, LlamaRotaryEmbedding, timm
 from embodyrl.models.prismatic.architecture import Architecture
-from embodyrl.models.prismatic.libraries import LlamaConfig, LlamaForCausalLM, LlamaRotaryEmbedding, timm
+from embodyrl.models.weights import Naming
 
 
 def checkpoint_name(name: str) -> str:
@@ -25,6 +26,9 @@ def checkpoint_name(name: str) -> str:
 def parameter_name(name: str) -> str:
     """The inverse of `checkpoint_name`."""
     return re.sub(r"\.(ls\d)\.scale_factor$", r".\1.gamma", name)
+
+
+NAMING = Naming(public=checkpoint_name, own=parameter_name)
 
 
 class VisionBackbone(nn.Module):

@@ -34,15 +34,15 @@ from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistributio
 from embodyrl.models.prismatic.adapter import add_adapter
 from embodyrl.models.prismatic.architecture import Architecture
 from embodyrl.models.prismatic.files import PREPROCESSOR, CheckpointFiles, choose_key
-from embodyrl.models.prismatic.head_files import load_strictly, read_head, write_head
-from embodyrl.models.prismatic.network import PrismaticNetwork
+from embodyrl.models.prismatic.head_files import read_head, write_head
+from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork
 from embodyrl.models.prismatic.options import ActionUnits, Gripper, PrismaticConfig, WeightType
 from embodyrl.models.prismatic.pictures import PicturePipeline
 from embodyrl.models.prismatic.prompts import Prompts
 from embodyrl.models.prismatic.scratch import scratch_files
 from embodyrl.models.prismatic.statistics import Bounds, Range
 from embodyrl.models.prismatic.value_head import ValueHead
-from embodyrl.models.prismatic.weights import read_weights, write_weights
+from embodyrl.models.weights import load_strictly, read_weights, write_weights
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
 VALUE_FILE = "value_head.safetensors"
@@ -261,7 +261,7 @@ class PrismaticPolicy(Policy):
         Raises:
             PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
         """
-        read_weights(self.network, folder, self.dtype)
+        read_weights(self.network, folder, self.dtype, NAMING)
         for name, head in self.heads().items():
             load_strictly(head, read_head(folder, name), name)
         if (folder / VALUE_FILE).is_file():
@@ -270,7 +270,7 @@ class PrismaticPolicy(Policy):
     def save(self, folder: Path, config: ModelConfig) -> None:
         """Write the public layout into an existing folder, and the value head beside it."""
         self.files.write(folder)
-        write_weights(self.network, folder)
+        write_weights(self.network, folder, NAMING)
         for name, head in self.heads().items():
             write_head(head, folder, name)
         save_file({key: value.contiguous() for key, value in self.value_head.state_dict().items()}, folder / VALUE_FILE)

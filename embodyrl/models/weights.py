@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,15 +12,24 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.prismatic.files import INDEX_FILE, open_shard, shard_files
-from embodyrl.models.prismatic.network import checkpoint_name, parameter_name
+from embodyrl.models.shards import INDEX_FILE, open_shard, shard_files
 
 SHARD_BYTES = 5 * 10**9
 _NAMED = 8
 """How many wrong names an error lists."""
 
 
-def read_weights(network: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+@dataclass(frozen=True)
+class Naming:
+    """How a network's parameters are called in public checkpoints."""
+
+    public: Callable[[str], str]
+    """From the name in the network to that in a file which is written."""
+    own: Callable[[str], str | None]
+    """From a name in a file to that in the network; None: the network has no use for the tensor."""
+
+
+def read_weights(network: nn.Module, folder: Path, dtype: torch.dtype, naming: Naming) -> None:
     """Read a checkpoint into a network, whose parameters may be on the meta device.
 
     A parameter without memory gets the tensor that was read; one that has memory is overwritten. So no more than one
@@ -32,11 +42,12 @@ def read_weights(network: nn.Module, folder: Path, dtype: torch.dtype) -> None:
     found: dict[str, tuple[int, ...]] = {}
     shards = shard_files(folder)
     for path in shards:
-        found |= {parameter_name(name): shape for name, shape in _shapes(path)}
-    _check_names(own, found, folder)
+        found |= {name: shape for public, shape in _shapes(path) if (name := naming.own(public)) is not None}
+    _check_names(own, found, folder, naming)
     for path in shards:
-        for name, tensor in _tensors(path):
-            _assign(network, parameter_name(name), tensor, dtype)
+        for public, tensor in _tensors(path):
+            if (name := naming.own(public)) is not None:
+                _assign(network, name, tensor, dtype)
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -51,11 +62,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             yield name, shard.get_tensor(name)
 
 
-def _check_names(own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], folder: Path) -> None:
-    faults = [f"missing {checkpoint_name(name)}" for name in sorted(own.keys() - found.keys())]
-    faults += [f"unexpected {checkpoint_name(name)}" for name in sorted(found.keys() - own.keys())]
+def _check_names(own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], folder: Path, naming: Naming) -> None:
+    faults = [f"missing {naming.public(name)}" for name in sorted(own.keys() - found.keys())]
+    faults += [f"unexpected {naming.public(name)}" for name in sorted(found.keys() - own.keys())]
     faults += [
-        f"{checkpoint_name(name)} has shape {list(found[name])}, expected {list(own[name].shape)}"
+        f"{naming.public(name)} has shape {list(found[name])}, expected {list(own[name].shape)}"
         for name in sorted(own.keys() & found.keys())
         if found[name] != tuple(own[name].shape)
     ]
@@ -75,7 +86,7 @@ def _assign(network: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype) -
         parameter.data.copy_(tensor)
 
 
-def write_weights(network: nn.Module, folder: Path) -> None:
+def write_weights(network: nn.Module, folder: Path, naming: Naming) -> None:
     """Write a network's parameters in the public layout, in the type that they have."""
     shards: list[dict[str, Tensor]] = [{}]
     room = SHARD_BYTES
@@ -83,7 +94,7 @@ def write_weights(network: nn.Module, folder: Path) -> None:
         if parameter.nbytes > room and shards[-1]:
             shards.append({})
             room = SHARD_BYTES
-        shards[-1][checkpoint_name(name)] = parameter.detach()
+        shards[-1][naming.public(name)] = parameter.detach()
         room -= parameter.nbytes
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
@@ -94,3 +105,22 @@ def write_weights(network: nn.Module, folder: Path) -> None:
     total = sum(parameter.nbytes for parameter in network.parameters())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Fill a module.
+
+    Raises:
+        PolicyError: names or shapes differ; they are named.
+    """
+    own = module.state_dict()
+    faults = [f"missing {key}" for key in sorted(own.keys() - tensors.keys())]
+    faults += [f"unexpected {key}" for key in sorted(tensors.keys() - own.keys())]
+    faults += [
+        f"{key} has shape {list(tensors[key].shape)}, expected {list(own[key].shape)}"
+        for key in sorted(own.keys() & tensors.keys())
+        if own[key].shape != tensors[key].shape
+    ]
+    if faults:
+        raise PolicyError(f"the checkpoint's {name} does not fit: {'; '.join(faults)}")
+    module.load_state_dict(dict(tensors))
