@@ -1,0 +1,41 @@
+"""Options that all flow-matching policies share (part of the config schema; imports no torch)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from embodyrl.config.schema import ModelConfig, setting
+
+
+class NoiseMethod(StrEnum):
+    """How a denoising step becomes random, so that what it does has a probability."""
+
+    flow_sde = "flow_sde"
+    flow_cps = "flow_cps"
+    flow_noise = "flow_noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig(ModelConfig):
+    """A policy that turns noise into a chunk of actions, step by step."""
+
+    denoising_steps: int = setting(10, low=1, high=100)
+    """Steps from noise to actions, in rollouts, evaluation and learning alike."""
+    noise_method: NoiseMethod = setting(NoiseMethod.flow_sde)
+    """Where rollouts explore. flow_sde: steps follow the stochastic differential equation that has the flow's marginals
+    (Flow-GRPO). flow_cps: part of the remaining noise is drawn anew (coefficients-preserving sampling). flow_noise: a
+    small network that learns along adds noise to the deterministic step (ReinFlow)."""
+    noise_level: float = setting(0.5, above=0.0)
+    """flow_sde: multiplies the noise. flow_cps: 0 .. 1, how much of the remaining noise is drawn anew."""
+    noise_level_end: float | None = setting(None, above=0.0)
+    """Noise level that the run reaches at its end, in equal steps. null: it stays the same."""
+    noise_low: float = setting(0.08, above=0.0)
+    """flow_noise: least standard deviation of the added noise."""
+    noise_high: float = setting(0.16, above=0.0)
+    """flow_noise: largest standard deviation of the added noise."""
+    joint_logprob: bool = setting(False)
+    """False: one denoising step of a decision, drawn anew for each, is random, and its log-probability is the
+    decision's. True: all are; then the log-probability is the mean over them and the noise that they begin with."""
+    value_sizes: list[int] = setting([512, 256, 128], low=1)
+    """Widths of the critic's hidden layers."""

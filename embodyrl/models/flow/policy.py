@@ -1,0 +1,241 @@
+"""What flow-matching policies have in common: a chunk of actions comes out of noise in a few steps, one or all random.
+
+Shapes: `B` samples, `K` denoising steps, `H` actions of the network's horizon, `A` entries of an action in the network,
+of which the first `C` actions and the first `D` entries are executed; `E` width of the action network.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from embodyrl.envs import SimulatorSpec
+from embodyrl.models.flow.grid import TimeGrid
+from embodyrl.models.flow.heads import NoiseNetwork, ValueHead
+from embodyrl.models.flow.options import FlowConfig, NoiseMethod
+from embodyrl.models.flow.transition import Transition, euler, flow_cps, flow_noise, flow_sde, prior
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+
+EVALUATION_SEED = 0
+"""Of the noise that every decision begins with in evaluation."""
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """What a network says about noisy actions."""
+
+    velocity: Tensor
+    """`[B, H, A]` float32, from data to noise."""
+    hidden: Tensor
+    """`[B, H, E]`, what the velocity is read from."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One step, or all steps, of a decision."""
+
+    logprob: Tensor
+    """`[B, H, A]`"""
+    entropy: Tensor
+    """`[B, H, A]`"""
+    value: Tensor
+    """`[B]`"""
+
+
+class FlowPolicy(Policy):
+    """Base of the families. A subclass calls `set_up_flow` once it knows its sizes, and writes the methods below.
+
+    `act` keeps in the trace `chain [B, K+1, H, A]` (noise first), `step [B]` (number of the random step) and
+    `noise_level [B]` (what it was drawn with), all that `evaluate` needs besides the observation.
+    """
+
+    config: FlowConfig
+    start: Tensor
+
+    def __init__(self, config: FlowConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
+        super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
+        self.config = config
+        self.noise_level = config.noise_level
+
+    def set_up_flow(self, grid: TimeGrid, *, horizon: int, action_dim: int, width: int, value_width: int) -> None:
+        """Add time grid, critic and exploration.
+
+        Args:
+            grid: `K` steps.
+            horizon: `H`.
+            action_dim: `A`.
+            width: `E`.
+            value_width: of what `value_features` returns.
+        """
+        config = self.config
+        self.grid = grid
+        self.value_head = ValueHead(value_width, config.value_sizes)
+        learns_noise = config.noise_method is NoiseMethod.flow_noise
+        self.noise_network = (
+            NoiseNetwork(width, action_dim, config.noise_low, config.noise_high) if learns_noise else None
+        )
+        start = torch.randn(horizon, action_dim, generator=torch.Generator().manual_seed(EVALUATION_SEED))
+        self.register_buffer("start", start, persistent=False)
+
+    # ------------------------------------------------------------------------------------ what a family's model does
+
+    @abstractmethod
+    def condition(self, inputs: Inputs) -> Any:
+        """What the network makes of pictures, sentence and state, before it knows of any action."""
+
+    @abstractmethod
+    def denoise(self, condition: Any, x: Tensor, time: Tensor) -> Denoised:
+        """Ask the network about `x [B, H, A]` at `time [B]` of the family's clock."""
+
+    @abstractmethod
+    def value_features(self, condition: Any, denoised: Denoised) -> Tensor:
+        """What the critic reads, `[B, value_width]`."""
+
+    @abstractmethod
+    def finish(self, x: Tensor) -> Tensor:
+        """Actions `[B, C, D]` for the simulator, given what denoising ended with `[B, H, A]`."""
+
+    @abstractmethod
+    def imitated(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """What denoising should end with for demonstrated actions `[B, C, D]`, and which of that counts: two tensors
+        `[B, H, A]`."""
+
+    @abstractmethod
+    def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Times `[B]` to learn at and their shares of noise, given draws `[B]` from the distribution Beta(1.5, 1)."""
+
+    # -------------------------------------------------------------------------------------------------------- acting
+
+    def set_progress(self, done: float) -> None:
+        """Change the noise level; see `Policy.set_progress`."""
+        first, last = self.config.noise_level, self.config.noise_level_end
+        self.noise_level = first if last is None else first + (last - first) * done
+
+    def act(
+        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> ActOutput:
+        """See `Policy.act`. `eval` takes no random step, and begins every decision with the same noise."""
+        condition = self.condition(inputs)
+        batch, device = len(next(iter(inputs.values()))), self.start.device
+        explores = mode == "train"
+        x = self.start.expand(batch, -1, -1)
+        step, level = torch.zeros(batch, dtype=torch.int64, device=device), x.new_full((batch,), self.noise_level)
+        if explores:
+            x = torch.randn(x.shape, generator=generator, device=device)
+            step = torch.randint(self._random_steps(), (batch,), generator=generator, device=device)
+        chain, judged = [x], []
+        for number in range(len(self.grid)):
+            here = torch.full_like(step, number)
+            denoised, transition = self._look(condition, x, here, level)
+            _, before, after = self.grid.at(here)
+            follows = euler(x, denoised.velocity, before, after)
+            if explores:
+                noise = torch.randn(x.shape, generator=generator, device=device)
+                random = torch.ones_like(here, dtype=torch.bool) if self.config.joint_logprob else here == step
+                follows = torch.where(random[:, None, None], transition.sample(noise), follows)
+            judged.append(self._judge(condition, denoised, transition, follows))
+            x = follows
+            chain.append(x)
+        decision = self._summed(judged, chain[0]) if self.config.joint_logprob else _pick(judged, step)
+        return ActOutput(
+            actions=self.finish(x),
+            logprobs=self._executed(decision.logprob),
+            values=decision.value,
+            trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
+        )
+
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        """See `Policy.evaluate`; asks the network about the random steps alone."""
+        condition, chain, level = self.condition(inputs), trace["chain"], trace["noise_level"]
+        rows = torch.arange(len(chain), device=chain.device)
+
+        def judge(step: Tensor) -> Judged:
+            denoised, transition = self._look(condition, chain[rows, step], step, level)
+            return self._judge(condition, denoised, transition, chain[rows, step + 1])
+
+        if self.config.joint_logprob:
+            every = [judge(torch.full_like(trace["step"], number)) for number in range(len(self.grid))]
+            decision = self._summed(every, chain[:, 0])
+        else:
+            decision = judge(trace["step"])
+        return EvalOutput(
+            logprobs=self._executed(decision.logprob),
+            entropy=self._executed(decision.entropy),
+            values=decision.value,
+        )
+
+    def _random_steps(self) -> int:
+        """Steps that one is drawn from: flow_cps adds no noise in the last one, where it would teach nothing."""
+        steps = len(self.grid)
+        return steps - 1 if self.config.noise_method is NoiseMethod.flow_cps else steps
+
+    def _look(self, condition: Any, x: Tensor, step: Tensor, level: Tensor) -> tuple[Denoised, Transition]:
+        """What the network says at steps `[B]`, and where such a step may lead."""
+        time, before, after = self.grid.at(step)
+        denoised = self.denoise(condition, x, time)
+        if self.noise_network is not None:
+            std = self.noise_network(denoised.hidden)
+            return denoised, flow_noise(x, denoised.velocity, before, after, std)
+        method = flow_sde if self.config.noise_method is NoiseMethod.flow_sde else flow_cps
+        return denoised, method(x, denoised.velocity, before, after, level[:, None, None])
+
+    def _judge(self, condition: Any, denoised: Denoised, transition: Transition, reached: Tensor) -> Judged:
+        return Judged(
+            logprob=transition.logprob(reached),
+            entropy=transition.entropy(),
+            value=self.value_head(self.value_features(condition, denoised)),
+        )
+
+    def _summed(self, steps: Sequence[Judged], start: Tensor) -> Judged:
+        """The mean over all steps; of log-probability and entropy, also over the noise that they began with."""
+        first, count = prior(start), len(steps) + 1
+        return Judged(
+            logprob=(first.logprob(start) + sum(step.logprob for step in steps)) / count,
+            entropy=(first.entropy() + sum(step.entropy for step in steps)) / count,
+            value=torch.stack([step.value for step in steps]).mean(0),
+        )
+
+    def _executed(self, entries: Tensor) -> Tensor:
+        """Of `[B, H, A]` what belongs to actions that are executed, `[B, C*D]`."""
+        return entries[:, : self.spec.chunk_size, : self.spec.action_dim].flatten(1)
+
+    # ------------------------------------------------------------------------------------------------------ learning
+
+    def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Flow matching (Lipman et al., 2023): squared error of the velocity at a random time; see
+        `Policy.sft_loss`."""
+        data, counts = self.imitated(actions)
+        uniform = torch.rand(len(data), generator=generator, device=data.device)
+        noise = torch.randn(data.shape, generator=generator, device=data.device)
+        time, share = self.learning_times(uniform.pow(1.0 / 1.5))  # the inverse of Beta(1.5, 1)'s distribution function
+        return masked_error(self.flow_errors(self.condition(inputs), data, noise, time, share), counts)
+
+    def flow_errors(self, condition: Any, data: Tensor, noise: Tensor, time: Tensor, share: Tensor) -> Tensor:
+        """Squared errors `[B, H, A]` of the velocity between `data` and `noise [B, H, A]` at times `[B]`."""
+        amount = share[:, None, None]
+        said = self.denoise(condition, amount * noise + (1.0 - amount) * data, time)
+        return (said.velocity - (noise - data)).square()
+
+
+def masked_error(errors: Tensor, counts: Tensor) -> Tensor:
+    """Mean of `errors [B, H, A]` where `counts` is 1."""
+    return (errors * counts).sum() / counts.sum()
+
+
+def _pick(steps: Sequence[Judged], step: Tensor) -> Judged:
+    """Of each decision the step `[B]`."""
+    rows = torch.arange(len(step), device=step.device)
+
+    def at(entries: list[Tensor]) -> Tensor:
+        return torch.stack(entries)[step, rows]
+
+    return Judged(
+        logprob=at([judged.logprob for judged in steps]),
+        entropy=at([judged.entropy for judged in steps]),
+        value=at([judged.value for judged in steps]),
+    )

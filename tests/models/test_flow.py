@@ -1,0 +1,106 @@
+"""Denoising steps as distributions, checked by hand and against what the theory says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from embodyrl.models.flow.grid import TimeGrid
+from embodyrl.models.flow.heads import NoiseNetwork, ValueHead
+from embodyrl.models.flow.transition import Transition, ends, euler, flow_cps, flow_noise, flow_sde, prior
+
+
+def column(*numbers: float) -> torch.Tensor:
+    return torch.tensor(numbers)[:, None, None]
+
+
+@pytest.mark.parametrize("steps", [1, 4, 10])
+def test_both_clocks_share_the_same_amounts_of_noise(steps: int) -> None:
+    falling, rising = TimeGrid.falling(steps), TimeGrid.rising(steps)
+    assert len(falling) == len(rising) == steps
+    torch.testing.assert_close(falling.shares, rising.shares)
+    torch.testing.assert_close(falling.times, 1 - rising.times)
+    assert falling.shares[0] == 1 and falling.shares[-1] == rising.shares[-1] == 0
+
+
+def test_falling_times_add_up_as_the_public_sampler_does() -> None:
+    time, found = torch.tensor(1.0), []
+    while time >= 0.05:
+        found.append(time.clone())
+        time += torch.tensor(-0.1)
+    assert torch.equal(TimeGrid.falling(10).times[:-1], torch.stack(found))
+    assert not torch.equal(TimeGrid.falling(10).times, 1 - TimeGrid.rising(10).times)
+
+
+def test_a_step_of_each_method_by_hand() -> None:
+    # Share of noise 0.75 -> 0.5, x = 0.6, velocity 0.8: data = 0.6 - 0.8*0.75 = 0, noise = 0.6 + 0.8*0.25 = 0.8.
+    x, velocity, before, after, level = (column(number) for number in (0.6, 0.8, 0.75, 0.5, 0.5))
+    assert [end.item() for end in ends(x, velocity, before)] == pytest.approx([0.0, 0.8], abs=1e-6)
+    assert euler(x, velocity, before, after).item() == pytest.approx(0.4)
+    # sigma^2 = 0.25 * 0.75/0.25 = 0.75; noise keeps 0.5 - 0.75*0.25/(2*0.75) = 0.375; std = sqrt(0.75*0.25)
+    sde = flow_sde(x, velocity, before, after, level)
+    assert (sde.mean.item(), sde.std.item()) == pytest.approx((0.3, math.sqrt(0.1875)))
+    # half of pi/2: noise keeps 0.5 * cos(pi/4), 0.5 * sin(pi/4) of it is new
+    cps = flow_cps(x, velocity, before, after, level)
+    assert (cps.mean.item(), cps.std.item()) == pytest.approx((0.8 * 0.5 * math.sqrt(0.5), 0.5 * math.sqrt(0.5)))
+    learned = flow_noise(x, velocity, before, after, column(0.1))
+    assert (learned.mean.item(), learned.std.item()) == pytest.approx((0.4, 0.1))
+
+
+def test_noise_of_every_step_is_what_the_public_code_adds() -> None:
+    shares = TimeGrid.falling(4).shares
+    before, after, zeros = shares[:-1, None, None], shares[1:, None, None], torch.zeros(4, 1, 1)
+    sde = flow_sde(zeros, zeros, before, after, column(0.5)).std.flatten()
+    assert sde[[0, 1, 3]].tolist() == pytest.approx([0.5, 0.4330127, 0.14433756], abs=1e-7)
+    cps = flow_cps(zeros, zeros, before, after, column(0.3)).std.flatten()
+    assert cps[[0, 1, 3]].tolist() == pytest.approx([0.3404929, 0.22699527, 0.0], abs=1e-7)
+
+
+@pytest.mark.parametrize(("method", "width"), [(flow_sde, 0.5), (flow_sde, 0.0), (flow_cps, 0.0)])
+def test_random_steps_keep_the_distributions_of_the_flow(method: Callable[..., Transition], width: float) -> None:
+    # Data N(2, width^2): the velocity E[noise - data | x] is known. Whichever path the noise takes, half way it must be
+    # half data and half noise, and the data in the end. (flow_cps is exact where the network knows the noise.)
+    draw, grid = torch.Generator().manual_seed(0), TimeGrid.falling(200)
+    x = torch.randn(20_000, 1, 1, generator=draw)
+    for step in range(len(grid)):
+        s, after = grid.shares[step], grid.shares[step + 1]
+        if step == len(grid) // 2:
+            assert x.mean().item() == pytest.approx(1.0, abs=0.02)
+            assert x.std().item() == pytest.approx(math.hypot(0.5, 0.5 * width), abs=0.02)
+        variance = s**2 + (1 - s) ** 2 * width**2
+        velocity = -2.0 + (s - (1 - s) * width**2) / variance * (x - (1 - s) * 2.0)
+        x = method(x, velocity, s, after, torch.tensor(0.5)).sample(torch.randn(x.shape, generator=draw))
+    assert x.mean().item() == pytest.approx(2.0, abs=0.02) and x.std().item() == pytest.approx(width, abs=0.03)
+
+
+def test_logprob_and_entropy_are_those_of_a_normal_distribution() -> None:
+    mean, std, reached = torch.randn(3, 2, 4), torch.rand(3, 2, 4) + 0.1, torch.randn(3, 2, 4)
+    normal, transition = torch.distributions.Normal(mean, std), Transition(mean, std)
+    torch.testing.assert_close(transition.logprob(reached), normal.log_prob(reached))
+    torch.testing.assert_close(transition.entropy(), normal.entropy())
+    torch.testing.assert_close(prior(reached).logprob(reached), torch.distributions.Normal(0.0, 1.0).log_prob(reached))
+
+
+def test_a_certain_step_has_logprob_zero_and_no_gradient() -> None:
+    mean = torch.zeros(1, 1, 2, requires_grad=True)
+    transition = Transition(mean, torch.tensor([[[0.0, 0.5]]]))
+    logprob = transition.logprob(torch.ones(1, 1, 2))
+    assert logprob[0, 0, 0] == 0 and transition.entropy()[0, 0, 0] == 0
+    logprob.sum().backward()
+    assert mean.grad is not None and mean.grad[0, 0].tolist() == pytest.approx([0.0, 4.0])
+
+
+def test_learned_noise_stays_within_its_limits() -> None:
+    network = NoiseNetwork(6, 3, low=0.08, high=0.16)
+    std = network(torch.randn(5, 2, 6) * 1e3)
+    assert std.shape == (5, 2, 3) and std.min() >= 0.0799 and std.max() <= 0.1601
+    network.mlp[-1].weight.data.zero_(), network.mlp[-1].bias.data.zero_()
+    assert network(torch.zeros(1, 1, 6))[0, 0, 0].item() == pytest.approx(math.sqrt(0.08 * 0.16))
+
+
+def test_values_begin_near_zero() -> None:
+    values = ValueHead(6, [16, 8])(torch.randn(50, 6))
+    assert values.shape == (50,) and 0 < values.abs().max() < 0.3
