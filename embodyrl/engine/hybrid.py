@@ -23,8 +23,9 @@ from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Learni
 from embodyrl.engine.modes import Mode, Modes
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError
-from embodyrl.models.policy import ActOutput, EvalOutput, Policy
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.seeding import derive_seed
+from embodyrl.tracking.clock import Clock, Phase
 
 SETTINGS_FOR_LOSSES = ("clip_low", "clip_high", "dual_clip", "behaviour_cap", "behaviour_excess", "drift_coef")
 
@@ -96,7 +97,9 @@ class HybridEngine:
         self.device = choose_device(config.device)
         torch.set_num_threads(1 if config.threads == "auto" else int(config.threads))
         self.policy = policy.to(self.device).eval()
-        self.modes = Modes()
+        self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
+        """Where the time goes of the thread that made the engine."""
+        self.modes = Modes(self.clock)
         self.algorithm = algorithm
         self.loss = loss
         self.reference = frozen_copy(self.policy) if algorithm.kl_coef > 0.0 else None
@@ -120,8 +123,12 @@ class HybridEngine:
 
     def act(self, observation: Observation, mode: Literal["train", "eval"]) -> ActOutput:
         """Decide for each slot; see `Policy.act`."""
-        with self.rollout_mode(), torch.inference_mode():
-            return self.policy.act(self.policy.preprocess(observation), mode, self._action_noise)
+        with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
+            return self.policy.act(self._preprocess(self.policy, observation), mode, self._action_noise)
+
+    def _preprocess(self, policy: Policy, observation: Observation) -> Inputs:
+        with self.clock.measure(Phase.preprocess):
+            return policy.preprocess(observation)
 
     def update(self, batch: TensorDictBase, sentences: Sequence[str]) -> dict[str, float]:
         """Learn from a batch, `epochs` times over in shuffled minibatches.
@@ -136,7 +143,7 @@ class HybridEngine:
         Returns:
             Metrics, each the mean over the optimiser steps taken.
         """
-        with self.train_mode():
+        with self.train_mode(), self.clock.measure(Phase.train):
             return self._update(dict(batch.to(self.device).items()), sentences)
 
     def _update(self, columns: Columns, sentences: Sequence[str]) -> dict[str, float]:
@@ -153,7 +160,7 @@ class HybridEngine:
             passes += 1
         self._set_version(self.version + 1)
         if self.policy.keeps_statistics:
-            self.policy.update_statistics(self.policy.preprocess(observation_from(columns, sentences)))
+            self.policy.update_statistics(self._preprocess(self.policy, observation_from(columns, sentences)))
         return mean_metrics(history) | {
             "train/passes": float(passes),
             "train/learning_rate": self._optimizer.param_groups[0]["lr"],
@@ -170,9 +177,9 @@ class HybridEngine:
         """
         self._set_learning_rate()
         history: list[dict[str, Tensor]] = []
-        with self.train_mode():
-            for observation, actions in batches:
-                inputs = self.policy.preprocess(observation)
+        with self.train_mode(), self.clock.measure(Phase.train):
+            for observation, actions in self.clock.pulling(Phase.preprocess, batches):
+                inputs = self._preprocess(self.policy, observation)
                 self.policy.update_statistics(inputs)
                 wanted = torch.from_numpy(actions).to(self.device)
                 loss = self.policy.sft_loss(inputs, wanted, self._imitation_noise)
@@ -220,7 +227,7 @@ class HybridEngine:
 
     def _logprobs(self, policy: Policy, piece: Columns, sentences: Sequence[str]) -> tuple[Tensor, EvalOutput]:
         """Log-probs of decisions under a policy at the level of the loss, and what else it says about them."""
-        inputs = policy.preprocess(observation_from(piece, sentences))
+        inputs = self._preprocess(policy, observation_from(piece, sentences))
         evaluated = policy.evaluate(inputs, dict(piece["trace"].items()))
         return entries_at(self.algorithm.logprob_level, evaluated.logprobs, piece["executed"]), evaluated
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
 
+from embodyrl.tracking.clock import Clock, Phase
+
 Preparation = Callable[[], AbstractContextManager[object]]
 """What to do before a mode begins, and to undo when it ends."""
 
@@ -23,9 +25,13 @@ class Modes:
     `around` holds, for each mode, what its user needs: memory brought back, shards gathered. It is entered in this
     order when the mode begins, and left in the opposite one. Being in a mode already, entering it does nothing; inside
     the other one it lasts for its block.
+
+    Args:
+        clock: getting ready counts as `sync`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.around: dict[Mode, list[Preparation]] = {mode: [] for mode in Mode}
         self.current: Mode | None = None
 
@@ -37,10 +43,13 @@ class Modes:
             return
         before = self.current
         with ExitStack() as stack:
-            for preparation in self.around[mode]:
-                stack.enter_context(preparation())
+            with self._clock.measure(Phase.sync):
+                for preparation in self.around[mode]:
+                    stack.enter_context(preparation())
             self.current = mode
             try:
                 yield
             finally:
                 self.current = before
+            with self._clock.measure(Phase.sync):
+                stack.close()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.envs import drawing
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec, nothing_executed
 from embodyrl.errors import RunError, UnknownNameError, UserError
@@ -201,7 +202,8 @@ class SlotSimulator(ABC):
         for seat in self._take(slots):
             slot = self._playing(seat).slot
             assert slot is not None
-            pictures.append(slot.render())
+            with drawing.measured():
+                pictures.append(slot.render())
         return np.stack(pictures)
 
     def close(self) -> None:
@@ -294,7 +296,11 @@ class SlotSimulator(ABC):
     def _look(self, seat: _Seat) -> None:
         """Take the current observation of `seat`'s environment and check it."""
         assert seat.slot is not None
-        images, proprio = seat.slot.observe()
+        if self.spec.cameras:  # then reading the state takes no time in comparison
+            with drawing.measured():
+                images, proprio = seat.slot.observe()
+        else:
+            images, proprio = seat.slot.observe()
         if (proprio is not None) != (self.spec.proprio_dim > 0) or (images is not None) != bool(self.spec.cameras):
             raise SimulatorError(f"{seat.where()}: the observation has not what the spec declares (images or proprio)")
         if proprio is not None:

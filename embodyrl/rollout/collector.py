@@ -17,9 +17,9 @@ from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.buffer import RolloutBuffer
-from embodyrl.rollout.clock import Clock
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode
 from embodyrl.rollout.schedule import make_turns
+from embodyrl.tracking.clock import Phase
 
 
 @dataclass(kw_only=True)
@@ -84,7 +84,7 @@ class Collector:
         self.engine = engine
         self.config = rollout
         self.critic = critic
-        self.clock = Clock()
+        self.clock = engine.clock
         self.sentences = list(dict.fromkeys(manager.spec.tasks.values()))
         self._whole = rollout.episodes is Episodes.whole
         self._columns = manager.num_envs * rollout.episodes_per_slot
@@ -112,11 +112,15 @@ class Collector:
 
     def collect(self) -> Rollout:
         """Run the policy in training mode and return what happened."""
+        with self.clock.measure(Phase.record):
+            return self._collect()
+
+    def _collect(self) -> Rollout:
         harvest = _Harvest(
             buffer=RolloutBuffer(self.config.chunks, self._columns), decided=np.zeros(self._columns, np.int64)
         )
         self._column[:] = self._all
-        with self.clock.measure("onload"):
+        with self.clock.measure(Phase.simulate, detail="onload"):
             self.manager.onload()
         observation = self._begin()
         for slots in self._turns.groups:
@@ -131,7 +135,7 @@ class Collector:
 
     def offload(self) -> int:
         """End the simulators' processes until the next rollout; returns the bytes of memory that this frees."""
-        with self.clock.measure("offload"):
+        with self.clock.measure(Phase.simulate, detail="offload"):
             return self.manager.offload()
 
     def _begin(self) -> Observation:
@@ -143,17 +147,16 @@ class Collector:
             return observation
         self._numbers += 1
         episodes = [self._source.episode(slot, number) for slot, number in enumerate(self._numbers.tolist())]
-        with self.clock.measure("simulate"):
+        with self.clock.measure(Phase.simulate):
             observation = self.manager.reset(self._all, episodes)
         self._tracker.begin(self._all)
         return observation
 
     def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, harvest: _Harvest) -> None:
         """Decide for some slots, have them simulate, and note the decision meanwhile."""
-        with self.clock.measure("infer"):
-            decision = self.engine.act(observation, "train")
-            actions = decision.actions.cpu().numpy()
-        with self.clock.measure("simulate"):
+        decision = self.engine.act(observation, "train")
+        actions = decision.actions.cpu().numpy()
+        with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
         self._turns.sent(slots)
         columns = self._column[slots]
@@ -176,7 +179,7 @@ class Collector:
     def _receive(self, harvest: _Harvest) -> tuple[NDArray[np.int64], Observation] | None:
         """Wait for chunks and note what came of them; returns the slots that go on and what they show, or None if no
         chunk was under way."""
-        with self.clock.measure("simulate"):
+        with self.clock.measure(Phase.simulate):
             received = self._turns.receive()
         if received is None:
             return None
@@ -247,8 +250,7 @@ class Collector:
         following[:-1] = columns["values"][1:]
         following[columns["terminated"]] = 0.0
         if harvest.cut_rows:
-            with self.clock.measure("infer"):
-                values = self.engine.act(concatenate(harvest.cut_observations), "eval").values
+            values = self.engine.act(concatenate(harvest.cut_observations), "eval").values
             assert values is not None, "the same policy gave values in the rollout"
             following[harvest.cut_rows, harvest.cut_columns] = values.cpu()
         return following

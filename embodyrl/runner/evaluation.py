@@ -19,6 +19,7 @@ from embodyrl.rollout.collector import take
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.runner.film import Film
 from embodyrl.runner.statistics import wilson_interval
+from embodyrl.tracking.clock import Clock, Phase
 
 Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequence[EpisodeSpec | None]], StepResult]
 """Executes a chunk of actions: (slots, number of the episode that each plays, actions, episode that follows)."""
@@ -47,7 +48,7 @@ class Evaluation:
         return wilson_interval(self.successes, self.episodes)
 
     def metrics(self) -> dict[str, float]:
-        """Under `eval/`; the time under `time/eval`."""
+        """Under `eval/`."""
         low, high = self.interval
         return {
             "eval/success_once": self.success_once,
@@ -56,7 +57,6 @@ class Evaluation:
             "eval/return": self.mean_return,
             "eval/episode_length": self.mean_length,
             "eval/episodes": float(self.episodes),
-            "time/eval": self.seconds,
         }
 
     def line(self) -> str:
@@ -87,7 +87,7 @@ def evaluate(
     start = time.perf_counter()
     finished: list[FinishedEpisode] = []
     numbers = list(range(len(episodes)))
-    with engine.rollout_mode():
+    with engine.rollout_mode(), engine.clock.measure(Phase.record):
         if film is not None:
             finished += _play(manager, engine, episodes, numbers[: film.count], film.step)
             numbers = numbers[film.count :]
@@ -113,11 +113,13 @@ def _play(
     tracker = EpisodeTracker(manager.num_envs)
     finished: list[FinishedEpisode] = []
     lost: list[int] = []
-    observation = manager.reset(slots, [episodes[number] for number in playing])
+    with engine.clock.measure(Phase.simulate):
+        observation = manager.reset(slots, [episodes[number] for number in playing])
     while len(slots):
         actions = engine.act(observation, "eval").actions.cpu().numpy()
         following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
-        result = step(slots, playing[slots], actions, following)
+        with engine.clock.measure(Phase.simulate):
+            result = step(slots, playing[slots], actions, following)
         finished += tracker.update(slots, result)
         lost += playing[slots[result.lost]].tolist()
         over = result.ended | result.lost
@@ -129,10 +131,12 @@ def _play(
 
 
 @contextmanager
-def borrowed(manager: EnvManager, in_progress: bool) -> Iterator[None]:
+def borrowed(manager: EnvManager, clock: Clock, in_progress: bool) -> Iterator[None]:
     """Use the training simulators for something else and give them back as they were."""
     slots = list(range(manager.num_envs))
-    states = manager.get_state(slots) if in_progress else None
+    with clock.measure(Phase.simulate):
+        states = manager.get_state(slots) if in_progress else None
     yield
     if states is not None:
-        manager.set_state(slots, states)
+        with clock.measure(Phase.simulate):
+            manager.set_state(slots, states)

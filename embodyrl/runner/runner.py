@@ -25,6 +25,7 @@ from embodyrl.runner.film import Film
 from embodyrl.runner.rundir import RunDir, write_config
 from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
+from embodyrl.tracking.clock import Phase, divide_waiting
 from embodyrl.tracking.report import VIDEOS, write_report
 from embodyrl.version import __version__
 
@@ -45,6 +46,8 @@ class Progress:
     """Control steps of training."""
     train_s: float = 0.0
     """Seconds in iterations, without evaluation and saving."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase, over iterations, evaluations and checkpoints; see `tracking.clock.Phase`."""
     wall_s: float = 0.0
     """Seconds altogether, over all processes that worked on the run."""
     restarts: int = 0
@@ -84,6 +87,7 @@ class Runner:
         self.run_dir = directory.path
         self.manager = manager
         self.engine = engine
+        self.clock = engine.clock
         self.collector = collector
         self.pipeline = pipeline
         self.demonstrations = demonstrations
@@ -102,6 +106,7 @@ class Runner:
         with self.stopper:
             if self.progress.iteration == 0 and config.eval_every:
                 self._log(self._evaluate())
+            self._take_times()
             while self._goes_on():
                 metrics = self._iterate()
                 last = self.progress.iteration == config.iterations
@@ -112,21 +117,23 @@ class Runner:
                     self._save()
             if self._saved_at < self.progress.iteration:
                 self._save()
+        self._take_times()
         self._write_summary()
         return self.stopper.exit_code
 
     def _iterate(self) -> dict[str, float]:
         """One iteration of the pipeline."""
-        start = time.perf_counter()
         iteration = Iteration(
             config=self.config,
             collector=self.collector,
             engine=self.engine,
             demonstrations=self.demonstrations,
         )
-        self.pipeline.run(iteration)
+        start = time.perf_counter()
+        with self.clock.measure(Phase.train):  # what is neither deciding nor simulating serves learning
+            self.pipeline.run(iteration)
         seconds = time.perf_counter() - start
-        metrics = iteration.metrics | {f"time/{name}": value for name, value in self.collector.clock.take().items()}
+        metrics = iteration.metrics | self._take_times("time/iteration")
         self.progress.iteration += 1
         steps = metrics.get("env/steps", 0.0)  # supervised learning takes none
         self.progress.env_steps += int(steps)
@@ -137,7 +144,6 @@ class Runner:
         self._warn_if_nothing_is_learned(metrics)
         return metrics | {
             "env/total_steps": float(self.progress.env_steps),
-            "time/iteration": seconds,
             "time/env_steps_per_s": steps / seconds,
         }
 
@@ -155,14 +161,14 @@ class Runner:
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
         episodes = held_out_episodes(self.config)
-        with borrowed(self.manager, self.collector.in_progress), self._film(episodes) as film:
+        with borrowed(self.manager, self.clock, self.collector.in_progress), self._film(episodes) as film:
             result = evaluate(self.manager, self.engine, episodes, film)
-        self._message(result.line())
         metrics = result.metrics()
         self.progress.evaluations[str(self.progress.iteration)] = {
             name: value for name, value in metrics.items() if name.startswith("eval/")
         }
-        return metrics
+        self._message(result.line())
+        return metrics | self._take_times("time/eval")
 
     @contextmanager
     def _film(self, episodes: Sequence[EpisodeSpec]) -> Iterator[Film | None]:
@@ -194,8 +200,21 @@ class Runner:
         latest = self.progress.evaluations.get(str(self.progress.iteration))
         return target is not None and latest is not None and latest["eval/success_once"] >= target
 
+    def _take_times(self, what: str = "time/unlogged") -> dict[str, float]:
+        """Seconds since the last call: all of them under `what`, and how they are split beside it."""
+        taken = divide_waiting(self.clock.take(), self.manager.take_work().drawing)
+        for phase in Phase:
+            self.progress.phases_s[phase] = self.progress.phases_s.get(phase, 0.0) + taken[phase]
+        prefix = "time" if what == "time/iteration" else what
+        split = {f"{prefix}/{name}": seconds for name, seconds in taken.items()}
+        return {what: sum(taken[phase] for phase in Phase)} | split
+
     def _save(self) -> None:
         """Write a checkpoint of this moment."""
+        with self.clock.measure(Phase.save):
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
         start = time.perf_counter()
         self.progress.wall_s = self.wall_s
         slots = list(range(self.manager.num_envs))
@@ -244,6 +263,7 @@ class Runner:
             "iterations": self.progress.iteration,
             "env_steps": self.progress.env_steps,
             "wall_s": round(self.wall_s, 3),
+            "phases_s": {phase: round(seconds, 3) for phase, seconds in self.progress.phases_s.items()},
             "env_steps_per_s": round(self.progress.env_steps / max(self.progress.train_s, 1e-9), 1),
             "seed": self.config.seed,
             "stopped_by": None if self.stopper.signal is None else self.stopper.signal.name,

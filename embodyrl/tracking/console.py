@@ -11,12 +11,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.sink import SinkContext
 
 PLAIN_INTERVAL_S = 2.0
 """Shortest time between two plain lines, so that a fast run does not flood a log file [s]."""
 PLAIN_HEADER_EVERY = 20
 LIVE_ROWS = 12
+SHOWN_PHASES = (Phase.simulate, Phase.render, Phase.infer, Phase.train)
+SPLIT_TITLE = f"{'/'.join(SHOWN_PHASES)}/rest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +92,9 @@ class ConsoleSink:
         return f"{hours}:{minutes % 60:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
 
     def _plain_line(self, cells: list[str]) -> None:
-        widths = [5, *(column.width for column in COLUMNS), 21, 7]
+        widths = [5, *(column.width for column in COLUMNS), len(SPLIT_TITLE), 7]
         if self._lines % PLAIN_HEADER_EVERY == 0:
-            titles = ["iter", *(column.title for column in COLUMNS), "simulate/infer/train", "eta"]
+            titles = ["iter", *(column.title for column in COLUMNS), SPLIT_TITLE, "eta"]
             self.message("  ".join(title.rjust(width) for title, width in zip(titles, widths, strict=True)))
         self.message("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
         self._last_line = time.monotonic()
@@ -99,7 +102,7 @@ class ConsoleSink:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ["iter", *(column.title for column in COLUMNS), "simulate/infer/train", "eta"]:
+        for title in ["iter", *(column.title for column in COLUMNS), SPLIT_TITLE, "eta"]:
             table.add_column(title, justify="right", no_wrap=True)
         for row in self._rows:
             table.add_row(*row)
@@ -107,7 +110,6 @@ class ConsoleSink:
 
 
 def split_of_time(metrics: Mapping[str, float]) -> str:
-    """Shares of an iteration's time: simulators, policy, learning [%]."""
-    total = metrics["time/iteration"]
-    parts = [metrics.get(f"time/{name}", 0.0) for name in ("simulate", "infer", "node/update")]
-    return " / ".join(f"{100.0 * part / total:3.0f}" for part in parts) + " %"
+    """Shares of an iteration's time: of the phases that are shown, and of all others together [%]."""
+    shares = [100.0 * metrics.get(f"time/{phase}", 0.0) / metrics["time/iteration"] for phase in SHOWN_PHASES]
+    return "/".join(f"{share:3.0f}" for share in [*shares, 100.0 - sum(shares)]) + " %"

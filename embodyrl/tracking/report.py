@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.tracking.jsonl import METRICS_FILE
+from embodyrl.tracking.time_report import where_time_went
 
 REPORT_FILE = "report.html"
 GRAPH_FILE = "graph.svg"
@@ -40,7 +41,7 @@ pre {{ background: #f5f7fa; padding: .8rem; border-radius: 6px; overflow-x: auto
 <h2>Evaluations</h2>
 <table><tr><th>iteration</th><th>success</th><th>95 % interval</th><th>return</th><th>length</th><th>episodes</th></tr>
 {evaluations}</table>
-{films}{iteration}<h2>Config</h2>
+{times}{films}{iteration}<h2>Config</h2>
 <pre>{config}</pre>
 </body></html>
 """
@@ -78,6 +79,7 @@ def write_report(run_dir: Path) -> Path:
         ),
         curves="".join(draw(curve, rows) for curve in CURVES),
         evaluations="".join(evaluation_row(step, each) for step, each in sorted_evaluations(summary)),
+        times=where_time_went(rows),
         films=films(run_dir),
         iteration=drawn_iteration(run_dir / GRAPH_FILE),
         config=html.escape((run_dir / "config.yaml").read_text()),

@@ -9,10 +9,11 @@ from engines import make_batch, make_engine, make_policy, weights
 
 from embodyrl.engine.modes import Mode, Modes, Preparation
 from embodyrl.envs import Observation
+from embodyrl.tracking.clock import Clock
 
 
 def traced() -> tuple[Modes, list[str]]:
-    modes, events = Modes(), []
+    modes, events = Modes(Clock()), []
 
     def preparation(name: str) -> Preparation:
         @contextmanager

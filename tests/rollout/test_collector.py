@@ -141,7 +141,7 @@ def test_evaluation_plays_each_episode_once_and_leaves_training_as_it_was() -> N
     lengths = [min(last_step(100 + number), LIMIT) for number in range(8)]
     with make_collector() as collector:
         before = collector.collect()
-        with borrowed(collector.manager, collector.in_progress):
+        with borrowed(collector.manager, collector.clock, collector.in_progress):
             result = evaluate(collector.manager, collector.engine, episodes)
         after = collector.collect()
     with make_collector() as undisturbed:

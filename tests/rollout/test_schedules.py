@@ -61,7 +61,7 @@ def test_pictures_are_those_decided_on_whatever_happens_between_rollouts(schedul
     with make_collector(**{**DAWDLING, "chunk_size": 1}, cameras=("front", "side"), schedule=schedule) as collector:
         rollouts = [collector.collect()]
         for _ in range(3):
-            with borrowed(collector.manager, collector.in_progress):
+            with borrowed(collector.manager, collector.clock, collector.in_progress):
                 evaluate(collector.manager, collector.engine, episodes)
             rollouts.append(collector.collect())
     for rollout in rollouts:

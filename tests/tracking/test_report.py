@@ -28,6 +28,10 @@ class Tags(HTMLParser):
         self.text += data
 
 
+TIMES = {"time/iteration": 4.0, "time/simulate": 1.0, "time/train": 3.0}
+EVALUATION_TIMES = {"time/eval": 2.0, "time/eval/simulate": 0.5, "time/eval/render": 1.5}
+
+
 def make_run(folder: Path) -> None:
     evaluation = {
         "eval/success_once": 0.5,
@@ -50,8 +54,8 @@ def make_run(folder: Path) -> None:
     }
     rows = [
         {"iteration": 0, **evaluation},
-        {"iteration": 1, "env/total_steps": 100.0, "env/return": 1.0, "train/explained_variance": None},
-        {"iteration": 2, "env/total_steps": 200.0, "env/return": 3.0, **evaluation},
+        {"iteration": 1, "env/total_steps": 100.0, "env/return": 1.0, "train/explained_variance": None, **TIMES},
+        {"iteration": 2, "env/total_steps": 200.0, "env/return": 3.0, **evaluation, **TIMES, **EVALUATION_TIMES},
     ]
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -64,9 +68,11 @@ def test_a_report_is_one_file_with_curves_evaluations_and_config(tmp_path: Path)
     page.feed(write_report(tmp_path).read_text())
     assert page.links == [], "nothing may be fetched"
     assert page.count["polyline"] == 1 and page.count["circle"] == 2  # the return; two evaluations with a row
-    assert page.count["tr"] == 4 and "script" not in page.count and "b" not in page.count
+    assert page.count["tr"] == 4 + 11 and "script" not in page.count and "b" not in page.count
     assert "a <b>bold</b> run, seed 1" in page.text and "seed: 1  # <script>" in page.text
     assert page.text.index("0.40 to 0.60") > 0
+    assert page.count["rect"] == 2 * 9  # a stack of phases for each iteration
+    assert "2.0025.0 %0.5025.0 %" in page.text and "render0.000.0 %1.5075.0 %" in page.text
 
 
 def test_films_are_shown_from_the_run_directory(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ METRICS = {
     "time/iteration": 2.0,
     "time/simulate": 1.0,
     "time/infer": 0.5,
-    "time/node/update": 0.25,
+    "time/train": 0.25,
+    "time/idle": 0.25,
     "time/env_steps_per_s": 512.0,
     "train/explained_variance": float("nan"),
 }
@@ -55,7 +56,7 @@ def test_console_writes_plain_aligned_lines_in_a_pipe(tmp_path: Path, capsys: py
     titles, first, message, last = capsys.readouterr().out.splitlines()
     assert titles.split()[:3] == ["iter", "env", "steps"] and titles.split()[-1] == "eta"
     assert len(titles) == len(first) == len(last)
-    assert first.split()[:3] == ["1", "2,048", "3.25"] and "50 /  25 /  12 %" in first
+    assert first.split()[:3] == ["1", "2,048", "3.25"] and " 50/  0/ 25/ 12/ 12 %" in first
     assert first.endswith("0:06") and last.endswith("0:00")
     assert message == "evaluation  100 episodes [0.1, 0.2]"
 

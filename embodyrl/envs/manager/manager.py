@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.manager.crew import GONE, Crew
 from embodyrl.envs.manager.memory import NEXT_FIELDS, Segment, layout
-from embodyrl.envs.manager.results import Reader, StepResult, find_not_finite
+from embodyrl.envs.manager.results import Reader, StepResult, Work, find_not_finite
 from embodyrl.envs.manager.selection import Selection, Slots
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
@@ -104,6 +104,7 @@ class EnvManager:
         """States of the slots that were playing when the processes were ended for a while."""
         self._needs_reset = np.ones(self.num_envs, bool)
         self._steps = np.zeros(self.num_envs, np.int64)
+        self._work_taken = np.zeros(2)
         try:
             _check_importable(config)
             launcher = launcher or LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=log_dir)
@@ -368,6 +369,13 @@ class EnvManager:
         """Processes that died and were replaced since the last call."""
         deaths, self._processes.deaths = self._processes.deaths, []
         return deaths
+
+    def take_work(self) -> Work:
+        """What the processes did since the last call."""
+        total = self._arrays["work"][:, :2].sum(0)
+        busy, drawing = (total - self._work_taken).tolist()
+        self._work_taken = total
+        return Work(busy_s=busy, drawing_s=drawing)
 
     def close(self) -> None:
         """End the processes, within a few seconds whatever they are doing. Harmless when repeated."""

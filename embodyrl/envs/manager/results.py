@@ -43,6 +43,20 @@ class StepResult(ChunkResult):
         return self.terminated | self.truncated
 
 
+class Work(NamedTuple):
+    """What the processes did, all together."""
+
+    busy_s: float
+    """Seconds at work on requests."""
+    drawing_s: float
+    """Seconds of these spent drawing pictures."""
+
+    @property
+    def drawing(self) -> float:
+        """Share of drawing, 0 .. 1."""
+        return min(self.drawing_s / self.busy_s, 1.0) if self.busy_s > 0 else 0.0
+
+
 class NotFinite(NamedTuple):
     """A number that no simulator should return."""
 

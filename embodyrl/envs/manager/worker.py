@@ -6,6 +6,7 @@ Slots are numbered from 0 within the process; a note on every error says what th
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
+from embodyrl.envs import drawing
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Layout, Segment
 from embodyrl.envs.manager.single_steps import step_singly
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec
@@ -25,17 +27,21 @@ T = TypeVar("T")
 _RESULTS = ("rewards", "success", "terminated", "truncated", "steps")
 
 
-def _with_slot_numbers(method: Callable[Concatenate[EnvWorker, P], T]) -> Callable[Concatenate[EnvWorker, P], T]:
-    """Add to what `method` raises how the simulator's slot numbers read in the whole run."""
+def _serving(method: Callable[Concatenate[EnvWorker, P], T]) -> Callable[Concatenate[EnvWorker, P], T]:
+    """Note how long `method` works, and add to what it raises how the simulator's slot numbers read in the whole
+    run."""
 
     @functools.wraps(method)
     def wrapped(self: EnvWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        start = time.perf_counter()
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
             if self.first_slot:
                 error.add_note(f"slot 0 of this worker is slot {self.first_slot} of the run")
             raise
+        finally:
+            self._note_work(time.perf_counter() - start)
 
     return wrapped
 
@@ -63,6 +69,7 @@ class EnvWorker:
         self._segment: Segment | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._kept: list[str] = []
+        self._drawn = drawing.total()
 
     def simulator_spec(self) -> SimulatorSpec:
         """What the simulator offers."""
@@ -76,12 +83,12 @@ class EnvWorker:
             array[...] = array.copy()
         self._kept = [name for name in ("step_images", "step_proprio") if name in self._arrays]
 
-    @_with_slot_numbers
+    @_serving
     def reset(self, *slots: int) -> None:
         """Start the episodes in `next_*` in these slots (none given: all)."""
         self._reset(slots or self._all)
 
-    @_with_slot_numbers
+    @_serving
     def step(self, *slots: int) -> None:
         """Execute the chunks in `actions` in these slots (none given: all).
 
@@ -89,7 +96,7 @@ class EnvWorker:
         """
         self._step(slots or self._all, film=None)
 
-    @_with_slot_numbers
+    @_serving
     def step_recorded(self, *slots: int) -> list[NDArray[np.uint8]]:
         """The same; returns for every slot the pictures for people after each executed action, `[n, H, W, 3]`."""
         chosen = slots or self._all
@@ -97,22 +104,22 @@ class EnvWorker:
         self._step(chosen, film)
         return [np.stack(pictures) for pictures in film]
 
-    @_with_slot_numbers
+    @_serving
     def observe(self, *slots: int) -> None:
         """Write the current observation of these slots (none given: all)."""
         self._write_observation("", slots or self._all, self._simulator.observe(slots or self._all))
 
-    @_with_slot_numbers
+    @_serving
     def get_state(self, *slots: int) -> list[bytes]:
         """One state per slot (none given: all)."""
         return list(self._simulator.get_state(slots or self._all))
 
-    @_with_slot_numbers
+    @_serving
     def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
         """Continue these slots from these states."""
         self._simulator.set_state(slots, states)
 
-    @_with_slot_numbers
+    @_serving
     def render(self, *slots: int) -> NDArray[np.uint8]:
         """Pictures of these slots (none given: all) for people, uint8 `[B, H, W, 3]`."""
         return self._simulator.render(slots or self._all)
@@ -123,6 +130,14 @@ class EnvWorker:
         if self._segment is not None:
             self._segment.close()
         self._simulator.close()
+
+    def _note_work(self, seconds: float) -> None:
+        """Add to what all processes that served these slots have worked [s]."""
+        work, drawn = self._arrays["work"][0], drawing.total()
+        work[0] += seconds
+        if drawn != self._drawn:
+            work[1] += drawn - self._drawn
+            self._drawn = drawn
 
     def _step(self, slots: Sequence[int], film: list[list[NDArray[np.uint8]]] | None) -> None:
         result = self._execute(slots, film)

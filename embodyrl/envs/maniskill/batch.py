@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.envs import drawing
 from embodyrl.envs.base import (
     EpisodeOverError,
     NotFiniteError,
@@ -130,7 +131,8 @@ class ManiSkillBatch:
         self._check(slots, playing=True)
         if loading.drawing_device(self._sim) is None:
             raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
-        pictures = self._scenes.render()
+        with drawing.measured():
+            pictures = self._scenes.render()
         if pictures is None:
             raise RenderError(f"the ManiSkill task {self._task!r} has no camera for people")
         return pictures[list(slots)]
@@ -207,7 +209,8 @@ class ManiSkillBatch:
     def _look(self, slots: Sequence[int]) -> None:
         """Draw what the cameras of `slots` see now."""
         if self._images is not None:
-            self._images[list(slots)] = self._scenes.pictures()[list(slots)]
+            with drawing.measured():
+                self._images[list(slots)] = self._scenes.pictures()[list(slots)]
 
     def _observation(self, slots: Sequence[int]) -> Observation:
         """The last observations of `slots`, as one batch."""

@@ -1,0 +1,134 @@
+"""Where the time of a run goes: every second belongs to one phase."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Phase(StrEnum):
+    """What the main process is doing, or waiting for."""
+
+    simulate = "simulate"
+    """Waiting for simulators that compute physics, start or end, and for what they send."""
+    render = "render"
+    """Waiting for simulators that draw pictures."""
+    infer = "infer"
+    """The policy decides."""
+    preprocess = "preprocess"
+    """Observations and demonstrations are made ready for the policy."""
+    record = "record"
+    """What came of decisions is noted in the batch, and the next episodes are drawn."""
+    train = "train"
+    """Rewards, advantages, losses, gradients and optimiser steps."""
+    sync = "sync"
+    """Weights and optimiser state are moved: between ranks, rollout workers, GPU and CPU memory."""
+    save = "save"
+    """Checkpoints."""
+    idle = "idle"
+    """Everything else: metrics, messages, waiting for nothing."""
+
+
+COMPUTING = frozenset({Phase.infer, Phase.preprocess, Phase.train, Phase.sync})
+"""Phases that leave work behind on a GPU, which must be done before another phase begins."""
+
+
+class Clock:
+    """Adds up the wall-clock seconds of the thread that made it, by phase.
+
+    Each second counts once, for the innermost phase that is being measured; outside of all it is idle. What other
+    threads measure is not counted, since the thread that waits for them counts its waiting.
+
+    A GPU works on after the program has told it what to do. When a computing phase ends inside another one nothing is
+    waited for, which would only slow things down: the outer phase counts what is left. When the last of them ends,
+    `synchronize` is called first.
+
+    Args:
+        synchronize: waits until the GPU is done; None where there is none.
+    """
+
+    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
+        self.synchronize = synchronize
+        self.thread = threading.get_ident()
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._details: dict[str, float] = defaultdict(float)
+        self._phase = Phase.idle
+        self._since = time.perf_counter()
+
+    def measure(self, phase: Phase, *, detail: str | None = None) -> Span:
+        """A `with` block that belongs to `phase`; all of its seconds are counted under the name `detail` besides."""
+        return Span(self, phase, detail)
+
+    def pulling(self, phase: Phase, items: Iterable[T]) -> Iterator[T]:
+        """The items; the time that they take to come belongs to `phase`."""
+        iterator, end = iter(items), object()
+        while True:
+            with self.measure(phase):
+                item = next(iterator, end)
+            if item is end:
+                return
+            yield item  # type: ignore[misc]
+
+    def switch(self, phase: Phase) -> Phase:
+        """Begin another phase; returns the one that it ends."""
+        before = self._phase
+        if before in COMPUTING and phase not in COMPUTING and self.synchronize is not None:
+            self.synchronize()
+        now = time.perf_counter()
+        self._seconds[before] += now - self._since
+        self._since, self._phase = now, phase
+        return before
+
+    def note(self, detail: str, seconds: float) -> None:
+        """Add to a detail [s]."""
+        self._details[detail] += seconds
+
+    def take(self) -> dict[str, float]:
+        """Seconds of every phase since the last call, which add up to the time between the calls, and details [s]."""
+        self.switch(self._phase)
+        taken = {str(phase): seconds for phase, seconds in self._seconds.items()} | self._details
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._details.clear()
+        return taken
+
+
+class Span:
+    """A block whose time belongs to one phase; see `Clock.measure`."""
+
+    __slots__ = ("_begun", "_clock", "_counts", "_detail", "_outer", "_phase")
+
+    def __init__(self, clock: Clock, phase: Phase, detail: str | None) -> None:
+        self._clock, self._phase, self._detail = clock, phase, detail
+        self._counts = False
+
+    def __enter__(self) -> None:
+        self._counts = threading.get_ident() == self._clock.thread
+        if self._counts:
+            self._outer = self._clock.switch(self._phase)
+            self._begun = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._counts:
+            self._clock.switch(self._outer)
+            if self._detail is not None:
+                self._clock.note(self._detail, time.perf_counter() - self._begun)
+
+
+def divide_waiting(seconds: Mapping[str, float], drawing: float) -> dict[str, float]:
+    """Seconds by phase, where waiting for simulators is divided between physics and drawing.
+
+    Args:
+        seconds: as `Clock.take` gives them, all waiting under `simulate`.
+        drawing: share of drawing in what the simulators' processes did meanwhile, 0 .. 1.
+    """
+    waited = seconds[Phase.simulate]
+    return {**seconds, Phase.simulate: waited * (1.0 - drawing), Phase.render: waited * drawing}
