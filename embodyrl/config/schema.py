@@ -65,6 +65,14 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Offload(StrEnum):
+    """What is away from the device while the policy acts."""
+
+    none = "none"
+    optimizer = "optimizer"
+    all = "all"
+
+
 class Numa(StrEnum):
     """Whether simulator processes keep to one NUMA node each."""
 
@@ -498,6 +506,11 @@ class EngineConfig:
     """auto: CUDA where there is one, else the CPU."""
     threads: int | str = setting("auto", low=1, words=("auto",))
     """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
+    offload: Offload = setting(Offload.none)
+    """What leaves the device while it is not needed, and comes back bit for bit: from a GPU to pinned memory, from the
+    CPU to a file without a name in the run's folder. optimizer: the optimiser's state, which is there only while the
+    policy learns. all: the reference policy as well (`algorithm.kl_coef`), which is there only while it scores a
+    batch. none: nothing leaves."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimiser."""
 

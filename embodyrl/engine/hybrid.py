@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +23,7 @@ from embodyrl.algorithms.levels import entries_at
 from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.engine.modes import Mode, Modes
+from embodyrl.engine.offload import EngineOffload
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
@@ -82,6 +85,7 @@ class HybridEngine:
         loss: policy loss from the registry.
         iterations: length of the run, for the learning-rate schedule.
         seed: the run's seed.
+        folder: on a disk, for what `engine.offload` takes off the CPU; None: where temporary files go.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class HybridEngine:
         loss: Callable[..., LossOutput],
         iterations: int,
         seed: int,
+        folder: Path | None = None,
     ) -> None:
         self.device = choose_device(config.device)
         torch.set_num_threads(1 if config.threads == "auto" else int(config.threads))
@@ -109,6 +114,15 @@ class HybridEngine:
         self._optimizer_config = config.optimizer
         self._iterations = iterations
         self._optimizer = build_optimizer(policy, config.optimizer)
+        self.offload = EngineOffload(
+            config.offload,
+            policy=policy,
+            optimizer=self._optimizer,
+            reference=self.reference,
+            device=self.device,
+            folder=Path(tempfile.gettempdir()) if folder is None else folder,
+        )
+        self.modes.around[Mode.train].append(self.offload.optimizer_here)
         self._action_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "actions"))
         self._imitation_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "imitation"))
         self._shuffling = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
@@ -149,7 +163,8 @@ class HybridEngine:
     def _update(self, columns: Columns, sentences: Sequence[str]) -> dict[str, float]:
         self._set_learning_rate()
         if self.reference is not None:
-            columns["reference_logprobs"] = self._score(self.reference, columns, sentences)
+            with self.offload.reference_here():
+                columns["reference_logprobs"] = self._score(self.reference, columns, sentences)
         if asks_for(self.loss, "proximal_logprobs") and self.algorithm.proximal is Proximal.recompute:
             columns["proximal_logprobs"] = self._score(self.policy, columns, sentences)
         history: list[dict[str, Tensor]] = []
@@ -335,6 +350,7 @@ class HybridEngine:
         self._set_version(state["version"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
+        self.offload.put_away()
 
 
 def frozen_copy(policy: Policy) -> Policy:

@@ -160,7 +160,7 @@ def estimate_advantages(iteration: Iteration) -> None:
 def update(iteration: Iteration) -> None:
     """Learn from the batch; adds `train/` metrics. Reads task, trace, logprobs, steps, valid, episode, version,
     advantages, the observations, and with a critic values and returns. A batch that teaches nothing changes nothing.
-    With `env.offload` the simulators are gone meanwhile."""
+    With `env.offload` the simulators are gone meanwhile; `memory/` metrics say what offloading frees."""
     batch = _batch(iteration)
     if iteration.config.env.offload:
         iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
@@ -170,6 +170,7 @@ def update(iteration: Iteration) -> None:
     decisions = decisions_to_learn_from(batch, iteration.config)
     with iteration.engine.train_mode():
         iteration.metrics |= iteration.engine.update(decisions, batch.sentences)
+    iteration.metrics |= iteration.engine.offload.metrics()
 
 
 def teaches(batch: TrajectoryBatch, config: Config) -> bool:
@@ -189,6 +190,7 @@ def imitate(iteration: Iteration) -> None:
     batches = iteration.demonstrations.batches(iteration.engine.version * steps, steps)
     with iteration.engine.train_mode():
         iteration.metrics |= iteration.engine.imitate((batch.observation, batch.actions) for batch in batches)
+    iteration.metrics |= iteration.engine.offload.metrics()
 
 
 def _batch(iteration: Iteration) -> TrajectoryBatch:

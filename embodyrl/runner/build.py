@@ -50,7 +50,8 @@ def open_runner(
         config = loaded.config
         state = None if checkpoint is None else TrainerState.load(checkpoint / "trainer")
         progress = Progress() if state is None else Progress(**state.counters["progress"])
-        engine = build_engine(config, manager, weights=None if checkpoint is None else checkpoint / "policy")
+        weights = None if checkpoint is None else checkpoint / "policy"
+        engine = build_engine(config, manager, weights=weights, folder=directory.path)
         demonstrations = None if config.data.path is None else open_demonstrations(config, manager, engine)
         pipeline = build_pipeline(config)
         (directory.path / GRAPH_FILE).write_text(to_svg(pipeline.dataflow))
@@ -99,8 +100,11 @@ def open_simulators(loaded: LoadedConfig, log_dir: Path) -> Iterator[EnvManager]
         yield manager
 
 
-def build_engine(config: Config, manager: EnvManager, *, weights: Path | None) -> HybridEngine:
-    """The policy in its engine, with `weights` (a saved policy's folder) or those that the config says."""
+def build_engine(
+    config: Config, manager: EnvManager, *, weights: Path | None, folder: Path | None = None
+) -> HybridEngine:
+    """The policy in its engine, with `weights` (a saved policy's folder) or those that the config says; `folder` is
+    where the engine may keep files."""
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.models import build_policy
 
@@ -114,6 +118,7 @@ def build_engine(config: Config, manager: EnvManager, *, weights: Path | None) -
         loss=LOSSES.load(config.algorithm.loss),
         iterations=config.run.iterations,
         seed=config.seed,
+        folder=folder,
     )
 
 

@@ -33,6 +33,12 @@ if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
     from embodyrl.data.batches import Demonstrations
 
 SUMMARY_FILE = "summary.json"
+OFFLOADED = {
+    "simulators": "the simulators are gone while the policy learns",
+    "optimizer": "the optimiser's state is away while the policy acts",
+    "reference": "the reference policy is away but for scoring a batch",
+}
+"""What leaves its place for a while, by the name in `memory/<name>_freed_mib`."""
 IDLE_ITERATIONS = 3
 """So many iterations in a row with nothing to learn from are worth a warning."""
 
@@ -96,7 +102,7 @@ class Runner:
         self.stopper = Stopper()
         self._earlier_s = progress.wall_s
         self._started = started
-        self._said_offload = False
+        self._said_offloaded: set[str] = set()
         self._idle = 0
         self._saved_at = progress.iteration or -1  # a run that never got to an iteration has saved nothing
 
@@ -138,14 +144,20 @@ class Runner:
         steps = metrics.get("env/steps", 0.0)  # supervised learning takes none
         self.progress.env_steps += int(steps)
         self.progress.train_s += seconds
-        if (freed := metrics.get("memory/simulators_freed_mib")) is not None and not self._said_offload:
-            self._said_offload = True
-            self._message(f"offload: the simulators are gone while the policy learns, which frees {freed:.0f} MiB")
+        self._say_what_is_offloaded(metrics)
         self._warn_if_nothing_is_learned(metrics)
         return metrics | {
             "env/total_steps": float(self.progress.env_steps),
             "time/env_steps_per_s": steps / seconds,
         }
+
+    def _say_what_is_offloaded(self, metrics: dict[str, float]) -> None:
+        """Say once of everything that is offloaded what that frees."""
+        for name, text in OFFLOADED.items():
+            freed = metrics.get(f"memory/{name}_freed_mib")
+            if freed is not None and name not in self._said_offloaded:
+                self._said_offloaded.add(name)
+                self._message(f"offload: {text}, which frees {freed:.0f} MiB")
 
     def _warn_if_nothing_is_learned(self, metrics: dict[str, float]) -> None:
         """Say once when iteration after iteration has nothing to learn from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def make_engine(
     optimizer: OptimizerConfig | None = None,
     loss: str = "ppo",
     engine: dict[str, Any] | None = None,
+    folder: Path | None = None,
     **algorithm: Any,
 ) -> HybridEngine:
     return HybridEngine(
@@ -43,6 +45,7 @@ def make_engine(
         loss=LOSSES.load(loss),
         iterations=4,
         seed=1,
+        folder=folder,
     )
 
 

@@ -1,0 +1,254 @@
+"""What `engine.offload` takes off the device comes back bit for bit, and its memory is really free meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from engines import make_batch, make_engine, make_policy, weights
+from torch import Tensor, nn
+
+from embodyrl.config.schema import Offload
+from embodyrl.engine.host_memory import FileMemory, refuse_memory_disk
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.offload import Offloaded, optimizer_tensors
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.errors import RunError, UserError
+from embodyrl.models import build_policy
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A folder whose files are not memory."""
+    try:
+        refuse_memory_disk(tmp_path)
+    except UserError:
+        pytest.skip("temporary files are kept in memory here")
+    return tmp_path
+
+
+def rss() -> float:
+    gc.collect()
+    return psutil.Process().memory_info().rss / MIB
+
+
+def state(engine: HybridEngine) -> dict[str, Any]:
+    return copy.deepcopy(engine.state_dict())
+
+
+def learned(folder: Path, setting: Offload, *, resume_after: int | None = None) -> tuple[Tensor, dict[str, Any]]:
+    """Weights and state after four updates with a reference policy; perhaps with a new engine in between."""
+    engine = make_engine(engine={"offload": setting}, kl_coef=0.1, folder=folder)
+    for number in range(4):
+        if number == resume_after:
+            kept = state(engine)
+            following = make_engine(engine={"offload": setting}, kl_coef=0.1, folder=folder)
+            following.policy.load_state_dict(engine.policy.state_dict())
+            following.load_state_dict(kept)
+            engine = following
+        engine.update(make_batch(engine), ["push"])
+    return weights(engine), state(engine)
+
+
+@pytest.mark.parametrize("setting", [Offload.optimizer, Offload.all])
+@pytest.mark.parametrize("resume_after", [None, 2])
+def test_offloading_changes_no_number(disk: Path, setting: Offload, resume_after: int | None) -> None:
+    plain, plain_state = learned(disk, Offload.none)
+    moved, moved_state = learned(disk, setting, resume_after=resume_after)
+    assert torch.equal(plain, moved)
+    torch.testing.assert_close(plain_state, moved_state, rtol=0, atol=0)
+
+
+def imitated(folder: Path, setting: Offload) -> Tensor:
+    """Weights of a tiny OpenVLA-OFT after three updates."""
+    from embodyrl.models.openvla_oft.options import OpenVLAOFTConfig
+    from embodyrl.models.prismatic.options import ScratchConfig
+
+    arm = ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3)
+    simulator = SimulatorSpec(
+        tasks={"push": "push"},
+        actions=(arm,),
+        proprio_dim=3,
+        max_episode_steps=10,
+        control_frequency=1.0,
+        cameras=("front",),
+        image_size=(32, 32),
+    )
+    options = OpenVLAOFTConfig(
+        name="openvla_oft", scratch=ScratchConfig(image_size=32, hidden_size=32, layers=2, mlp_size=48)
+    )
+    draw = np.random.default_rng(0)
+    policy = build_policy(options, simulator, chunk_size=2, seed=1)
+    engine = make_engine(policy=policy, engine={"offload": setting}, folder=folder)
+    for _ in range(3):
+        seen = Observation(
+            images=draw.integers(0, 256, (4, 1, 32, 32, 3), dtype=np.uint8),
+            proprio=draw.normal(size=(4, 3)).astype(np.float32),
+            tasks=["push"] * 4,
+        )
+        engine.imitate([(seen, draw.uniform(-1, 1, (4, 2, 3)).astype(np.float32))])
+        assert bool(engine.offload.metrics()) == (setting is not Offload.none)
+    return weights(engine)
+
+
+def test_offloading_changes_no_number_of_a_vision_language_action_model(disk: Path) -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    assert torch.equal(imitated(disk, Offload.none), imitated(disk, Offload.optimizer))
+
+
+def away(engine: HybridEngine, name: str) -> list[bool]:
+    part = engine.offload._parts[name]
+    assert part._memory is not None
+    return [part._memory.holds(tensor) for tensor in part._movable()]
+
+
+def test_parts_are_there_when_they_are_needed_and_away_otherwise(disk: Path) -> None:
+    engine = make_engine(engine={"offload": Offload.all}, kl_coef=0.1, folder=disk)
+    assert engine.reference is not None
+    seen: dict[str, list[bool]] = {}
+
+    def look(name: str) -> Any:
+        return lambda *_: seen.update({f"{name} while it {what}": away(engine, part) for what, part in PARTS.items()})
+
+    PARTS = {"learns": "optimizer", "compares": "reference"}
+    engine.update(make_batch(engine), ["push"])
+    engine.policy.actor.register_forward_hook(look("policy"))
+    engine.reference.actor.register_forward_hook(look("reference"))
+    engine.update(make_batch(engine), ["push"])
+    assert not any(seen["policy while it learns"]) and all(seen["policy while it compares"])
+    assert not any(seen["reference while it compares"])
+    assert all(away(engine, "optimizer")) and all(away(engine, "reference"))
+    assert len(away(engine, "optimizer")) >= 8 and len(away(engine, "reference")) >= 4
+    assert all(parameter.grad is None for parameter in engine.policy.parameters())
+
+
+def test_the_objects_stay_the_same(disk: Path) -> None:
+    engine = make_engine(engine={"offload": Offload.all}, kl_coef=0.1, folder=disk)
+    assert engine.reference is not None
+
+    def objects() -> list[int]:
+        assert engine.reference is not None
+        held = [*engine.policy.parameters(), *engine.reference.parameters()]
+        return [id(tensor) for tensor in [*held, *optimizer_tensors(engine._optimizer, set())]]
+
+    engine.update(make_batch(engine), ["push"])
+    before = objects()
+    with engine.train_mode():
+        assert objects() == before
+    engine.update(make_batch(engine), ["push"])
+    assert objects() == before
+
+
+@pytest.mark.faults
+def test_the_memory_of_the_process_falls(disk: Path) -> None:
+    """131 MiB of optimiser state and 66 MiB of reference policy; the C library keeps a little."""
+    engine = make_engine(
+        policy=make_policy(hidden_sizes=[2900, 2900]),
+        engine={"offload": Offload.all},
+        kl_coef=0.1,
+        folder=disk,
+        epochs=1,
+        minibatches=1,
+    )
+    size = sum(parameter.numel() * 4 for parameter in engine.policy.parameters()) / MIB
+    assert engine.offload.metrics()["memory/reference_freed_mib"] > 0.9 * size
+    engine.update(make_batch(engine), ["push"])
+    acting = rss()
+    with engine.train_mode():
+        learning = rss()
+    assert learning - acting > 0.9 * 2 * size and rss() - acting < 0.1 * size
+    freed = engine.offload.metrics()
+    assert freed["memory/optimizer_freed_mib"] > 0.9 * 2 * size and freed["memory/reference_freed_mib"] > 0.9 * size
+
+
+def test_a_tensor_that_numpy_has_seen_can_leave(disk: Path) -> None:
+    module = nn.Linear(64, 64)
+    seen = module.weight.detach().numpy()
+    before = seen.copy()
+    part = Offloaded(lambda: module.parameters(), device=CPU, folder=disk)
+    part.offload()
+    part.offload()
+    assert (module.weight.detach().numpy() == before).all()
+    part.onload()
+    module.weight.detach().add_(1.0)
+    part.offload()
+    assert (module.weight.detach().numpy() == before + 1.0).all()
+
+
+def test_layouts_and_types_are_kept_and_other_tensors_get_other_places(disk: Path) -> None:
+    tensors = [
+        torch.randn(3, 5, 7).transpose(0, 2),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(33, dtype=torch.bfloat16),
+        torch.arange(7, dtype=torch.uint8),
+    ]
+    copies, layouts = [each.clone() for each in tensors], [each.stride() for each in tensors]
+    part = Offloaded(lambda: tensors, device=CPU, folder=disk)
+    for _ in range(2):
+        part.offload()
+        part.onload()
+        assert all(torch.equal(one, other) for one, other in zip(tensors, copies, strict=True))
+        assert [each.stride() for each in tensors] == layouts
+    part.offload()
+    tensors.append(torch.ones(5))
+    copies.append(torch.ones(5))
+    part.offload()
+    assert all(torch.equal(one, other) for one, other in zip(tensors, copies, strict=True))
+    part.onload()
+    tensors[0].zero_()
+    copies[0].zero_()
+    part.offload()
+    assert all(torch.equal(one, other) for one, other in zip(tensors, copies, strict=True))
+
+
+@pytest.mark.faults
+def test_a_disk_without_room_is_named_before_anything_moves(disk: Path) -> None:
+    """Here a limit on the size of files stands for the end of the disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    weight = torch.randn(MIB)
+    before, part = weight.data_ptr(), Offloaded(lambda: [weight], device=CPU, folder=disk)
+    try:
+        with pytest.raises(RunError, match=rf"engine\.offload needs 4 MiB on the disk of {disk}: File too large"):
+            part.offload()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert weight.data_ptr() == before
+    part.offload()
+    assert weight.data_ptr() != before
+
+
+def test_a_folder_in_memory_is_refused() -> None:
+    folder = Path("/dev/shm")
+    if not any(each.mountpoint == str(folder) and each.fstype == "tmpfs" for each in psutil.disk_partitions(all=True)):
+        pytest.skip("no file system in memory here")
+    with pytest.raises(UserError, match=r"which is itself kept in memory: choose a run\.dir on a disk"):
+        FileMemory(MIB, folder)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_the_memory_of_the_gpu_falls_and_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    tensors = [torch.randn(64 * MIB // 4, device=device) for _ in range(4)]
+    copies = [each.cpu() for each in tensors]
+    part = Offloaded(lambda: tensors, device=device, folder=tmp_path)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(2):
+        part.offload()
+        assert part.freed == 256 * MIB and before - torch.cuda.memory_reserved() == 256 * MIB
+        assert all(each.device.type == "cpu" and each.is_pinned() for each in tensors)
+        part.onload()
+        assert all(each.is_cuda for each in tensors)
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors, copies, strict=True))
