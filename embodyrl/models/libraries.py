@@ -9,7 +9,18 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["DynamicCache", "LlamaConfig", "LlamaForCausalLM", "LlamaRotaryEmbedding", "timm"]
+__all__ = [
+    "DynamicCache",
+    "LlamaConfig",
+    "LlamaForCausalLM",
+    "LlamaRotaryEmbedding",
+    "Qwen3Config",
+    "Qwen3Model",
+    "Qwen3RotaryEmbedding",
+    "SiglipVisionConfig",
+    "SiglipVisionModel",
+    "timm",
+]
 
 _OPERATORS = ("nms", "qnms")
 
@@ -31,5 +42,14 @@ def _make_torchvision_importable() -> torch.library.Library | None:
 _declared = _make_torchvision_importable()
 
 import timm  # noqa: E402 - needs the operators
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3Model,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding  # noqa: E402
