@@ -125,8 +125,8 @@ class Architecture:
         """
         if config.get("model_type") != MODEL_TYPE:
             raise PolicyError(
-                f"config.json: model_type is {config.get('model_type')!r}, expected {MODEL_TYPE!r}: give the folder of a "
-                "GR00T N1.5 checkpoint"
+                f"config.json: model_type is {config.get('model_type')!r}, expected {MODEL_TYPE!r}: give the "
+                "folder of a GR00T N1.5 checkpoint"
             )
         try:
             backbone, head = config["backbone_cfg"], config["action_head_cfg"]

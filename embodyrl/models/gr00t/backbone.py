@@ -1,7 +1,7 @@
 """The vision-language model: SigLIP, one linear layer, and the first layers of Qwen3.
 
-Shapes: `B` samples, `V` pictures, `P` tokens of a picture, `L` tokens of the prompt, pictures included, `E` width of the
-language model.
+Shapes: `B` samples, `V` pictures, `P` tokens of a picture, `L` tokens of the prompt, pictures included, `E` width of
+the language model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The action head: a diffusion transformer that says where noisy actions should move, given pictures, sentence and
 state.
 
-Parameter names are those of the public checkpoints. Shapes: `B` samples, `L` tokens of pictures and sentence, `H` actions
-that are denoised together (horizon), `D` numbers in an action (padded), `E` entries of a token.
+Parameter names are those of the public checkpoints. Shapes: `B` samples, `L` tokens of pictures and sentence, `H`
+actions that are denoised together (horizon), `D` numbers in an action (padded), `E` entries of a token.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ActionHead(nn.Module):
         return Condition(context, self.state_encoder(state, embodiment), embodiment)
 
     def hidden(self, actions: Tensor, bucket: Tensor, given: Condition) -> Tensor:
-        """The transformer's output `[B, H, outputs]` at the places of the actions `[B, H, D]`, at times `bucket [B]`."""
+        """The transformer's output `[B, H, outputs]` in the places of actions `[B, H, D]`, at times `bucket [B]`."""
         horizon = actions.shape[1]
         encoded = self.action_encoder(actions, bucket, given.embodiment)
         encoded = encoded + self.position_embedding.weight[:horizon]

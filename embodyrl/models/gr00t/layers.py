@@ -1,7 +1,7 @@
 """Parts of the action head: attention blocks, and small networks that every robot has of its own.
 
-Parameter names are those of the public checkpoints. Shapes: `B` samples, `L` tokens that ask, `M` tokens that are looked
-at, `E` entries of a token.
+Parameter names are those of the public checkpoints. Shapes: `B` samples, `L` tokens, `M` other tokens that they
+look at, `E` entries of a token.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.nn import functional
 Embodiment = int | Tensor
 """A robot's number, of all samples or of each one `[B]`."""
 MAX_PERIOD = 10000.0
-"""Of the waves that tell the time. Angles reach a thousand, where the order of operations decides the fifth digit of the
-result: it is that of the public code."""
+"""Of the waves that tell the time. Angles reach a thousand, so that the order of operations decides the fifth digit; it
+is that of the public code."""
 
 
 def _range(count: int, device: torch.device) -> Tensor:
@@ -83,7 +83,7 @@ class TimestepEmbedder(nn.Module):
         self.linear_2 = nn.Linear(width, width)
 
     def forward(self, bucket: Tensor) -> Tensor:
-        """`[B, E]` of times `[B]`. Unlike in `ActionEncoder`, the cosine comes first and the last frequency is reached."""
+        """`[B, E]` of times `[B]`. Unlike in `ActionEncoder`, cosines come first and the last frequency is reached."""
         exponents = -math.log(MAX_PERIOD) * _range(self.FREQUENCIES, bucket.device) / (self.FREQUENCIES - 1)
         angles = bucket.float().unsqueeze(-1) * exponents.exp()
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.linear_1.weight.dtype)

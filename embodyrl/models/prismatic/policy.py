@@ -10,16 +10,16 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
-from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
+from embodyrl.envs.conventions import ActionConvention
+from embodyrl.models.observations import check_images
 from embodyrl.models.policy import (
     DESCRIPTION_FILE,
     ActOutput,
@@ -42,10 +42,12 @@ from embodyrl.models.prismatic.prompts import Prompts
 from embodyrl.models.prismatic.scratch import scratch_files
 from embodyrl.models.prismatic.statistics import Bounds, Range
 from embodyrl.models.prismatic.value_head import ValueHead
+from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import load_strictly, read_weights, write_weights
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
 VALUE_FILE = "value_head.safetensors"
+UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
 
 
 class PrismaticPolicy(Policy):
@@ -78,7 +80,11 @@ class PrismaticPolicy(Policy):
         self._statistics = statistics[choose_key(statistics, config.unnorm_key)]
         self.action_range = Range(self._statistics["action"], self.bounds, self.range_epsilon)
         self.bins = ActionBins(architecture.bins)
-        self.units = None if simulator is None else SimulatorUnits(self._convention(), simulator, self.action_range)
+        self.units = (
+            None
+            if simulator is None
+            else SimulatorUnits(self._convention(), simulator, len(self.action_range), UNITS_REMEDY)
+        )
         self.pictures = PicturePipeline(self.files.parse(PREPROCESSOR), config.center_crop)
         self._check_simulator(simulator, architecture)
         self.spec = PolicySpec(
@@ -149,25 +155,13 @@ class PrismaticPolicy(Policy):
         Raises:
             PolicyError: pictures are missing, or of another type, shape or number than the model takes.
         """
-        images = self._check_images(observation.images)
+        images = check_images(observation.images, self.num_images)
         ids, mask = self.prompts.batch(observation.tasks)
         return {
             "pixel_values": self.pictures(images),
             "input_ids": ids.to(self.device),
             "attention_mask": mask.to(self.device),
         }
-
-    def _check_images(self, images: Any) -> Tensor:
-        if images is None:
-            raise PolicyError("the model needs pictures, and the observation has none: set env.cameras")
-        pictures = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
-        if pictures.dtype != torch.uint8:
-            raise PolicyError(f"pictures must be uint8 (0 .. 255), got {str(pictures.dtype).removeprefix('torch.')}")
-        if pictures.dim() != 5 or pictures.shape[-1] != 3:
-            raise PolicyError(f"pictures must have shape [B, V, H, W, 3], got {list(pictures.shape)}")
-        if pictures.shape[1] != self.num_images:
-            raise PolicyError(f"the model takes {self.num_images} picture(s) per observation, got {pictures.shape[1]}")
-        return pictures
 
     def embed_pictures(self, inputs: Inputs) -> Tensor:
         """What stands between the first and the second token of the prompt, `[B, P, E]`."""
@@ -284,29 +278,6 @@ class Choice:
 
     tokens: Tensor
     logprobs: Tensor
-
-
-class SimulatorUnits(nn.Module):
-    """`envs.conventions` on the policy's device."""
-
-    def __init__(self, convention: ActionConvention, simulator: SimulatorSpec, actions: Range) -> None:
-        super().__init__()
-        if len(actions) != simulator.action_dim:
-            raise PolicyError(
-                f"an action of the model has {len(actions)} numbers, the simulator takes {simulator.action_dim}: "
-                "choose statistics (model.unnorm_key) of this robot, or its matching controller"
-            )
-        rule = conversion(convention, simulator)
-        for field in dataclasses.fields(rule):
-            self.register_buffer(field.name, torch.from_numpy(getattr(rule, field.name)), persistent=False)
-
-    def forward(self, actions: Tensor) -> Tensor:
-        """Actions `[..., D]` in the simulator's convention."""
-        return to_simulator(actions, self)
-
-    def inverse(self, actions: Tensor) -> Tensor:
-        """Actions `[..., D]` in the policy's convention."""
-        return from_simulator(actions, self)
 
 
 def _read_files(config: PrismaticConfig, simulator: SimulatorSpec | None) -> CheckpointFiles:
