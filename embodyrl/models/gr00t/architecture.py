@@ -9,9 +9,9 @@ from typing import Any
 from embodyrl.models.errors import PolicyError
 
 MODEL_TYPE = "gr00t_n1_5"
-SUPPORTED = {
+SUPPORTED: dict[str, dict[str, Any]] = {
     "backbone_cfg": {"project_to_dim": None, "reproject_vision": False},
-    "action_head_cfg": {"add_pos_embed": True, "use_vlln": True},
+    "action_head_cfg": {"add_pos_embed": True, "use_vlln": True, "noise_beta_alpha": 1.5, "noise_beta_beta": 1.0},
     "diffusion_model_cfg": {"norm_type": "ada_norm", "interleave_self_attention": True, "positional_embeddings": None},
     "vl_self_attention_cfg": {"positional_embeddings": None},
 }
@@ -97,12 +97,8 @@ class Architecture:
     """Denoising steps of public inference."""
     buckets: int = 1000
     """Times that the network can tell apart."""
-    noise_alpha: float = 1.5
-    """First parameter of the Beta distribution of times in training."""
-    noise_beta: float = 1.0
-    """Second parameter."""
     noise_scale: float = 0.999
-    """Times in training are (noise_scale - Beta) / noise_scale."""
+    """Times in training are (noise_scale - draw) / noise_scale, of draws from Beta(1.5, 1)."""
 
     @property
     def width(self) -> int:
@@ -148,8 +144,6 @@ class Architecture:
                 max_positions=head.get("max_seq_len", cls.max_positions),
                 steps=head["num_inference_timesteps"],
                 buckets=head["num_timestep_buckets"],
-                noise_alpha=head["noise_beta_alpha"],
-                noise_beta=head["noise_beta_beta"],
                 noise_scale=head["noise_s"],
             )
         except KeyError as error:
@@ -157,8 +151,8 @@ class Architecture:
 
     def to_config(self) -> dict[str, Any]:
         """Contents of config.json; the inverse of `from_config`, together with `to_eagle_config`."""
-        dit = {"dropout": 0.2, "final_dropout": True, **SUPPORTED["diffusion_model_cfg"]}
-        self_attention = {"dropout": 0.2, "final_dropout": True, **SUPPORTED["vl_self_attention_cfg"]}
+        dit: dict[str, Any] = {"dropout": 0.2, "final_dropout": True, **SUPPORTED["diffusion_model_cfg"]}
+        self_attention: dict[str, Any] = {"dropout": 0.2, "final_dropout": True, **SUPPORTED["vl_self_attention_cfg"]}
         head = {
             **SUPPORTED["action_head_cfg"],
             "action_dim": self.max_action_dim,
@@ -172,8 +166,6 @@ class Architecture:
             "max_num_embodiments": self.embodiments,
             "max_seq_len": self.max_positions,
             "max_state_dim": self.max_state_dim,
-            "noise_beta_alpha": self.noise_alpha,
-            "noise_beta_beta": self.noise_beta,
             "noise_s": self.noise_scale,
             "num_inference_timesteps": self.steps,
             "num_target_vision_tokens": self.future_tokens,
