@@ -133,10 +133,10 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager,
     """The simulators and who plays in them."""
     from embodyrl.data.experts import scripted_expert
     from embodyrl.runner.build import build_engine, open_simulators
-    from embodyrl.runner.checkpoint import find
+    from embodyrl.runner.checkpoint import POLICY, find_and_tell
 
     config = loaded.config
-    weights = None if options.policy is None else find(options.policy) / "policy"
+    weights = None if options.policy is None else find_and_tell(options.policy) / POLICY
     expert = None if weights else scripted_expert(config.env)
     single = dataclasses.replace(config.rollout, chunk_size=1, observe=Observe.chunk_end)
     shown = dataclasses.replace(config, env=expert.env if expert else config.env, rollout=single)

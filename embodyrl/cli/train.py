@@ -41,11 +41,13 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
 
     from embodyrl.runner.checkpoint import find
 
-    checkpoint = find(run_dir)
+    found = find(run_dir)
     loaded = read_config(run_dir, overrides)
     write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
-    show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {checkpoint}")
-    return _train(loaded, directory, started=started, checkpoint=checkpoint)
+    show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}")
+    if found.warning is not None:
+        show(directory, found.warning)
+    return _train(loaded, directory, started=started, checkpoint=found.place)
 
 
 def _train(loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoint: Path | None) -> int:
@@ -101,9 +103,9 @@ def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) ->
     """Evaluate a checkpoint; `video` is where a film of its first episodes goes."""
     if video is not None and video.suffix != ".mp4":
         raise UserError(f"--video {video}: films are MP4 files, so name one that ends in .mp4")
-    from embodyrl.runner.checkpoint import find
+    from embodyrl.runner.checkpoint import POLICY, find_and_tell
 
-    checkpoint = find(path)
+    checkpoint = find_and_tell(path)
     loaded = read_config(checkpoint, overrides)
 
     from embodyrl.runner.build import build_engine, open_simulators
@@ -114,7 +116,7 @@ def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) ->
     config = loaded.config
     print(f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}", flush=True)
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
-        engine = build_engine(config, manager, weights=checkpoint / "policy")
+        engine = build_engine(config, manager, weights=checkpoint / POLICY)
         episodes = held_out_episodes(config)
         if video is None:
             print(play(manager, engine, episodes).line(), flush=True)

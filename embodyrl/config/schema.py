@@ -193,6 +193,14 @@ class Compat(StrEnum):
     siirl = "siirl"
 
 
+class KeepBest(StrEnum):
+    """The metric of an evaluation by which checkpoints are compared."""
+
+    none = "none"
+    success_once = "eval/success_once"
+    mean_return = "eval/return"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The run as a whole: its name, folder and length."""
@@ -207,6 +215,13 @@ class RunConfig:
     """Evaluate after every so many iterations; 0: only at the end."""
     save_every: int = setting(50, low=0)
     """Save a checkpoint after every so many iterations; 0: only at the end and when stopped."""
+    save_async: bool = setting(False)
+    """Copy what is to be saved and write it while the run goes on. Takes memory for a copy of weights and optimiser."""
+    keep_last: int = setting(0, low=0)
+    """Keep so many of the newest checkpoints; 0: all."""
+    keep_best: KeepBest = setting(KeepBest.none)
+    """What makes a checkpoint the best so far: the success rate (success_once) or the mean return (mean_return) of its
+    evaluation. It is saved at once and kept, and `checkpoints/best` leads to it. none: nothing does."""
     stop_at_success: float | None = setting(None, above=0.0, high=1.0)
     """Stop early once an evaluation's success rate reaches this; null: run all iterations."""
 

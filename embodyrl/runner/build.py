@@ -44,13 +44,14 @@ def open_runner(
         manager = stack.enter_context(open_simulators(loaded, directory.path / WORKER_LOGS))
 
         from embodyrl.rollout.collector import Collector
-        from embodyrl.runner.checkpoint import TrainerState
+        from embodyrl.runner.checkpoint import POLICY, TRAINER
         from embodyrl.runner.runner import Progress, Runner
+        from embodyrl.runner.state import TrainerState
 
         config = loaded.config
-        state = None if checkpoint is None else TrainerState.load(checkpoint / "trainer")
-        progress = Progress() if state is None else Progress(**state.counters["progress"])
-        weights = None if checkpoint is None else checkpoint / "policy"
+        state = None if checkpoint is None else TrainerState.load(checkpoint / TRAINER)
+        progress = Progress() if state is None else Progress.of(state)
+        weights = None if checkpoint is None else checkpoint / POLICY
         engine = build_engine(config, manager, weights=weights, folder=directory.path)
         demonstrations = None if config.data.path is None else open_demonstrations(config, manager, engine)
         pipeline = build_pipeline(config)

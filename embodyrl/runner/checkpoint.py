@@ -1,165 +1,193 @@
-"""Checkpoints that are whole or not there: written beside their place, synced, hashed in a manifest, then renamed."""
+"""What a checkpoint is on the disk, and how one is found and verified. `publishing` writes them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from embodyrl.errors import UserError
-from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.version import __version__
 
-FORMAT = 1
+FORMAT = 2
+"""Rises with every change after which an older version could not read, or would misread, a checkpoint."""
 MANIFEST = "manifest.json"
-LAST = "last"
 CHECKPOINTS = "checkpoints"
-SURPLUS = "surplus.safetensors"
+LAST, BEST = "last", "best"
+"""Links to the newest checkpoint, and to the one with the best evaluation."""
+POLICY, TRAINER = "policy", "trainer"
+"""Folders of a checkpoint: weights in the model's public layout, and everything else that a run needs to go on."""
+_NAME = re.compile(r"(\d{6,})(?:-\d+)?")
 
 
 class CheckpointError(UserError):
-    """Raised when a checkpoint is missing, incomplete or altered."""
+    """Raised when a checkpoint is missing, incomplete, altered, or of another version."""
 
 
-@dataclass(kw_only=True)
-class TrainerState:
-    """Everything a run needs to go on, apart from the policy's weights."""
+class VersionError(CheckpointError):
+    """Raised when another version of embodyrl wrote the checkpoint; that is no damage."""
 
-    counters: dict[str, Any]
-    """JSON: iteration, env steps, collector, first evaluation, ..."""
-    engine: dict[str, Any]
-    """`HybridEngine.state_dict`: optimiser and random streams."""
-    simulators: list[bytes]
-    """State of every slot; empty if no episode is in progress."""
-    surplus: TrajectoryBatch | None = None
-    """What was collected and not learned from yet."""
 
-    def save(self, folder: Path) -> None:
-        """Write into an existing folder."""
-        (folder / "counters.json").write_text(json.dumps(self.counters, indent=2) + "\n")
-        torch.save(self.engine, folder / "engine.pt")
-        (folder / "simulators").mkdir()
-        for slot, state in enumerate(self.simulators):
-            (folder / "simulators" / f"slot_{slot:04d}.bin").write_bytes(state)
-        if self.surplus is not None:
-            self.surplus.save(folder / SURPLUS)
+class DamageError(CheckpointError):
+    """Raised when files of a checkpoint are missing, added or altered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What `manifest.json` says."""
+
+    iteration: int
+    """Iterations that the run had done."""
+    metrics: Mapping[str, float]
+    """What the evaluation after that iteration found; empty if there was none."""
+    files: Mapping[str, Mapping[str, Any]]
+    """`size` [bytes] and `sha256` of every other file, by its path in the checkpoint."""
+
+    def to_json(self) -> str:
+        """Contents of the file."""
+        contents = {"format": FORMAT, "embodyrl": __version__, **vars(self)}
+        return json.dumps(contents, indent=2) + "\n"
 
     @classmethod
-    def load(cls, folder: Path) -> TrainerState:
-        """Read what `save` wrote; no pickled code runs."""
-        return cls(
-            counters=json.loads((folder / "counters.json").read_text()),
-            engine=torch.load(folder / "engine.pt", weights_only=True),
-            simulators=[path.read_bytes() for path in sorted((folder / "simulators").glob("slot_*.bin"))],
-            surplus=TrajectoryBatch.load(folder / SURPLUS) if (folder / SURPLUS).exists() else None,
+    def read(cls, place: Path) -> Manifest:
+        """The manifest of a checkpoint's folder.
+
+        Raises:
+            DamageError: it cannot be read.
+            VersionError: it has a format that this version does not know.
+        """
+        try:
+            contents = json.loads((place / MANIFEST).read_text())
+            number, version = int(contents["format"]), str(contents["embodyrl"])
+            if number == FORMAT:
+                return cls(
+                    iteration=int(contents["iteration"]),
+                    metrics=dict(contents["metrics"]),
+                    files={str(name): {**facts} for name, facts in contents["files"].items()},
+                )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamageError(f"{MANIFEST} cannot be read ({error})") from error
+        if number > FORMAT:
+            raise VersionError(
+                f"{place} was saved by a newer version, embodyrl {version} (format {number}; this is {__version__}, "
+                f"which reads format {FORMAT}): install that version"
+            )
+        raise VersionError(
+            f"{place} was saved by an older version, embodyrl {version} (format {number}; this is {__version__}, which "
+            f"reads format {FORMAT}): go on with that version, or start a run from its weights "
+            f"(model.checkpoint={place / POLICY})"
         )
 
 
-@contextmanager
-def writing(run_dir: Path, iteration: int) -> Iterator[Path]:
-    """A temporary folder that becomes checkpoint `iteration` (and `last`) when the block ends without an exception."""
-    place = run_dir / CHECKPOINTS / f"{iteration:06d}"
-    temporary = place.with_name(f".{place.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    _write_manifest(temporary, iteration)
-    outdated = place.with_name(f".{place.name}.old")
-    if place.exists():
-        place.rename(outdated)
-    temporary.rename(place)
-    shutil.rmtree(outdated, ignore_errors=True)
-    _point_last_to(place)
-    _sync(place.parent)
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A whole checkpoint."""
+
+    place: Path
+    warning: str | None = None
+    """Why it is not the one that was asked for, if so."""
 
 
-def _write_manifest(folder: Path, iteration: int) -> None:
-    files = {}
-    for path in _files(folder):
-        _sync(path)
-        files[str(path.relative_to(folder))] = {"size": path.stat().st_size, "sha256": _digest(path)}
-    manifest = {"format": FORMAT, "embodyrl": __version__, "iteration": iteration, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    _sync(folder / MANIFEST)
-    for directory in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
-        _sync(directory)
-
-
-def _point_last_to(place: Path) -> None:
-    link = place.with_name(f".{LAST}.tmp")
-    link.unlink(missing_ok=True)
-    link.symlink_to(place.name)
-    link.replace(place.with_name(LAST))
-
-
-def find(path: Path) -> Path:
-    """The checkpoint that `path` stands for: a checkpoint's folder, or a run directory (then its last one), verified.
+def find(path: Path) -> Found:
+    """The checkpoint that `path` stands for: a checkpoint's folder, or a run directory. Of a run directory it is the
+    last one, or if that is damaged the newest that is whole.
 
     Raises:
         CheckpointError: there is none, or a file is missing or altered (each is named).
     """
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist: give a run directory, or one of its checkpoints/ folders")
-    place = path / CHECKPOINTS / LAST if (path / CHECKPOINTS).is_dir() else path
-    if not place.exists():
-        where = place.relative_to(path)
-        raise CheckpointError(f"{path} holds no checkpoint (no {where}): the run stopped before it saved one")
-    place = place.resolve()
-    verify(place)
-    return place
+        raise CheckpointError(f"{path} does not exist: give a run directory, or one of its {CHECKPOINTS}/ folders")
+    if (path / CHECKPOINTS).is_dir():
+        return _find_in_run(path)
+    place = path.resolve()
+    if not (place / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{path} is not a checkpoint (no {MANIFEST}): give a run directory or one of its {CHECKPOINTS}/ folders"
+        )
+    try:
+        verify(place)
+    except DamageError as error:
+        raise DamageError(f"checkpoint {path} is damaged: {error}. Use another one of the run") from error
+    return Found(place=place)
 
 
-def verify(place: Path) -> Mapping[str, Any]:
+def find_and_tell(path: Path) -> Path:
+    """The same; prints why it is not the last one, if so."""
+    found = find(path)
+    if found.warning is not None:
+        print(found.warning, flush=True)
+    return found.place
+
+
+def _find_in_run(run_dir: Path) -> Found:
+    """The last checkpoint of a run directory, or the newest whole one."""
+    last = run_dir / CHECKPOINTS / LAST
+    candidates = [place for _, place in reversed(published(run_dir))]
+    if not candidates and not last.is_symlink():
+        where = last.relative_to(run_dir)
+        raise CheckpointError(f"{run_dir} holds no checkpoint (no {where}): the run stopped before it saved one")
+    faults = []
+    if last.exists():
+        candidates.sort(key=last.samefile, reverse=True)  # the last one first, the others as before
+    else:
+        faults.append(f"{CHECKPOINTS}/{LAST} leads nowhere")
+    for place in map(Path.resolve, candidates):
+        try:
+            verify(place)
+        except DamageError as error:
+            faults.append(f"{CHECKPOINTS}/{place.name} is damaged: {error}")
+            continue
+        warning = f"warning: {'. '.join(faults)}. Taking {place.name} instead, the newest that is whole"
+        return Found(place=place, warning=warning if faults else None)
+    raise DamageError(f"no checkpoint of {run_dir} is whole. {'. '.join(faults)}")
+
+
+def published(run_dir: Path) -> list[tuple[int, Path]]:
+    """Iteration and folder of every checkpoint of a run, the newest last. Whether they are whole is not looked at."""
+    folder = run_dir / CHECKPOINTS
+    places = folder.iterdir() if folder.is_dir() else ()
+    numbered = [(match, place) for place in places if (match := _NAME.fullmatch(place.name)) and place.is_dir()]
+    return sorted((int(match[1]), place) for match, place in numbered)
+
+
+def verify(place: Path) -> Manifest:
     """Compare every file with the manifest; returns the manifest.
 
     Raises:
-        CheckpointError: names every file that is missing, added or altered.
+        DamageError: names every file that is missing, added, cut short or altered.
+        VersionError: another version wrote it.
     """
-    if not (place / MANIFEST).is_file():
-        raise CheckpointError(
-            f"{place} is not a checkpoint (no {MANIFEST}): give a run directory or one of its checkpoints/ folders"
-        )
-    try:
-        manifest: dict[str, Any] = json.loads((place / MANIFEST).read_text())
-        files = manifest["files"]
-    except (json.JSONDecodeError, KeyError) as error:
-        raise CheckpointError(f"{place / MANIFEST} is damaged ({error}): use another checkpoint of the run") from error
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(f"{place} has checkpoint format {manifest['format']}, this version reads {FORMAT}")
-    present = {str(path.relative_to(place)) for path in _files(place)} - {MANIFEST}
-    faults = [f"{name} is missing" for name in files.keys() - present]
-    faults += [f"{name} is not in the manifest" for name in present - files.keys()]
-    both = present & files.keys()
-    faults += [f"{name} is altered" for name in both if _digest(place / name) != files[name]["sha256"]]
+    manifest = Manifest.read(place)
+    present = {str(path.relative_to(place)) for path in files_in(place)} - {MANIFEST}
+    faults = [f"{name} is not in the manifest" for name in present - manifest.files.keys()]
+    for name, facts in manifest.files.items():
+        if (fault := _fault(place / name, facts)) is not None:
+            faults.append(f"{name} {fault}")
     if faults:
-        raise CheckpointError(f"checkpoint {place} is damaged: {'; '.join(sorted(faults))}. Use another one of the run")
+        raise DamageError("; ".join(sorted(faults)))
     return manifest
 
 
-def _files(folder: Path) -> list[Path]:
+def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
+    """What is wrong with a file, if anything."""
+    if not path.is_file():
+        return "is missing"
+    size, expected = path.stat().st_size, facts.get("size")
+    if size != expected:
+        return f"has {size} bytes instead of {expected}"
+    return None if digest(path) == facts.get("sha256") else "is altered"
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Every file below a folder."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

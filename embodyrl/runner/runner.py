@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from embodyrl.config import LoadedConfig, config_hash
+from embodyrl.config.schema import KeepBest
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.pipeline import Pipeline
 from embodyrl.rollout.collector import Collector
-from embodyrl.runner.checkpoint import TrainerState, writing
 from embodyrl.runner.evaluation import borrowed, evaluate, held_out_episodes
 from embodyrl.runner.film import Film
-from embodyrl.runner.rundir import RunDir, write_config
+from embodyrl.runner.publishing import Retention
+from embodyrl.runner.rundir import RunDir
+from embodyrl.runner.saver import Saved, Saver, Snapshot
+from embodyrl.runner.state import TrainerState, check_alike
 from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
 from embodyrl.tracking.clock import Phase, divide_waiting
@@ -60,6 +63,27 @@ class Progress:
     """Simulator processes that died and were replaced."""
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics of every evaluation, by iteration."""
+
+    @classmethod
+    def of(cls, state: TrainerState) -> Progress:
+        """The counters in a checkpoint.
+
+        Raises:
+            DamageError: they are not those of a run.
+        """
+        found = state.counters.get("progress")
+        check_alike(found, vars(cls()), "the checkpoint's progress")
+        return cls(**found)  # type: ignore[arg-type]
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Metrics of the evaluation after the latest iteration; empty if there was none."""
+        return self.evaluations.get(str(self.iteration), {})
+
+    def is_best_yet(self, metric: str) -> bool:
+        """Whether this iteration's evaluation beats those after all earlier ones."""
+        earlier = [found[metric] for key, found in self.evaluations.items() if 0 < int(key) < self.iteration]
+        return metric in self.latest and all(self.latest[metric] > value for value in earlier)
 
 
 class Runner:
@@ -100,6 +124,12 @@ class Runner:
         self.sinks = sinks
         self.progress = progress
         self.stopper = Stopper()
+        self._keep_best = None if self.config.run.keep_best is KeepBest.none else self.config.run.keep_best.value
+        self._saver = Saver(
+            self.run_dir,
+            Retention(last=self.config.run.keep_last, best=self._keep_best),
+            in_background=self.config.run.save_async,
+        )
         self._earlier_s = progress.wall_s
         self._started = started
         self._said_offloaded: set[str] = set()
@@ -109,7 +139,7 @@ class Runner:
     def run(self) -> int:
         """Train to the end, or until stopped; returns the exit code."""
         config = self.config.run
-        with self.stopper:
+        with self.stopper, self._saver:
             if self.progress.iteration == 0 and config.eval_every:
                 self._log(self._evaluate())
             self._take_times()
@@ -119,10 +149,13 @@ class Runner:
                 if self.stopper.signal is None and (last or is_due(self.progress.iteration, config.eval_every)):
                     metrics |= self._evaluate()
                 self._log(metrics | self._report_deaths())
-                if is_due(self.progress.iteration, config.save_every):
+                self._report_saved(self._saver.poll())
+                if self._is_to_be_saved():
                     self._save()
             if self._saved_at < self.progress.iteration:
                 self._save()
+            with self.clock.measure(Phase.save):
+                self._report_saved(self._saver.wait())
         self._take_times()
         self._write_summary()
         return self.stopper.exit_code
@@ -209,8 +242,12 @@ class Runner:
 
     def _is_good_enough(self) -> bool:
         target = self.config.run.stop_at_success
-        latest = self.progress.evaluations.get(str(self.progress.iteration))
-        return target is not None and latest is not None and latest["eval/success_once"] >= target
+        success = self.progress.latest.get("eval/success_once")
+        return target is not None and success is not None and success >= target
+
+    def _is_to_be_saved(self) -> bool:
+        best = self._keep_best is not None and self.progress.is_best_yet(self._keep_best)
+        return best or is_due(self.progress.iteration, self.config.run.save_every)
 
     def _take_times(self, what: str = "time/unlogged") -> dict[str, float]:
         """Seconds since the last call: all of them under `what`, and how they are split beside it."""
@@ -224,10 +261,10 @@ class Runner:
     def _save(self) -> None:
         """Write a checkpoint of this moment."""
         with self.clock.measure(Phase.save):
-            self._write_checkpoint()
+            self._report_saved(self._saver.save(self._snapshot()))
+        self._saved_at = self.progress.iteration
 
-    def _write_checkpoint(self) -> None:
-        start = time.perf_counter()
+    def _snapshot(self) -> Snapshot:
         self.progress.wall_s = self.wall_s
         slots = list(range(self.manager.num_envs))
         state = TrainerState(
@@ -236,20 +273,27 @@ class Runner:
             simulators=self.manager.get_state(slots) if self.collector.in_progress else [],
             surplus=self.collector.surplus,
         )
-        with writing(self.run_dir, self.progress.iteration) as folder:
-            for name in ("policy", "trainer"):
-                (folder / name).mkdir()
-            self.engine.policy.save(folder / "policy", self.config.model)
-            state.save(folder / "trainer")
-            write_config(folder, self.loaded)
-        self._saved_at = self.progress.iteration
-        self._message(
-            f"saved {self.run_dir / 'checkpoints' / f'{self.progress.iteration:06d}'}  "
-            f"({time.perf_counter() - start:.1f} s)"
+        return Snapshot(
+            iteration=self.progress.iteration,
+            metrics=self.progress.latest,
+            policy=self.engine.policy,
+            loaded=self.loaded,
+            trainer=state,
         )
 
+    def _report_saved(self, published: Sequence[Saved]) -> None:
+        for saved in published:
+            meanwhile = f", {saved.waited_s:.1f} s of them waiting" if self.config.run.save_async else ""
+            self._message(f"saved {saved.place}  ({saved.seconds:.1f} s{meanwhile})")
+
     def restore(self, state: TrainerState) -> None:
-        """Continue from a checkpoint's trainer state (the policy's weights and `progress` are there already)."""
+        """Continue from a checkpoint's trainer state (the policy's weights and `progress` are there already).
+
+        Raises:
+            DamageError: the state is not that of such a run.
+        """
+        check_alike(state.counters.get("collector"), self.collector.state_dict(), "the checkpoint's collector")
+        check_alike(dict.fromkeys(state.engine), dict.fromkeys(self.engine.state_dict()), "the checkpoint's engine")
         self.engine.load_state_dict(state.engine)
         if state.simulators:
             self.manager.set_state(list(range(self.manager.num_envs)), state.simulators)

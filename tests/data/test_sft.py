@@ -154,7 +154,7 @@ def test_a_resumed_run_learns_bit_for_bit_what_an_uninterrupted_one_does(folder:
     manifests = [
         json.loads((tmp_path / name / "checkpoints/000004/manifest.json").read_text()) for name in ("whole", "half")
     ]
-    weights, optimiser = "policy/model.safetensors", "trainer/engine.pt"
+    weights, optimiser = "policy/model.safetensors", "trainer/engine.safetensors"
     assert manifests[0]["files"][weights] == manifests[1]["files"][weights]
     assert manifests[0]["files"].keys() == manifests[1]["files"].keys() and optimiser in manifests[0]["files"]
     rows = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]

@@ -20,7 +20,11 @@ from embodyrl.errors import UserError
 from embodyrl.runner.checkpoint import CheckpointError
 from embodyrl.runner.rundir import RunDirError
 
-WEIGHTS, OPTIMISER, SIMULATOR = "policy/model.safetensors", "trainer/engine.pt", "trainer/simulators/slot_0002.bin"
+WEIGHTS, OPTIMISER, SIMULATOR = (
+    "policy/model.safetensors",
+    "trainer/engine.safetensors",
+    "trainer/simulators/slot_0002.bin",
+)
 
 
 def test_a_resumed_run_equals_one_that_never_stopped(small_run: Callable[..., Run]) -> None:

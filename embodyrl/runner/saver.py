@@ -1,0 +1,153 @@
+"""Saves checkpoints: while the run waits, or in the background while it goes on."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from safetensors import SafetensorError
+from torch import nn
+
+from embodyrl.config import LoadedConfig
+from embodyrl.errors import RunError
+from embodyrl.models.policy import Policy
+from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, POLICY, TRAINER
+from embodyrl.runner.publishing import Retention, writing
+from embodyrl.runner.rundir import write_config
+from embodyrl.runner.state import TrainerState
+from embodyrl.runner.tree_file import cloned
+
+
+class SaveError(RunError):
+    """Raised when a checkpoint could not be written; those before it are as they were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a checkpoint is to hold."""
+
+    iteration: int
+    metrics: dict[str, float]
+    """Of the evaluation after this iteration; empty if there was none."""
+    policy: Policy
+    loaded: LoadedConfig
+    trainer: TrainerState
+
+    def write(self, folder: Path) -> None:
+        """Write everything into an existing folder."""
+        for name in (POLICY, TRAINER):
+            (folder / name).mkdir()
+        self.policy.save(folder / POLICY, self.loaded.config.model)
+        self.trainer.save(folder / TRAINER)
+        write_config(folder, self.loaded)
+
+    def apart(self) -> Snapshot:
+        """The same in memory of its own, on the CPU, so that the run can go on meanwhile."""
+        return replace(self, policy=copy_to_cpu(self.policy), trainer=self.trainer.apart())
+
+    @property
+    def nbytes(self) -> int:
+        """About the size of the checkpoint."""
+        return sum(each.nbytes for each in self.policy.state_dict().values()) + self.trainer.nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint that was published."""
+
+    place: Path
+    waited_s: float
+    """Seconds that the run stood still for it."""
+    seconds: float
+    """Seconds that it took altogether."""
+
+
+class Saver:
+    """Saves the checkpoints of one run, one at a time. As a context it waits at the end for the one under way.
+
+    Args:
+        run_dir: of the run.
+        retention: which checkpoints stay.
+        in_background: copy what is to be saved, and write it while the run goes on.
+    """
+
+    def __init__(self, run_dir: Path, retention: Retention, *, in_background: bool) -> None:
+        self._run_dir = run_dir
+        self._retention = retention
+        self._thread = ThreadPoolExecutor(1, "save") if in_background else None
+        self._pending: Future[Saved] | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        if self._pending is not None and (fault := self._pending.exception()) is not None:
+            if error is None:
+                raise fault
+            error.add_note(str(fault))
+
+    def save(self, snapshot: Snapshot) -> list[Saved]:
+        """Save; in the background, wait for the previous one first. Returns what was published since the last call.
+
+        Raises:
+            SaveError: this checkpoint, or in the background the previous one, could not be written.
+        """
+        start = time.perf_counter()
+        if self._thread is None:
+            return [self._write(snapshot, start, waited_s=None)]
+        finished = self.wait()
+        snapshot = snapshot.apart()
+        self._pending = self._thread.submit(self._write, snapshot, start, time.perf_counter() - start)
+        return finished
+
+    def poll(self) -> list[Saved]:
+        """What was published in the background since the last call; does not wait.
+
+        Raises:
+            SaveError: it could not be written.
+        """
+        return self.wait() if self._pending is not None and self._pending.done() else []
+
+    def wait(self) -> list[Saved]:
+        """The same, but waits for the one under way."""
+        pending, self._pending = self._pending, None
+        return [] if pending is None else [pending.result()]
+
+    def _write(self, snapshot: Snapshot, start: float, waited_s: float | None) -> Saved:
+        keep = self._retention
+        try:
+            with writing(self._run_dir, snapshot.iteration, metrics=snapshot.metrics, retention=keep) as publication:
+                snapshot.write(publication.folder)
+        except (OSError, SafetensorError) as error:
+            raise SaveError(self._explain(snapshot, error)) from error
+        seconds = time.perf_counter() - start
+        return Saved(place=publication.place, waited_s=seconds if waited_s is None else waited_s, seconds=seconds)
+
+    def _explain(self, snapshot: Snapshot, error: Exception) -> str:
+        free = shutil.disk_usage(self._run_dir).free
+        last = self._run_dir / CHECKPOINTS / LAST
+        older = f"{last.resolve()} is whole and remains the last" if last.exists() else "there is none before it"
+        return (
+            f"the checkpoint of iteration {snapshot.iteration} could not be written to {self._run_dir}: {error}. It "
+            f"takes about {snapshot.nbytes} bytes, {free} are free there; {older}. Make room, then go on: "
+            f"embodyrl resume {self._run_dir}"
+        )
+
+
+def copy_to_cpu(policy: Policy) -> Policy:
+    """The same policy in memory of its own on the CPU, without gradients."""
+    copies: dict[int, object] = {}
+    for parameter in policy.parameters():
+        copies[id(parameter)] = nn.Parameter(cloned(parameter.data), requires_grad=False)
+    for buffer in policy.buffers():
+        copies[id(buffer)] = cloned(buffer)
+    return copy.deepcopy(policy, copies)
