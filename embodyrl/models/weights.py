@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.shards import INDEX_FILE, open_shard, shard_files
+from embodyrl.models.shards import INDEX_FILE, SINGLE_FILE, open_shard, shard_files
 
 SHARD_BYTES = 5 * 10**9
 _NAMED = 8
@@ -84,6 +84,12 @@ def _assign(network: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype) -
         setattr(module, attribute, fresh)
     else:
         parameter.data.copy_(tensor)
+
+
+def write_single_file(network: nn.Module, folder: Path, naming: Naming) -> None:
+    """Write a network's parameters in a public layout that knows no shards, in the type that they have."""
+    tensors = {naming.public(name): parameter.detach().contiguous() for name, parameter in network.named_parameters()}
+    save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
 
 
 def write_weights(network: nn.Module, folder: Path, naming: Naming) -> None:

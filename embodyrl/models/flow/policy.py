@@ -97,11 +97,11 @@ class FlowPolicy(Policy):
         """What the critic reads, `[B, value_width]`."""
 
     @abstractmethod
-    def finish(self, x: Tensor) -> Tensor:
+    def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """Actions `[B, C, D]` for the simulator, given what denoising ended with `[B, H, A]`."""
 
     @abstractmethod
-    def imitated(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def imitated(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """What denoising should end with for demonstrated actions `[B, C, D]`, and which of that counts: two tensors
         `[B, H, A]`."""
 
@@ -143,7 +143,7 @@ class FlowPolicy(Policy):
             chain.append(x)
         decision = self._summed(judged, chain[0]) if self.config.joint_logprob else _pick(judged, step)
         return ActOutput(
-            actions=self.finish(x),
+            actions=self.finish(x, inputs),
             logprobs=self._executed(decision.logprob),
             values=decision.value,
             trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
@@ -209,7 +209,7 @@ class FlowPolicy(Policy):
     def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Flow matching (Lipman et al., 2023): squared error of the velocity at a random time; see
         `Policy.sft_loss`."""
-        data, counts = self.imitated(actions)
+        data, counts = self.imitated(actions, inputs)
         uniform = torch.rand(len(data), generator=generator, device=data.device)
         noise = torch.randn(data.shape, generator=generator, device=data.device)
         time, share = self.learning_times(uniform.pow(1.0 / 1.5))  # the inverse of Beta(1.5, 1)'s distribution function

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embodyrl.config.schema import Config
+from embodyrl.models.companions import choose_key
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.prismatic.files import CheckpointFiles, choose_key, head_file
+from embodyrl.models.prismatic.files import CheckpointFiles, head_file
 from embodyrl.models.prismatic.options import PrismaticConfig
 from embodyrl.models.shards import open_shard, shard_files
 

@@ -3,13 +3,13 @@ against its checkpoint before anything starts."""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
 
 CONFIG, STATISTICS = "config.json", "dataset_statistics.json"
@@ -55,7 +55,7 @@ class CheckpointFiles:
 
     def parse(self, name: str) -> dict[str, Any]:
         """Contents of a JSON companion; empty if there is no such file."""
-        return _parse(self.companions.get(name, b"{}"), name)
+        return parse_json(self.companions.get(name, b"{}"), name)
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -75,36 +75,7 @@ class CheckpointFiles:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return _parse(path.read_bytes(), str(path))
-
-
-def _parse(content: bytes, name: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(content)
-    except ValueError as error:
-        raise PolicyError(f"{name} is damaged ({error}): download it again") from error
-    if not isinstance(parsed, dict):
-        raise PolicyError(f"{name} is damaged (no JSON object): download it again")
-    return parsed
-
-
-def choose_key(statistics: Mapping[str, Any], key: str | None) -> str:
-    """The data set to take: `key`, the same without idle steps (`<key>_no_noops`), or the only one.
-
-    Raises:
-        PolicyError: there is no such data set, or there are several and none is named.
-    """
-    known = ", ".join(sorted(statistics)) or "none"
-    if key is None:
-        if len(statistics) != 1:
-            raise PolicyError(f"the checkpoint has statistics of several data sets: set unnorm_key to one of {known}")
-        return next(iter(statistics))
-    for name in (key, f"{key}_no_noops"):
-        if name in statistics:
-            return name
-    near = difflib.get_close_matches(key, statistics, n=1)
-    hint = f" - did you mean {near[0]!r}?" if near else ""
-    raise PolicyError(f"the checkpoint has no statistics of unnorm_key = {key!r}{hint} (known: {known})")
+    return parse_json(path.read_bytes(), str(path))
 
 
 def head_file(folder: Path, name: str) -> Path:

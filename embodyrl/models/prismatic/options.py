@@ -6,20 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from embodyrl.config.schema import ModelConfig, setting
-
-
-class WeightType(StrEnum):
-    """Type of the weights."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class ActionUnits(StrEnum):
-    """What un-normalised motions are measured in."""
-
-    simulator = "simulator"
-    metric = "metric"
+from embodyrl.models.options import ActionUnits, WeightType
 
 
 class Gripper(StrEnum):

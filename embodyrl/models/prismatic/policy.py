@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
+from embodyrl.models.companions import choose_key
 from embodyrl.models.observations import check_images
+from embodyrl.models.options import ActionUnits, WeightType
 from embodyrl.models.policy import (
     DESCRIPTION_FILE,
     ActOutput,
@@ -33,10 +35,10 @@ from embodyrl.models.policy import (
 from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
 from embodyrl.models.prismatic.adapter import add_adapter
 from embodyrl.models.prismatic.architecture import Architecture
-from embodyrl.models.prismatic.files import PREPROCESSOR, CheckpointFiles, choose_key
+from embodyrl.models.prismatic.files import PREPROCESSOR, CheckpointFiles
 from embodyrl.models.prismatic.head_files import read_head, write_head
 from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork
-from embodyrl.models.prismatic.options import ActionUnits, Gripper, PrismaticConfig, WeightType
+from embodyrl.models.prismatic.options import Gripper, PrismaticConfig
 from embodyrl.models.prismatic.pictures import PicturePipeline
 from embodyrl.models.prismatic.prompts import Prompts
 from embodyrl.models.prismatic.scratch import scratch_files
