@@ -73,6 +73,14 @@ class Offload(StrEnum):
     all = "all"
 
 
+class Precision(StrEnum):
+    """What forward passes compute in."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
 class Numa(StrEnum):
     """Whether simulator processes keep to one NUMA node each."""
 
@@ -511,6 +519,9 @@ class OptimizerConfig:
     """Decoupled weight decay."""
     max_grad_norm: float = setting(0.5, above=0.0)
     """Gradients are scaled down to this norm."""
+    master_weights: bool = setting(True)
+    """Step float32 copies of weights that the model holds in bfloat16, which would lose small steps; 4 bytes more for
+    each weight that learns, and moments twice as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -521,6 +532,13 @@ class EngineConfig:
     """auto: CUDA where there is one, else the CPU."""
     threads: int | str = setting("auto", low=1, words=("auto",))
     """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
+    precision: Precision = setting(Precision.auto)
+    """What forward passes compute in, in rollouts and in learning; log-probabilities, losses and values are float32
+    always. auto: bfloat16 where the weights are held in it (`model.dtype`), and for large models on a GPU that can;
+    else float32."""
+    micro_batch_size: int | None = setting(None, low=1)
+    """Decisions (in supervised learning: samples) that go through the model at once in learning. The gradients of a
+    minibatch are added up from them, which gives the same steps in less memory. null: a whole minibatch."""
     offload: Offload = setting(Offload.none)
     """What leaves the device while it is not needed, and comes back bit for bit: from a GPU to pinned memory, from the
     CPU to a file without a name in the run's folder. optimizer: the optimiser's state, which is there only while the
