@@ -110,18 +110,18 @@ def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) ->
 
     from embodyrl.runner.build import build_engine, open_simulators
     from embodyrl.runner.evaluation import evaluate as play
-    from embodyrl.runner.evaluation import held_out_episodes
+    from embodyrl.runner.evaluation import evaluation_noise, held_out_episodes
     from embodyrl.runner.film import Film
 
     config = loaded.config
     print(f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}", flush=True)
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
         engine = build_engine(config, manager, weights=checkpoint / POLICY)
-        episodes = held_out_episodes(config)
+        episodes, noise = held_out_episodes(config), evaluation_noise(config, engine)
         if video is None:
-            print(play(manager, engine, episodes).line(), flush=True)
+            print(play(manager, engine, episodes, noise=noise).line(), flush=True)
         else:
             with Film(manager, video, episodes[: config.tracking.video.episodes or FILMED]) as film:
-                print(play(manager, engine, episodes, film).line(), flush=True)
+                print(play(manager, engine, episodes, film, noise).line(), flush=True)
             print(f"filmed the first {film.count}: {video}", flush=True)
     return 0

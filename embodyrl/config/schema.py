@@ -275,13 +275,16 @@ class EnvConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Evaluation: the deterministic policy on start states that training never sees."""
+    """Evaluation on start states that training never sees."""
 
     episodes: int = setting(100, low=1)
     """Episodes per evaluation."""
     seed: int = setting(10000, low=0)
     """First start-state id of evaluation. Tasks take turns and play one start state after the other from there on;
     training uses 0 .. env.start_states-1."""
+    sample: bool = setting(False)
+    """false: the policy takes its most likely actions. true: it draws them as in training, from a random stream that is
+    the same in every evaluation; for policies whose likeliest actions are no good sign of how it does."""
 
 
 @dataclass(frozen=True, kw_only=True)

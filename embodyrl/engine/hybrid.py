@@ -124,12 +124,15 @@ class HybridEngine:
         """Have weights and optimiser ready to learn for the length of a block."""
         return self.modes.enter(Mode.train)
 
-    def act(self, observation: Observation, mode: Literal["train", "eval"]) -> ActOutput:
-        """Decide for each slot; see `Policy.act`."""
+    def act(
+        self, observation: Observation, mode: Literal["train", "eval"], noise: torch.Generator | None = None
+    ) -> ActOutput:
+        """Decide for each slot; see `Policy.act`. Without a stream of `noise`, that of training is used."""
+        noise = self._action_noise if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self._preprocess(observation)
             with self._computing():
-                return self.policy.act(inputs, mode, self._action_noise)
+                return self.policy.act(inputs, mode, noise)
 
     def _preprocess(self, observation: Observation) -> Inputs:
         with self.clock.measure(Phase.preprocess):
