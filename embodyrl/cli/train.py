@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from embodyrl.cli.header import header
 from embodyrl.config import LoadedConfig
+from embodyrl.config.build import differences
+from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, write_config
 
-RESUMABLE = "run."
-"""Settings with this prefix may change when a run goes on; changing others would make it a different run."""
+RESUMABLE = ("run.", "tracking.", "env.workers", "env.numa", "env.offload", "engine.offload")
+"""Settings that may change when a run goes on, because they do not change what is learned; a dot at the end stands for
+the whole section."""
+FIXED = ("run.name", "run.dir")
+"""Settings of those sections that may not."""
 FILMED = 4
 """Episodes that `embodyrl eval --video` films where the config films none."""
 
@@ -22,48 +28,66 @@ FILMED = 4
 def run(loaded: LoadedConfig) -> int:
     """Train from the start."""
     started = time.monotonic()
-    directory = RunDir.create(loaded.config)
-    write_config(directory.path, loaded)
-    show(directory, header(loaded, directory.path))
-    return _train(loaded, directory, started=started, checkpoint=None)
+    with held(RunDir.create(loaded.config)) as directory:
+        write_config(directory.path, loaded)
+        show(directory, header(loaded, directory.path))
+        return _train(loaded, directory, started=started, checkpoint=None)
 
 
 def resume(run_dir: Path, overrides: Sequence[str]) -> int:
     """Go on from the last checkpoint of a run directory."""
     started = time.monotonic()
-    for override in overrides:
-        if not override.startswith(RESUMABLE) or override.startswith(("run.dir", "run.name")):
-            raise UserError(
-                f"{override!r} cannot change when a run goes on: only run.iterations, run.eval_every, run.save_every "
-                "and run.stop_at_success can; start a new run for anything else"
-            )
-    directory = RunDir.open(run_dir)
+    with held(RunDir.open(run_dir)) as directory:
+        from embodyrl.runner.checkpoint import find
 
-    from embodyrl.runner.checkpoint import find
+        found = find(run_dir)
+        loaded = read_config(run_dir, overrides)
+        refuse_another_run(read_config(found.place, []).config, loaded.config)
+        write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
+        show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}")
+        if found.warning is not None:
+            show(directory, found.warning)
+        return _train(loaded, directory, started=started, checkpoint=found.place)
 
-    found = find(run_dir)
-    loaded = read_config(run_dir, overrides)
-    write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
-    show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}")
-    if found.warning is not None:
-        show(directory, found.warning)
-    return _train(loaded, directory, started=started, checkpoint=found.place)
+
+def refuse_another_run(saved: Config, wanted: Config) -> None:
+    """Compare the settings of a checkpoint with those that the run is to go on with.
+
+    Raises:
+        UserError: some that make it a different run have changed; names them.
+    """
+    changed = [
+        f"{key} = {now!r} (it was {before!r})"
+        for key, (before, now) in differences(saved, wanted).items()
+        if key in FIXED or not key.startswith(RESUMABLE)
+    ]
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)} cannot change when a run goes on: only settings of the sections run and tracking, "
+            f"{', '.join(key for key in RESUMABLE if not key.endswith('.'))} can; start a new run for anything else"
+        )
+
+
+@contextmanager
+def held(directory: RunDir) -> Iterator[RunDir]:
+    """Release a run directory at the end; what goes wrong meanwhile goes into its log as well."""
+    try:
+        yield directory
+    except Exception as error:
+        directory.note(f"failed: {error}")
+        raise
+    finally:
+        directory.close()
 
 
 def _train(loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoint: Path | None) -> int:
     from embodyrl.runner.build import open_runner
 
     print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
-    try:
-        with open_runner(loaded, directory, started=started, checkpoint=checkpoint) as runner:
-            code = runner.run()
-            summary = runner.summary()
-        show(directory, closing_lines(summary, directory.path))
-    except Exception as error:
-        directory.note(f"failed: {error}")
-        raise
-    finally:
-        directory.close()
+    with open_runner(loaded, directory, started=started, checkpoint=checkpoint) as runner:
+        code = runner.run()
+        summary = runner.summary()
+    show(directory, closing_lines(summary, directory.path))
     return code
 
 
