@@ -49,8 +49,7 @@ class HostMemory(ABC):
 class PinnedMemory(HostMemory):
     """Memory of this process that the GPU reads and writes by itself (page-locked), for tensors of the GPU.
 
-    The block is registered with CUDA in its own size; torch's allocator of pinned memory would round it up to a power
-    of two.
+    The block is pinned in its own size; torch's allocator of pinned memory would round it up to a power of two.
 
     Args:
         num_bytes: size.
@@ -58,13 +57,7 @@ class PinnedMemory(HostMemory):
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        code = int(torch.cuda.cudart().cudaHostRegister(self.start, num_bytes, 1))
-        if code:
-            raise RunError(
-                f"CUDA cannot pin {num_bytes / 2**20:.0f} MiB of this machine's memory (error {code}): set "
-                f"engine.offload=none, or raise the limit on locked memory (ulimit -l)"
-            )
-        weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, self.start)
+        pin(self, self.start, num_bytes)
 
     def settle(self) -> None:
         """See `HostMemory.settle`; other processes are simulators on the same GPU."""
@@ -102,6 +95,22 @@ class FileMemory(HostMemory):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def pin(owner: object, start: int, num_bytes: int) -> None:
+    """Let the GPU read and write memory of this process by itself, for as long as its owner lives.
+
+    Raises:
+        RunError: CUDA refuses.
+    """
+    cuda = torch.cuda.cudart()
+    code = int(cuda.cudaHostRegister(start, num_bytes, 1))  # 1: for all devices
+    if code:
+        raise RunError(
+            f"CUDA cannot pin {num_bytes / 2**20:.0f} MiB of this machine's memory (error {code}): raise the limit on "
+            f"locked memory (ulimit -l), or set engine.offload=none"
+        )
+    weakref.finalize(owner, cuda.cudaHostUnregister, start)
 
 
 def host_memory(num_bytes: int, device: torch.device, folder: Path) -> HostMemory:

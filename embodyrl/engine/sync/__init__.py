@@ -1,0 +1,26 @@
+"""Weight sync: what a policy that acts in other processes needs to be the one that learns here.
+
+`shared` is for processes of one machine, `broadcast` for all others. Either way a transfer has a version and a
+checksum, the first one carries everything, later ones only what changes (parameters that learn, and buffers), and
+whoever receives acts on a whole version or on the one before.
+"""
+
+from embodyrl.engine.sync.broadcast import BroadcastReceiver, BroadcastSender
+from embodyrl.engine.sync.errors import ChecksumError, LayoutError, PeerLost, SyncError, SyncTimeout, VersionError
+from embodyrl.engine.sync.layout import Entry, held_by
+from embodyrl.engine.sync.shared import SharedReceiver, SharedSender
+
+__all__ = [
+    "BroadcastReceiver",
+    "BroadcastSender",
+    "ChecksumError",
+    "Entry",
+    "LayoutError",
+    "PeerLost",
+    "SharedReceiver",
+    "SharedSender",
+    "SyncError",
+    "SyncTimeout",
+    "VersionError",
+    "held_by",
+]

@@ -1,0 +1,336 @@
+"""Weights for processes of any machine, through torch.distributed: gloo from the CPU, NCCL from GPUs.
+
+One rank of a group sends, all others receive. A transfer is a head, then bucket after bucket of tensors, each with its
+checksum, then a round in which every receiver says whether all of them arrived; only if they did do the receivers
+change their weights, so that all act on the same version. All ranks must call the same things in the same order.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from embodyrl.engine.sync import layout as plan
+from embodyrl.engine.sync.checksum import checksum
+from embodyrl.engine.sync.errors import ChecksumError, PeerLost, SyncError, SyncTimeout, VersionError
+from embodyrl.engine.sync.layout import Entry
+from embodyrl.engine.sync.patch import apply_patch, make_patch
+
+BUCKET_BYTES = 32 * 2**20
+"""Tensors travel together until they are this large."""
+_NONE = -1
+
+
+class _Form(IntEnum):
+    """How a bucket travels."""
+
+    whole = 0
+    same = 1
+    """As the receiver has it: nothing travels."""
+    patch = 2
+
+
+class _Group:
+    """A group of processes, with a deadline on every call and names for what fails.
+
+    Args:
+        group: gloo or NCCL; None: the default group.
+        source: the rank (of the whole job) that sends.
+        timeout_s: longest time to wait for the others [s].
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, source: int, timeout_s: float) -> None:
+        self.group = group
+        self.source = source
+        self.timeout = timedelta(seconds=timeout_s)
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.is_source = dist.get_rank() == source
+        on_gpu = dist.get_backend(group) == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+    def broadcast(self, tensor: Tensor, what: str) -> None:
+        """From the source to all others."""
+        self._wait(lambda: dist.broadcast(tensor, self.source, group=self.group, async_op=True), what)
+
+    def numbers(self, values: Sequence[int], what: str) -> list[int]:
+        """The source's numbers, of any size up to 64 bits."""
+        tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
+        self.broadcast(tensor, what)
+        return [int(each) for each in tensor.tolist()]
+
+    def total(self, values: Sequence[int], what: str) -> list[int]:
+        """Sums over all ranks."""
+        tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
+        self._wait(lambda: dist.all_reduce(tensor, group=self.group, async_op=True), what)
+        return [int(each) for each in tensor.tolist()]
+
+    def everyones(self, text: bytes, what: str) -> list[bytes]:
+        """What each rank says, in their order."""
+        lengths = self.total([len(text) if rank == self.rank else 0 for rank in range(self.size)], what)
+        own = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
+        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        found = [torch.empty_like(own) for _ in lengths]
+        self._wait(lambda: dist.all_gather(found, own, group=self.group, async_op=True), what)
+        return [each[:length].cpu().numpy().tobytes() for each, length in zip(found, lengths, strict=True)]
+
+    def _wait(self, start: Callable[[], dist.Work], what: str) -> None:
+        """Begin something and wait until it is done.
+
+        Raises:
+            SyncTimeout: it was not in time.
+            PeerLost: a connection broke.
+        """
+        try:
+            start().wait(self.timeout)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            me = f"rank {self.rank} of {self.size}"
+            if "imed out" in str(error) or "imeout" in str(error):
+                raise SyncTimeout(f"{me}: {what} did not end within {self.timeout.total_seconds():g} s") from error
+            raise PeerLost(f"{me}: {what} failed because another rank ended: {str(error).splitlines()[0]}") from error
+
+
+_MEETING = "comparing what sender and receivers hold"
+
+
+class _Side:
+    """What both sides know: the group, the tensors that travel, and how they share buckets."""
+
+    def __init__(
+        self, module: nn.Module, source: int, group: dist.ProcessGroup | None, timeout_s: float, bucket_bytes: int
+    ) -> None:
+        self._module = module
+        self._group = _Group(group, source, timeout_s)
+        self._bucket_bytes = bucket_bytes
+        everyone = [
+            plan.from_json(text) for text in self._group.everyones(plan.to_json(plan.held_by(module)), _MEETING)
+        ]
+        at = dist.get_group_rank(group, source) if group is not None else source
+        sender = everyone.pop(at)
+        self._entries = plan.travelling(sender, everyone[0]) if everyone else sender
+        for held in everyone:
+            plan.check_fit(self._entries, held)
+        self.version: int | None = None
+        """The version that was sent, or that the module holds; None before the first one."""
+
+    def _agree(self, faults: int, what: str) -> None:
+        """Have every rank know whether all of them got everything.
+
+        Raises:
+            SyncError: some did not.
+        """
+        own = [faults if rank == self._group.rank else 0 for rank in range(self._group.size)]
+        failed = [str(rank) for rank, count in enumerate(self._group.total(own, what)) if count]
+        if failed:
+            raise SyncError(
+                f"{what} failed at rank {', '.join(failed)} of {self._group.size}: no rank took the weights"
+            )
+
+    def _buckets(self, *, everything: bool) -> Iterator[list[Entry]]:
+        """Tensors that travel together: neighbours of one type, up to the size of a bucket."""
+        bucket: list[Entry] = []
+        for entry in self._entries:
+            if not (everything or entry.changes):
+                continue
+            full = plan.total_bytes([*bucket, entry]) > self._bucket_bytes
+            if bucket and (full or entry.dtype != bucket[0].dtype or entry.changes != bucket[0].changes):
+                yield bucket
+                bucket = []
+            bucket.append(entry)
+        if bucket:
+            yield bucket
+
+    def _pack(self, bucket: Sequence[Entry], out: Tensor) -> Tensor:
+        """The bytes of this side's tensors, written into `out`."""
+        data = out[: plan.total_bytes(bucket)]
+        plan.pack(bucket, plan.weights_of(self._module), data)
+        return data
+
+    def _empty(self, bucket: Sequence[Entry]) -> Tensor:
+        """Room for the bytes of a bucket; zero, so that what lies between tensors is the same everywhere."""
+        return torch.zeros(plan.total_bytes(bucket), dtype=torch.uint8, device=self._group.device)
+
+
+class BroadcastSender(_Side):
+    """Sends the weights of a module to the other ranks of a group.
+
+    The first transfer carries every tensor, later ones those that learning changes, in the receivers' types.
+
+    Args:
+        module: whose weights.
+        source: this rank, of the whole job.
+        group: the processes; None: the default group.
+        timeout_s: longest time to wait for the others in one exchange [s].
+        patches: send the bits that changed, compressed, wherever that is smaller. Takes memory for what was sent last,
+            and pays where the link is slower than compressing: about 0.2 GB/s.
+        bucket_bytes: see `BUCKET_BYTES`; the same on all ranks.
+
+    Raises:
+        LayoutError: a receiver holds other tensors; raised on every rank.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        source: int,
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float,
+        patches: bool,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        super().__init__(module, source, group, timeout_s, bucket_bytes)
+        self._patches = patches
+        self._sent: dict[str, Tensor] = {}
+        """With `patches`, what the receivers hold: bytes of a bucket by the name of its first tensor."""
+        self._buffer = self._empty(max(self._buckets(everything=True), key=plan.total_bytes, default=[]))
+
+    def send(self, version: int) -> int:
+        """Send the weights of this moment; returns the bytes that travelled to each receiver.
+
+        Args:
+            version: one more than the last one.
+
+        Raises:
+            VersionError: it is not.
+            SyncError: a receiver did not get all of it, and none took the weights.
+            SyncTimeout, PeerLost: another rank hangs or ended.
+        """
+        if version < 0 or (self.version is not None and version != self.version + 1):
+            raise VersionError(f"version {version} cannot follow version {self.version}: each is sent once, in order")
+        what = f"sending weights of version {version}"
+        self._group.numbers([version, _NONE if self.version is None else self.version], what)
+        travelled = 0
+        for bucket in self._buckets(everything=self.version is None):
+            data, form, payload = self._smallest(bucket)
+            place = f"{what}, bucket of {bucket[0].name},"
+            self._group.numbers([form, len(payload), checksum(data)], place)
+            if len(payload):
+                self._group.broadcast(payload, place)
+            travelled += len(payload)
+        try:
+            self._agree(0, what)
+        except SyncError:
+            self._sent.clear()
+            raise
+        self.version = version
+        return travelled
+
+    def _smallest(self, bucket: Sequence[Entry]) -> tuple[Tensor, _Form, Tensor]:
+        """A bucket's bytes, the form in which they are smallest, and what then travels."""
+        if not (self._patches and bucket[0].changes):
+            data = self._pack(bucket, self._buffer)
+            return data, _Form.whole, data
+        data, before = self._pack(bucket, self._empty(bucket)), self._sent.get(bucket[0].name)
+        self._sent[bucket[0].name] = data
+        if before is None:
+            return data, _Form.whole, data
+        if torch.equal(data, before):
+            return data, _Form.same, data[:0]
+        patch = make_patch(data.cpu(), before.cpu(), bucket[0].torch_dtype.itemsize)
+        if len(patch) >= len(data):
+            return data, _Form.whole, data
+        return data, _Form.patch, torch.frombuffer(bytearray(patch), dtype=torch.uint8).to(data.device)
+
+
+class BroadcastReceiver(_Side):
+    """Takes the weights that a `BroadcastSender` sends into a module.
+
+    A transfer waits in memory of its own, as large as what learning changes, until all of it is there; only the first
+    one, before which there is nothing to act with, goes to the module at once.
+
+    Args:
+        module: whose weights to replace.
+        source: the rank that sends, of the whole job.
+        group, timeout_s, bucket_bytes: as at the sender.
+
+    Raises:
+        LayoutError: the sender holds other tensors; raised on every rank.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        source: int,
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        super().__init__(module, source, group, timeout_s, bucket_bytes)
+        self._arrived: dict[str, Tensor] = {}
+        """Bytes of a bucket by the name of its first tensor."""
+
+    def receive(self, version: int) -> None:
+        """Take part in a transfer, and take its weights if every receiver has got all of it.
+
+        Raises:
+            VersionError: another version came, or one that builds upon a version that is not here.
+            ChecksumError: what arrived is not what was sent.
+            SyncError: another receiver had one of these faults.
+            SyncTimeout, PeerLost: another rank hangs or ended.
+        """
+        what = f"receiving weights of version {version}"
+        came, follows = self._group.numbers([0, 0], what)
+        first = follows == _NONE
+        faults: list[SyncError] = self._version_faults(version, came, None if first else follows)
+        for bucket in self._buckets(everything=first):
+            place = f"{what}, bucket of {bucket[0].name},"
+            faults += self._receive_bucket(bucket, place, keep=not first)
+        try:
+            self._agree(len(faults), what)
+        except SyncError as error:
+            raise (faults[0] if faults else error) from None
+        if not first:
+            for bucket in self._buckets(everything=False):
+                plan.unpack(bucket, self._arrived[bucket[0].name], plan.weights_of(self._module))
+        self.version = version
+
+    def _version_faults(self, version: int, came: int, follows: int | None) -> list[SyncError]:
+        """What is wrong with a transfer's version."""
+        if came != version:
+            return [VersionError(f"version {version} was expected and version {came} came")]
+        if self.version is not None and version <= self.version:
+            return [VersionError(f"version {version} is not newer than version {self.version}, which is here already")]
+        if follows is not None and follows != self.version:
+            return [
+                VersionError(f"version {version} builds upon version {follows}, and version {self.version} is here")
+            ]
+        return []
+
+    def _receive_bucket(self, bucket: Sequence[Entry], what: str, *, keep: bool) -> list[SyncError]:
+        """One bucket: into the memory where it waits, or else straight into the module; returns what is wrong."""
+        form, length, expected = self._group.numbers([0, 0, 0], what)
+        payload = self._arrived.get(bucket[0].name) if form == _Form.whole else None
+        if payload is None or len(payload) != length:
+            payload = torch.empty(length, dtype=torch.uint8, device=self._group.device)
+        if length:
+            self._group.broadcast(payload, what)
+        try:
+            data = self._restored(bucket, _Form(form), payload)
+        except (zlib.error, ValueError) as error:
+            return [ChecksumError(f"{what} cannot be read: {error}")]
+        if len(data) != plan.total_bytes(bucket) or checksum(data) != expected:
+            return [ChecksumError(f"{what} brought other bytes than were sent, or builds upon others than are here")]
+        if keep:
+            self._arrived[bucket[0].name] = data
+        else:
+            plan.unpack(bucket, data, plan.weights_of(self._module))
+        return []
+
+    def _restored(self, bucket: Sequence[Entry], form: _Form, payload: Tensor) -> Tensor:
+        """A bucket's bytes, from what travelled and what the module holds."""
+        if form is _Form.whole:
+            return payload
+        before = self._pack(bucket, self._empty(bucket))
+        if form is _Form.same:
+            return before
+        now = apply_patch(payload.cpu().numpy().tobytes(), before.cpu(), bucket[0].torch_dtype.itemsize)
+        return now.to(before.device)

@@ -1,0 +1,137 @@
+"""Which tensors travel, and in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl.engine.sync.errors import LayoutError
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A tensor as it travels."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As in torch: `bfloat16`."""
+    changes: bool = True
+    """Whether learning changes it; the others travel once."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch has it."""
+        kind = getattr(torch, self.dtype, None)
+        if not isinstance(kind, torch.dtype):
+            raise LayoutError(f"tensor {self.name!r} has the type {self.dtype!r}, which torch does not know")
+        return kind
+
+    @property
+    def num_bytes(self) -> int:
+        """Size, rounded up so that the next one is aligned."""
+        size = torch.Size(self.shape).numel() * self.torch_dtype.itemsize
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+    def view(self, data: Tensor) -> Tensor:
+        """This tensor in its bytes `data`, uint8 `[num_bytes]`."""
+        count = torch.Size(self.shape).numel()
+        return data[: count * self.torch_dtype.itemsize].view(self.torch_dtype).view(self.shape)
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, those that are saved; they share memory with the module."""
+    return {name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}
+
+
+def held_by(module: nn.Module) -> list[Entry]:
+    """What a module holds. A parameter changes if it requires a gradient; a buffer may always."""
+    return [
+        Entry(
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            changes=tensor.requires_grad or not isinstance(tensor, nn.Parameter),
+        )
+        for name, tensor in module.state_dict(keep_vars=True).items()
+    ]
+
+
+def travelling(sender: Sequence[Entry], receiver: Sequence[Entry]) -> list[Entry]:
+    """What travels: the sender's tensors in the receiver's types, those that never change in front.
+
+    Raises:
+        LayoutError: a tensor is missing or unexpected, or has another shape or a type that cannot be converted without
+            loss of meaning; every one of them is named.
+    """
+    has, wants = {each.name: each for each in sender}, {each.name: each for each in receiver}
+    faults = [f"the receiver lacks {name}" for name in has.keys() - wants.keys()]
+    faults += [f"the sender lacks {name}" for name in wants.keys() - has.keys()]
+    for name in has.keys() & wants.keys():
+        ours, theirs = has[name], wants[name]
+        if ours.shape != theirs.shape:
+            faults.append(f"{name} has shape {ours.shape} at the sender and {theirs.shape} at the receiver")
+        kinds = {each.torch_dtype for each in (ours, theirs)}
+        if len(kinds) > 1 and not all(kind.is_floating_point for kind in kinds):
+            faults.append(f"{name} is {ours.dtype} at the sender and {theirs.dtype} at the receiver")
+    if faults:
+        raise LayoutError(f"weights of sender and receiver do not fit: {'; '.join(sorted(faults))}")
+    entries = [Entry(name=e.name, shape=e.shape, dtype=wants[e.name].dtype, changes=e.changes) for e in sender]
+    return sorted(entries, key=lambda each: each.changes)
+
+
+def check_fit(sent: Sequence[Entry], held: Sequence[Entry]) -> None:
+    """Object if what a sender sends is not what a receiver holds, types included.
+
+    Raises:
+        LayoutError: names every difference.
+    """
+    travelling(sent, held)
+    types = {each.name: each.dtype for each in held}
+    faults = [
+        f"{each.name} is sent as {each.dtype} and is {types[each.name]} at the receiver"
+        for each in sent
+        if each.dtype != types[each.name]
+    ]
+    if faults:
+        raise LayoutError(f"weights of sender and receiver do not fit: {'; '.join(sorted(faults))}")
+
+
+def to_json(entries: Iterable[Entry]) -> bytes:
+    """Entries as they are told to the other side."""
+    return json.dumps([asdict(each) for each in entries]).encode()
+
+
+def from_json(text: bytes) -> list[Entry]:
+    """Entries that the other side told."""
+    found: list[dict[str, Any]] = json.loads(text)
+    return [Entry(**each | {"shape": tuple(each["shape"])}) for each in found]
+
+
+def pack(entries: Sequence[Entry], weights: Mapping[str, Tensor], out: Tensor) -> None:
+    """Copy tensors into their bytes `out`, uint8, one after the other, converting where types differ."""
+    start = 0
+    for entry in entries:
+        entry.view(out[start : start + entry.num_bytes]).copy_(weights[entry.name])
+        start += entry.num_bytes
+
+
+@torch.no_grad()
+def unpack(entries: Sequence[Entry], data: Tensor, weights: Mapping[str, Tensor]) -> None:
+    """Copy bytes, as `pack` lays them out, into tensors."""
+    start = 0
+    for entry in entries:
+        weights[entry.name].copy_(entry.view(data[start : start + entry.num_bytes]))
+        start += entry.num_bytes
+
+
+def total_bytes(entries: Iterable[Entry]) -> int:
+    """Size of what `pack` writes."""
+    return sum(each.num_bytes for each in entries)

@@ -1,0 +1,246 @@
+"""Weights for other processes of this machine, through memory that all of them map.
+
+One process sends, any number receive. The memory has no name (a memfd), so that nothing is left behind however they
+end. It holds one version. Whoever writes or copies it holds a lock meanwhile, which the kernel takes from a process
+that ends, and what a sender had begun when it ended is marked as such: nobody ever sees half a version.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl.engine.host_memory import pin
+from embodyrl.engine.sync import layout as plan
+from embodyrl.engine.sync.checksum import checksum
+from embodyrl.engine.sync.errors import ChecksumError, PeerLost, SyncError, VersionError
+from embodyrl.engine.sync.layout import Entry
+from embodyrl.engine.sync.locks import ByteLock, wait_until
+
+_MAGIC = 0x656D626F64790001
+_NONE = -1
+_KIND, _TEXT, _DATA, _WRITING, _VERSION, _SUM_FIXED, _SUM_CHANGING = range(7)
+"""Numbers of the head: what this is, bytes of JSON, where the data begins, the version that is being written, the one
+that is there, and the checksums of its two parts."""
+_HEAD = 7 * 8
+_PAGE = 4096
+_ALIVE, _CONTENT = 0, 1
+"""What the locks are on: that the sender lives, and the memory's content."""
+
+
+class _Segment:
+    """The memory as both sides see it: a head of seven numbers, the entries as JSON, and the data.
+
+    Args:
+        fd: the file, opened for this object alone; owned from now on.
+        num_bytes: its size.
+    """
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        self.fd = fd
+        self._close = weakref.finalize(self, os.close, fd)
+        block = mmap.mmap(fd, num_bytes)
+        self.bytes = torch.frombuffer(block, dtype=torch.uint8)
+        self._head = self.bytes[:_HEAD].view(torch.int64)
+        self.alive, self.content = ByteLock(fd, _ALIVE), ByteLock(fd, _CONTENT)
+
+    def close(self) -> None:
+        """Let go of the memory. The locks are released by hand, since the mapping keeps the file open."""
+        if self._close.alive:
+            self.alive.release()
+            self.content.release()
+            self._close()
+
+    def __getitem__(self, word: int) -> int:
+        return int(self._head[word])
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._head[word] = value
+
+    def parts(self, fixed: int) -> tuple[Tensor, Tensor]:
+        """The data: `fixed` bytes of what never changes, and what does."""
+        data = self.bytes[self[_DATA] :]
+        return data[:fixed], data[fixed:]
+
+
+class SharedSender:
+    """Offers the weights of a module to other processes of this machine.
+
+    A transfer after the first one copies only what learning changes.
+
+    Args:
+        module: whose weights; on any device.
+        held: what the receivers hold (`held_by(their_module)`), if that differs in type: float32 weights go to bfloat16
+            here, once. None: the same.
+        timeout_s: longest time to wait for receivers that are copying [s].
+
+    Raises:
+        LayoutError: the receivers hold other tensors.
+    """
+
+    def __init__(self, module: nn.Module, *, held: Sequence[Entry] | None = None, timeout_s: float) -> None:
+        own = plan.held_by(module)
+        self._module = module
+        self._timeout_s = timeout_s
+        self._entries = plan.travelling(own, own if held is None else held)
+        self._fixed = plan.total_bytes(each for each in self._entries if not each.changes)
+        self._version: int | None = None
+        text = plan.to_json(self._entries)
+        start = -(-(_HEAD + len(text)) // _PAGE) * _PAGE
+        num_bytes = start + plan.total_bytes(self._entries)
+        fd = os.memfd_create("embodyrl-weights", os.MFD_CLOEXEC)
+        os.ftruncate(fd, num_bytes)
+        self._segment = segment = _Segment(fd, num_bytes)
+        if any(tensor.is_cuda for tensor in plan.weights_of(module).values()):
+            pin(segment, segment.bytes.data_ptr(), num_bytes)
+        segment.bytes[_HEAD : _HEAD + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        segment[_TEXT], segment[_DATA], segment[_WRITING], segment[_VERSION] = len(text), start, _NONE, _NONE
+        segment.alive.try_acquire(exclusive=True)
+        segment[_KIND] = _MAGIC
+
+    @property
+    def address(self) -> str:
+        """What a receiver needs to find the memory, as the same user on the same machine."""
+        return f"/proc/{os.getpid()}/fd/{self._segment.fd}"
+
+    def send(self, version: int) -> int:
+        """Put the module's weights of this moment there; returns the bytes that were written.
+
+        Args:
+            version: one more than the last one.
+
+        Raises:
+            VersionError: it is not.
+            SyncTimeout: a receiver has been copying for too long.
+        """
+        if version < 0 or (self._version is not None and version != self._version + 1):
+            raise VersionError(f"version {version} cannot follow version {self._version}: each is sent once, in order")
+        segment = self._segment
+        why_not = f"weights of version {version} cannot be written, because a receiver has not finished copying"
+        with segment.content.held(self._timeout_s, why_not, exclusive=True):
+            everything = segment[_VERSION] == _NONE
+            segment[_WRITING] = version
+            weights = plan.weights_of(self._module)
+            fixed, changing = segment.parts(self._fixed)
+            if everything:
+                plan.pack([each for each in self._entries if not each.changes], weights, fixed)
+                segment[_SUM_FIXED] = checksum(fixed)
+            plan.pack([each for each in self._entries if each.changes], weights, changing)
+            segment[_SUM_CHANGING] = checksum(changing)
+            segment[_VERSION], segment[_WRITING] = version, _NONE
+        self._version = version
+        return len(changing) + (len(fixed) if everything else 0)
+
+    def close(self) -> None:
+        """Let go of the memory; receivers that wait for another version learn that there is none to come."""
+        self._segment.close()
+
+
+class SharedReceiver:
+    """Takes the weights that a `SharedSender` offers into a module.
+
+    Args:
+        module: whose weights to replace.
+        address: `SharedSender.address`.
+        timeout_s: longest time to wait for a version [s].
+
+    Raises:
+        PeerLost: the sender has ended.
+        LayoutError: it sends other tensors than the module has.
+    """
+
+    def __init__(self, module: nn.Module, address: str, *, timeout_s: float) -> None:
+        self._module = module
+        self._timeout_s = timeout_s
+        self._segment = _open(address)
+        begin = _HEAD
+        text = self._segment.bytes[begin : begin + self._segment[_TEXT]].numpy().tobytes()
+        self._entries = plan.from_json(text)
+        plan.check_fit(self._entries, plan.held_by(module))
+        self._fixed = plan.total_bytes(each for each in self._entries if not each.changes)
+        self.version: int | None = None
+        """What the module holds; None before the first version."""
+
+    @property
+    def newest(self) -> int | None:
+        """The version that is there to be received; None before the first one."""
+        version = self._segment[_VERSION]
+        return None if version == _NONE else version
+
+    def receive(self, version: int) -> None:
+        """Wait for a version and take it. Versions may be left out: the memory always holds all of the newest one.
+
+        Raises:
+            VersionError: the module has it already, or it was overwritten by a newer one.
+            SyncTimeout: it did not come in time.
+            PeerLost: the sender ended before it was there.
+            ChecksumError: the memory does not hold what was sent.
+        """
+        if self.version is not None and version <= self.version:
+            raise VersionError(f"version {version} is not newer than version {self.version}, which is here already")
+        wait_until(
+            lambda: self._arrived(version),
+            self._timeout_s,
+            lambda: f"weights of version {version} did not come, the newest one is {self.newest}",
+        )
+        why_not = f"weights of version {version} cannot be copied, because the sender has not finished writing"
+        with self._segment.content.held(self._timeout_s, why_not, exclusive=False):
+            self._take(version)
+        self.version = version
+
+    def _arrived(self, version: int) -> bool:
+        newest = self.newest
+        if newest is not None and newest >= version:
+            return True
+        if not self._segment.alive.held_elsewhere():
+            raise PeerLost(f"the process that sends weights ended before version {version}; the newest one is {newest}")
+        return False
+
+    def _take(self, version: int) -> None:
+        """Check the memory, then copy it; nobody writes meanwhile."""
+        segment = self._segment
+        if segment[_WRITING] != _NONE:
+            raise PeerLost(f"whoever sends weights ended, or failed, while it was writing version {segment[_WRITING]}")
+        if segment[_VERSION] != version:
+            raise VersionError(f"version {version} was overwritten: the memory holds version {segment[_VERSION]}")
+        fixed, changing = segment.parts(self._fixed)
+        parts = [(changing, segment[_SUM_CHANGING], True)]
+        if self.version is None:
+            parts.insert(0, (fixed, segment[_SUM_FIXED], False))
+        for data, expected, _ in parts:
+            if checksum(data) != expected:
+                raise ChecksumError(f"the shared memory does not hold what was sent as version {version}")
+        weights = plan.weights_of(self._module)
+        for data, _, changes in parts:
+            plan.unpack([each for each in self._entries if each.changes is changes], data, weights)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._segment.close()
+
+
+def _open(address: str) -> _Segment:
+    """The memory at an address, opened anew so that its locks are this object's.
+
+    Raises:
+        PeerLost: nobody offers weights there.
+    """
+    try:
+        fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise PeerLost(f"no process offers weights at {address}: {error.strerror}") from error
+    num_bytes = os.fstat(fd).st_size
+    if num_bytes < _PAGE or "embodyrl-weights" not in str(Path(f"/proc/self/fd/{fd}").readlink()):
+        os.close(fd)
+        raise SyncError(f"{address} is not memory that a sender of weights made")
+    segment = _Segment(fd, num_bytes)
+    if segment[_KIND] != _MAGIC:
+        segment.close()
+        raise SyncError(f"{address} is not memory of this version's sender of weights")
+    return segment

@@ -1,0 +1,292 @@
+"""Processes that send and receive weights, for the tests of weight sync.
+
+They are forked from a process that has imported torch and nothing else that starts threads, so that each costs little.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from engines import make_batch, make_engine, make_policy
+from numpy.typing import NDArray
+from torch import nn
+
+from embodyrl.config.schema import OptimizerConfig
+from embodyrl.engine.sync import BroadcastReceiver, BroadcastSender, SharedReceiver, SharedSender, SyncError, shared
+from embodyrl.envs import Observation
+from embodyrl.models import Policy
+
+PATIENCE_S = 60.0
+"""For whatever should take a moment."""
+UPDATES = 3
+
+Outcome = Any
+"""What a process found, or the type and text of the error that it raised."""
+
+
+class Peer:
+    """A process that runs one function, and a line to it."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        context: ForkServerContext = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "numpy", "tensordict"])
+        self.line, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_run, args=(theirs, function, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def get(self) -> Any:
+        """What the process says next."""
+        assert self.line.poll(PATIENCE_S), "the process says nothing"
+        return self.line.recv()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join(PATIENCE_S)
+        self.line.close()
+
+
+@contextmanager
+def peers(*calls: tuple[Any, ...]) -> Iterator[list[Peer]]:
+    """Processes that run `(function, *arguments)`, killed in the end."""
+    started: list[Peer] = []
+    try:
+        started += [Peer(*call) for call in calls]
+        yield started
+    finally:
+        for each in started:
+            each.end()
+
+
+def _run(line: Connection, function: Callable[..., Any], *arguments: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        line.send(function(line, *arguments))
+    except SyncError as error:
+        line.send((type(error).__name__, str(error)))
+    except BaseException:
+        line.send(("crash", traceback.format_exc()))
+
+
+def decide(policy: Policy) -> NDArray[np.float32]:
+    """What a policy does in fixed situations, with fixed noise: actions, log-probs and values in one vector."""
+    seen = Observation(proprio=np.linspace(-2, 2, 24, dtype=np.float32).reshape(8, 3), tasks=["push"] * 8)
+    with torch.inference_mode():
+        out = policy.act(policy.preprocess(seen), "train", torch.Generator().manual_seed(5))
+    assert out.values is not None
+    return torch.cat([out.actions.flatten(), out.logprobs.flatten(), out.values.flatten()]).numpy()
+
+
+def other_policy() -> Policy:
+    """A policy like the trainer's, with other weights."""
+    policy = make_policy()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(1.0)
+    return policy
+
+
+# ---- shared memory
+
+
+def share_training(line: Connection) -> Outcome:
+    """Train, and offer every version; goes on to the next one when told."""
+    engine = make_engine()
+    sender = SharedSender(engine.policy, timeout_s=PATIENCE_S)
+    line.send(sender.address)
+    for version in range(UPDATES + 1):
+        sender.send(version)
+        line.send(decide(engine.policy))
+        line.recv()
+        engine.update(make_batch(engine), ["push"])
+    return "done"
+
+
+def die_while_writing(line: Connection) -> Outcome:
+    """Send version 0, and be killed while version 1 is half written."""
+    policy = make_policy()
+    sender = SharedSender(policy, timeout_s=PATIENCE_S)
+    sender.send(0)
+    line.send(sender.address)
+    line.recv()
+    shared.checksum = lambda data: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    nn.init.ones_(policy.critic[0].weight)  # type: ignore[index,operator]
+    sender.send(1)
+    return "lived"
+
+
+def stop_while_copying(line: Connection, address: str) -> Outcome:
+    """Hang in the middle of taking a version."""
+    receiver = SharedReceiver(other_policy(), address, timeout_s=PATIENCE_S)
+    shared.checksum = lambda data: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment]
+    line.send("stops")
+    receiver.receive(0)
+    return "went on"
+
+
+class Numbers(nn.Module):
+    """Many tensors that all hold the same number."""
+
+    def __init__(self, count: int = 40, size: int = 5000) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(size)) for _ in range(count))
+
+    @torch.no_grad()
+    def fill(self, value: float) -> None:
+        for part in self.parts:
+            part.fill_(value)
+
+    def value(self) -> float:
+        """The number, which must be the same everywhere."""
+        values = {float(each) for part in self.parts for each in part.detach().unique()}
+        assert len(values) == 1, f"a mixture of {values}"
+        return values.pop()
+
+
+def share_numbers(line: Connection, versions: int) -> Outcome:
+    """Offer version after version as fast as possible."""
+    module = Numbers()
+    sender = SharedSender(module, timeout_s=PATIENCE_S)
+    line.send(sender.address)
+    line.recv()
+    for version in range(versions):
+        module.fill(float(version))
+        sender.send(version)
+    line.recv()
+    return "done"
+
+
+# ---- broadcast
+
+WORLD = 3
+
+
+def joined(rank: int, meeting: Path, timeout_s: float = PATIENCE_S) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def outcome(function: Callable[..., Any], *arguments: Any) -> Outcome:
+    """What a function returns, or the type and text of the error that it raises."""
+    try:
+        return function(*arguments)
+    except SyncError as error:
+        return type(error).__name__, str(error)
+
+
+def broadcast_training(line: Connection, rank: int, meeting: Path, patches: bool) -> Outcome:
+    """Rank 0 trains and sends, the others act. Returns what each would do at each version, and the bytes sent."""
+    joined(rank, meeting)
+    if rank:
+        policy = other_policy()
+        receiver = BroadcastReceiver(policy, source=0, timeout_s=PATIENCE_S, bucket_bytes=200)
+        decisions = []
+        for version in range(UPDATES + 1):
+            receiver.receive(version)
+            decisions.append(decide(policy))
+        return decisions, None
+    engine = make_engine(optimizer=OptimizerConfig(lr=1e-5))
+    sender = BroadcastSender(engine.policy, source=0, timeout_s=PATIENCE_S, patches=patches, bucket_bytes=200)
+    decisions, sizes = [], []
+    for version in range(UPDATES + 1):
+        sizes.append(sender.send(version))
+        decisions.append(decide(engine.policy))
+        engine.update(make_batch(engine), ["push"])
+    return decisions, sizes
+
+
+class Adapted(nn.Module):
+    """A large layer that stays and a small one that learns, in a type of their own each."""
+
+    def __init__(self, value: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.full((300, 300), value, dtype=dtype), requires_grad=False)
+        self.adapter = nn.Parameter(torch.full((300, 2), value, dtype=dtype))
+        self.register_buffer("count", torch.tensor([int(value)]))
+        self.gain = nn.Parameter(torch.full((), value))
+
+
+def broadcast_cases(line: Connection, rank: int, meeting: Path) -> Outcome:
+    """What goes wrong on one rank is known to all; what goes right is smaller the second time."""
+    joined(rank, meeting)
+    found: dict[str, Outcome] = {}
+    module = Adapted(float(rank + 1), torch.float32 if rank == 0 else torch.bfloat16)
+    found["layout"] = outcome(_side, nn.Linear(2, 2) if rank == 2 else nn.Linear(2, 3), rank)
+    side = _side(module, rank)
+    found["first"] = outcome(_step, side, 0)
+    found["after first"] = _content(module)
+    with torch.no_grad():
+        if rank == 0:
+            module.adapter[7, 1] = 1.25
+            module.get_buffer("count").fill_(9)
+    found["second"] = outcome(_step, side, 1)
+    found["after second"] = _content(module)
+    if rank == 1:
+        side.version = 0
+    if rank == 0:
+        module.gain.data.fill_(7.0)
+    found["gap"] = outcome(_step, side, 2)
+    if rank == 1:
+        side.version = 1
+    found["after gap"] = _content(module)
+    found["gap again"] = outcome(_step, side, 2)
+    if rank == 2:
+        module.adapter.data[5, 0] += 1.0
+    found["drift"] = outcome(_step, side, 3)
+    found["drift again"] = outcome(_step, side, 3)
+    found["after drift"] = _content(module)
+    found["duplicate"] = outcome(_step, side, 3) if rank == 0 else None
+    return found
+
+
+def _side(module: nn.Module, rank: int) -> BroadcastSender | BroadcastReceiver:
+    if rank == 0:
+        return BroadcastSender(module, source=0, timeout_s=PATIENCE_S, patches=True)
+    return BroadcastReceiver(module, source=0, timeout_s=PATIENCE_S)
+
+
+def _step(side: BroadcastSender | BroadcastReceiver, version: int) -> int | None:
+    if isinstance(side, BroadcastSender):
+        return side.send(version)
+    side.receive(version)
+    return None
+
+
+def _content(module: nn.Module) -> dict[str, NDArray[np.float32]]:
+    """Arrays, since tensors would travel between processes by reference."""
+    return {name: tensor.detach().float().numpy().copy() for name, tensor in module.state_dict().items()}
+
+
+def broadcast_until(line: Connection, rank: int, meeting: Path, timeout_s: float) -> Outcome:
+    """Transfer version 0, report, and transfer on and on: until something happens."""
+    joined(rank, meeting)
+    module = Adapted(1.0, torch.float32)
+    side = (
+        BroadcastSender(module, source=0, timeout_s=timeout_s, patches=False)
+        if rank == 0
+        else BroadcastReceiver(module, source=0, timeout_s=timeout_s)
+    )
+    _step(side, 0)
+    line.send("ready")
+    line.recv()
+    _step(side, 1)
+    _step(side, 2)
+    return "done"
