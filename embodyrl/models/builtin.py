@@ -29,3 +29,11 @@ SupportedModel.register(
     facts={"critic": True, "usual_chunk": 8, "blocks": True, "check": "embodyrl.models.openvla_oft.check:check"},
     summary="OpenVLA-OFT (7B): pictures, robot state and a sentence; a chunk of actions in one pass",
 )
+SupportedModel.register(
+    "gr00t",
+    target="embodyrl.models.gr00t.policy:Gr00tPolicy",
+    options="embodyrl.models.gr00t.options:Gr00tConfig",
+    requires=VLA,
+    facts={"critic": True, "usual_chunk": 16, "blocks": True, "check": "embodyrl.models.gr00t.check:check"},
+    summary="GR00T N1.5 (2.7B): pictures, robot state and a sentence; a chunk of actions out of noise",
+)

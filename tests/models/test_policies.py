@@ -13,6 +13,9 @@ import torch
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, PolicyError, SupportedModel, build_policy
+from embodyrl.models.flow.options import NoiseMethod
+from embodyrl.models.gr00t.options import ScratchConfig as Gr00tScratch
+from embodyrl.models.gr00t.options import ValueInput
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.models.prismatic.options import ScratchConfig
 
@@ -72,6 +75,7 @@ class Case:
 
 
 ONE, TWO = {"cameras": ("front",), "image_size": (40, 40)}, {"cameras": ("front", "hand"), "image_size": (40, 40)}
+GR00T = {"scratch": Gr00tScratch(image_size=32, hidden_size=32, layers=1, vision_layers=1, action_layers=2)}
 CASES = {
     "mlp-continuous": Case("mlp"),
     "mlp-discrete": Case("mlp", spec={"actions": CHOICE}),
@@ -82,6 +86,12 @@ CASES = {
         "openvla_oft", options=SMALL | {"num_images": 2, "use_proprio": True, "append_stop_token": False}, spec=TWO
     ),
     "openvla_oft-top-p": Case("openvla_oft", options=SMALL | {"top_p": 0.8}, spec=ONE),
+    "gr00t": Case("gr00t", options=GR00T, spec=TWO),
+    "gr00t-flow-noise": Case(
+        "gr00t",
+        options=GR00T | {"noise_method": NoiseMethod.flow_noise, "joint_logprob": True, "value_input": ValueInput.vl},
+        spec=ONE,
+    ),
 }
 
 

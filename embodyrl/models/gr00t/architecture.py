@@ -44,6 +44,7 @@ def _published_text() -> dict[str, Any]:
         "rope_theta": 1000000,
         "max_position_embeddings": 40960,
         "tie_word_embeddings": True,
+        "initializer_range": 0.02,
     }
 
 

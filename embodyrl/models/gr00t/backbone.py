@@ -63,6 +63,11 @@ class EagleModel(nn.Module):
         states: Tensor = output.last_hidden_state
         return states
 
+    def freeze(self, *, vision: bool, language: bool) -> None:
+        """Learn no weights of the vision tower and the layer behind it, or none of the language model."""
+        for frozen, part in ((vision, self.vision_model), (vision, self.mlp1), (language, self.language_model)):
+            part.requires_grad_(not frozen)
+
     def give_memory_to_tables(self) -> None:
         """Compute what no checkpoint brings, for a model that was built without memory."""
         self.language_model.rotary_emb = Qwen3RotaryEmbedding(self.language_model.config)

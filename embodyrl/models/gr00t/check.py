@@ -1,0 +1,116 @@
+"""What is wrong with a config and its checkpoint, told without reading weights or importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from embodyrl.config.schema import Config
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.gr00t.architecture import Architecture
+from embodyrl.models.gr00t.embodiments import embodiment_number
+from embodyrl.models.gr00t.files import CheckpointFiles
+from embodyrl.models.gr00t.options import Gr00tConfig
+from embodyrl.models.gr00t.statistics import Robot, choose_robot
+from embodyrl.models.shards import open_shard, shard_files
+
+Objection = tuple[str, str, str]
+"""Path of a setting, what is wrong, what to do."""
+
+
+def check(config: Config) -> Iterator[Objection]:
+    """Object to what GR00T cannot do."""
+    model = config.model
+    assert isinstance(model, Gr00tConfig)
+    if not config.env.cameras:
+        yield "env.cameras", f"env.cameras is empty, but model {model.name!r} needs pictures", "name a camera"
+    if model.checkpoint is None:
+        yield from _check_scratch(config, model)
+    elif Path(model.checkpoint).is_dir():
+        yield from _check_folder(config, model)
+
+
+def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
+    scratch, chunk = model.scratch, config.rollout.chunk_size
+    if scratch.action_horizon is not None and chunk > scratch.action_horizon:
+        yield _too_long(chunk, scratch.action_horizon)
+    for name in ("vision_size", "hidden_size", "action_size"):
+        if getattr(scratch, name) % scratch.heads:
+            yield (
+                f"model.scratch.{name}",
+                f"model.scratch.{name} = {getattr(scratch, name)} cannot be split over {scratch.heads} heads",
+                f"choose a multiple of {scratch.heads}",
+            )
+
+
+def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
+    try:
+        files = CheckpointFiles.read(model)
+        sizes = files.architecture
+        for path in shard_files(Path(str(model.checkpoint))):
+            open_shard(path, "np")
+        robot = robot_of(files, model)
+    except PolicyError as error:
+        yield "model.checkpoint", f"model.checkpoint: {error}", ""
+        return
+    try:
+        embodiment_number(robot.tag, model.embodiment_id, sizes.embodiments)
+    except PolicyError as error:
+        yield "model.embodiment_id", f"model.embodiment_id: {error}", ""
+    yield from misfits(robot, sizes, config.rollout.chunk_size, len(config.env.cameras), None)
+
+
+def robot_of(files: CheckpointFiles, model: Gr00tConfig) -> Robot:
+    """The robot that a config means; see `choose_robot`."""
+    return choose_robot(
+        files.metadata,
+        model.embodiment_tag,
+        video_keys=model.video_keys,
+        state_keys=model.state_keys,
+        action_keys=model.action_keys,
+    )
+
+
+def misfits(robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio: int | None) -> Iterator[Objection]:
+    """What of a checkpoint does not fit a simulator.
+
+    Args:
+        robot: the checkpoint's.
+        sizes: of its network.
+        chunk: actions that are executed.
+        cameras: of the simulator.
+        proprio: numbers in the simulator's state; None: not known yet.
+    """
+    state, action = robot.state, robot.action
+    if robot.cameras is not None and len(robot.cameras) != cameras:
+        yield (
+            "env.cameras",
+            f"there are {cameras} camera(s) (env.cameras), but the checkpoint was trained with {len(robot.cameras)} "
+            f"picture(s): {', '.join(robot.cameras)}",
+            "name a camera of the simulator for each, or choose some of them with model.video_keys",
+        )
+    if chunk > sizes.action_horizon:
+        yield _too_long(chunk, sizes.action_horizon)
+    for name, ranges, most in (("state", state, sizes.max_state_dim), ("action", action, sizes.max_action_dim)):
+        if len(ranges) > most:
+            yield (
+                f"model.{name}_keys",
+                f"the {name} of {robot.tag!r} has {len(ranges)} numbers ({', '.join(ranges.parts)}), but the "
+                f"checkpoint takes {most} at most",
+                f"choose some of them with model.{name}_keys",
+            )
+    if proprio is not None and len(state) != proprio:
+        yield (
+            "model.state_keys",
+            f"the statistics of {robot.tag!r} describe a state of {len(state)} numbers "
+            f"({', '.join(state.parts) or 'none'}), the simulator has {proprio}",
+            "choose its parts with model.state_keys, or other states with env.proprio",
+        )
+
+
+def _too_long(chunk: int, horizon: int) -> Objection:
+    return (
+        "rollout.chunk_size",
+        f"rollout.chunk_size = {chunk}, but the model denoises {horizon} actions at a time",
+        f"set rollout.chunk_size to {horizon} or less",
+    )

@@ -1,0 +1,253 @@
+"""GR00T N1.5 as a policy.
+
+Shapes: `B` samples, `V` pictures, `L` prompt tokens, pictures included, `H` actions of the horizon, `A` entries of an
+action in the network, `C` actions that are executed, `D` their entries, `S` numbers of a state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodyrl.config.schema import ModelConfig
+from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.envs.conventions import ActionConvention
+from embodyrl.models.flow.grid import TimeGrid
+from embodyrl.models.flow.policy import Denoised, FlowPolicy
+from embodyrl.models.gr00t.architecture import Architecture
+from embodyrl.models.gr00t.backbone import causal_mask
+from embodyrl.models.gr00t.check import misfits, robot_of
+from embodyrl.models.gr00t.embodiments import embodiment_number
+from embodyrl.models.gr00t.files import CheckpointFiles
+from embodyrl.models.gr00t.head import Condition
+from embodyrl.models.gr00t.layers import Embodiment
+from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork
+from embodyrl.models.gr00t.normalizer import Normalizer
+from embodyrl.models.gr00t.options import Gr00tConfig, Gripper, ValueInput
+from embodyrl.models.gr00t.pictures import PicturePipeline
+from embodyrl.models.gr00t.prompts import Prompts
+from embodyrl.models.gr00t.scratch import scratch_files
+from embodyrl.models.gr00t.statistics import Robot
+from embodyrl.models.observations import check_images
+from embodyrl.models.options import ActionUnits, WeightType
+from embodyrl.models.policy import DESCRIPTION_FILE, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.units import SimulatorUnits
+from embodyrl.models.weights import load_strictly, read_weights, write_weights
+
+DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
+
+
+class Gr00tPolicy(FlowPolicy):
+    """Pictures, state and a sentence in, a chunk of actions out of noise.
+
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
+
+    Args:
+        config: the model's options.
+        simulator: what the simulator offers; None: actions are returned in the units of the statistics.
+        chunk_size: `C`.
+    """
+
+    config: Gr00tConfig
+
+    def __init__(self, config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
+        super().__init__(config, simulator, chunk_size)
+        self.dtype = DTYPES[config.dtype]
+        self.files = _read_files(config, simulator, chunk_size)
+        sizes = self.files.architecture
+        robot = robot_of(self.files, config)
+        self.num_images = _fit(robot, sizes, chunk_size, simulator)
+        self.embodiment: Embodiment = embodiment_number(robot.tag, config.embodiment_id, sizes.embodiments)
+        if config.checkpoint is None:
+            self.network = Gr00tNetwork(sizes).to(self.dtype)
+        else:
+            self.network = Gr00tNetwork.on_meta(sizes)
+        self.network.backbone.eagle_model.freeze(vision=config.freeze_vision, language=config.freeze_language)
+        self.state_range = Normalizer(robot.state, config.state_normalization)
+        self.action_range = Normalizer(robot.action, config.action_normalization)
+        self.units: SimulatorUnits | None = None
+        if simulator is not None:
+            remedy = "choose statistics (model.embodiment_tag, model.action_keys) of this robot"
+            self.units = SimulatorUnits(_convention(config), simulator, len(self.action_range), remedy)
+        self.pictures = PicturePipeline(
+            sizes.vision["image_size"], center_crop=config.center_crop, interpolation=config.interpolation
+        )
+        self.prompts = Prompts(
+            self.files.tokenizer,
+            image_token=sizes.image_token,
+            pictures=self.num_images,
+            pieces=sizes.picture_tokens,
+            tasks=[] if simulator is None else simulator.tasks.values(),
+            length=config.prompt_length,
+            padding=config.padding,
+        )
+        self.spec = PolicySpec(
+            kind="flow", chunk_size=chunk_size, action_dim=len(self.action_range), proprio_dim=len(self.state_range)
+        )
+        sees_state = config.value_input is ValueInput.vl_and_state
+        self.set_up_flow(
+            TimeGrid.rising(config.denoising_steps),
+            horizon=sizes.action_horizon,
+            action_dim=sizes.max_action_dim,
+            width=sizes.dit_outputs,
+            value_width=sizes.width + sizes.dit.width * sees_state,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- inputs
+
+    def preprocess(self, observation: Observation) -> Inputs:
+        """`pixel_values [B, V, 3, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]`, and `state [B, 1, S]`,
+        normalised and padded.
+
+        Raises:
+            PolicyError: pictures or state are missing, or of another type, shape or number than the model takes.
+        """
+        device = self.start.device
+        images = check_images(observation.images, self.num_images)
+        ids, mask = self.prompts.batch(observation.tasks)
+        return {
+            "pixel_values": self.pictures(images, device),
+            "input_ids": ids.to(device),
+            "attention_mask": mask.to(device),
+            "state": self._padded_state(observation.proprio, len(ids)).unsqueeze(1),
+        }
+
+    def _padded_state(self, proprio: object, batch: int) -> Tensor:
+        wanted = len(self.state_range)
+        if not wanted:
+            return self.start.new_zeros(batch, self.network.sizes.max_state_dim)
+        state = None if proprio is None else torch.as_tensor(proprio, dtype=torch.float32, device=self.start.device)
+        if state is None or state.shape[-1] != wanted:
+            found = "none" if state is None else f"{state.shape[-1]} numbers"
+            raise PolicyError(f"the model needs a state of {wanted} numbers, the observation has {found}")
+        return functional.pad(self.state_range.shrink(state), (0, self.network.sizes.max_state_dim - wanted))
+
+    # ------------------------------------------------------------------------------------------------------ denoising
+
+    def condition(self, inputs: Inputs) -> Condition:
+        """See `FlowPolicy.condition`."""
+        pictures = inputs["pixel_values"].flatten(0, 1).to(self.dtype)
+        features = self.network.backbone(pictures, inputs["input_ids"], causal_mask(inputs["attention_mask"]))
+        return self.network.action_head.condition(features, inputs["state"].to(self.dtype), self.embodiment)
+
+    def denoise(self, condition: Condition, x: Tensor, time: Tensor) -> Denoised:
+        """See `FlowPolicy.denoise`; the network's velocity points from noise to data."""
+        head = self.network.action_head
+        bucket = (time * self.network.sizes.buckets).long()
+        hidden = head.hidden(x.to(self.dtype), bucket, condition)
+        return Denoised(velocity=-head.velocity(hidden, condition).float(), hidden=hidden)
+
+    def value_features(self, condition: Condition, denoised: Denoised) -> Tensor:
+        """See `FlowPolicy.value_features`; the mean over all tokens of pictures and sentence, and the state."""
+        features = condition.context.mean(dim=1)
+        if self.config.value_input is ValueInput.vl_and_state:
+            features = torch.cat([features, condition.state.squeeze(1)], dim=-1)
+        return features.detach() if self.config.detach_critic else features
+
+    def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """See `FlowPolicy.learning_times`."""
+        scale = self.network.sizes.noise_scale
+        time = (scale - draws) / scale
+        return time, 1.0 - time
+
+    # --------------------------------------------------------------------------------------------------------- outputs
+
+    def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """See `FlowPolicy.finish`."""
+        actions = self.action_range.expand(x[:, : self.spec.chunk_size, : self.spec.action_dim])
+        return actions if self.units is None else self.units(actions)
+
+    def imitated(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """See `FlowPolicy.imitated`. Where fewer actions are demonstrated than the horizon has, the last one is
+        repeated and counts, as in public training."""
+        sizes = self.network.sizes
+        own = actions if self.units is None else self.units.inverse(actions)
+        normalized = self.action_range.shrink(own.float())
+        last = normalized[:, -1:].expand(-1, sizes.action_horizon - normalized.shape[1], -1)
+        padding = (0, sizes.max_action_dim - len(self.action_range))
+        data = functional.pad(torch.cat([normalized, last], dim=1), padding)
+        counts = functional.pad(torch.ones_like(data[..., : len(self.action_range)]), padding)
+        return data, counts
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Every transformer layer; every linear layer of the vision-language model."""
+        blocks = re.compile(r"network\..*\.(layers|transformer_blocks)\.\d+")
+        return ParallelPlan(
+            blocks=tuple(name for name, _ in self.named_modules() if blocks.fullmatch(name)),
+            adaptable=tuple(
+                name
+                for name, module in self.named_modules()
+                if name.startswith("network.backbone.") and isinstance(module, nn.Linear)
+            ),
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- files
+
+    def _heads(self) -> dict[str, nn.Module]:
+        heads: dict[str, nn.Module | None] = {"value_head": self.value_head, "noise_network": self.noise_network}
+        return {name: head for name, head in heads.items() if head is not None}
+
+    def load(self, folder: Path) -> None:
+        """Read weights in a public layout: NVIDIA's, in shards, or LeRobot's. A checkpoint without critic and
+        exploration noise leaves these as they are.
+
+        Raises:
+            PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
+        """
+        read_weights(self.network, folder, self.dtype, NAMING)
+        for name, head in self._heads().items():
+            if (path := folder / f"{name}.safetensors").is_file():
+                load_strictly(head, load_file(path), path.name)
+
+    def save(self, folder: Path, config: ModelConfig) -> None:
+        """Write NVIDIA's layout into an existing folder, and critic and exploration noise beside it."""
+        self.files.write(folder)
+        write_weights(self.network, folder, NAMING)
+        for name, head in self._heads().items():
+            tensors = {key: value.contiguous() for key, value in head.state_dict().items()}
+            save_file(tensors, folder / f"{name}.safetensors")
+        description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
+        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
+    if config.checkpoint is not None:
+        return CheckpointFiles.read(config)
+    if simulator is None:
+        raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
+    return scratch_files(config.scratch, simulator, chunk_size)
+
+
+def _convention(config: Gr00tConfig) -> ActionConvention:
+    """What the numbers of an un-normalised action mean."""
+    return ActionConvention(
+        metric=config.action_units is ActionUnits.metric,
+        gripper=(1.0, 0.0) if config.gripper is Gripper.one_opens else None,
+        binary_gripper=config.binary_gripper,
+    )
+
+
+def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: SimulatorSpec | None) -> int:
+    """Pictures per observation.
+
+    Raises:
+        PolicyError: the checkpoint does not fit the simulator, or nobody knows how many pictures there are.
+    """
+    pictures = None if robot.cameras is None else len(robot.cameras)
+    if simulator is not None:
+        pictures = len(simulator.cameras)
+    if not pictures:
+        raise PolicyError("the model needs pictures: set env.cameras")
+    proprio = None if simulator is None else simulator.proprio_dim
+    for _, message, remedy in misfits(robot, sizes, chunk_size, pictures, proprio):
+        raise PolicyError(f"{message}: {remedy}")
+    return pictures

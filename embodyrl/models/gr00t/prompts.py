@@ -1,0 +1,150 @@
+"""The prompt, in tokens: a chat in which the user shows pictures and says what to do.
+
+Shapes: `B` samples, `L` tokens, pictures included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.gr00t.files import TOKENIZER
+from embodyrl.models.gr00t.options import Padding
+from embodyrl.models.libraries import Qwen2Tokenizer
+
+PIECE = "<IMG_CONTEXT>"
+"""Stands for a piece of a picture."""
+PAD, UNKNOWN = "<|endoftext|>", "<unk>"
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", PIECE, PAD)
+
+
+def prompt(task: str, pictures: int, pieces: int) -> str:
+    """The chat about a task.
+
+    Args:
+        task: the sentence.
+        pictures: how many.
+        pieces: tokens that each of them takes.
+    """
+    shown = "".join(f"<image {number}><img>{PIECE * pieces}</img>" for number in range(1, pictures + 1))
+    return (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\n{shown}{task}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+class Prompts:
+    """Turns sentences into token ids of one length: the model looks at padding as well, so that another length would be
+    another prompt.
+
+    Args:
+        tokenizer: the files' contents by name.
+        image_token: id that must stand for a piece of a picture.
+        pictures: shown with every sentence.
+        pieces: tokens of a picture.
+        tasks: sentences to expect.
+        length: of every prompt; None: that of the longest sentence to expect, or, where none is expected, of the
+            longest in the batch.
+        padding: where to fill up.
+
+    Raises:
+        PolicyError: the tokenizer is damaged or that of another model, or a sentence is too long.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Mapping[str, bytes],
+        *,
+        image_token: int,
+        pictures: int,
+        pieces: int,
+        tasks: Iterable[str],
+        length: int | None,
+        padding: Padding,
+    ) -> None:
+        self._tokenizer = read_tokenizer(tokenizer)
+        found = self._tokenizer.token_to_id(PIECE)
+        if found != image_token:
+            raise PolicyError(
+                f"{PIECE} has id {found} in the tokenizer, {image_token} in the model: it is another model's tokenizer"
+            )
+        self._pictures, self._pieces = pictures, pieces
+        self._left = padding is Padding.left
+        self._pad = (self._tokenizer.token_to_id(PAD) or 0) if self._left else 0
+        self._known: dict[str, list[int]] = {}
+        longest = max((len(self.encode(task)) for task in tasks), default=None)
+        self._length = longest if length is None else length
+        for task in self._known:
+            self._check_length(task)
+
+    def encode(self, task: str) -> list[int]:
+        """Token ids of the chat about a task, without padding."""
+        if task not in self._known:
+            text = prompt(task, self._pictures, self._pieces)
+            self._known[task] = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._known[task]
+
+    def _check_length(self, task: str) -> None:
+        count = len(self.encode(task))
+        if self._length is not None and count > self._length:
+            raise PolicyError(
+                f"with {self._pictures} picture(s), a task's prompt has {count} tokens, more than prompt_length = "
+                f"{self._length}: {task[:60]!r}..."
+            )
+
+    def batch(self, tasks: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids `[B, L]`, and which of them are no padding, bool `[B, L]`.
+
+        Raises:
+            PolicyError: a sentence is too long.
+        """
+        for task in tasks:
+            self._check_length(task)
+        rows = [self.encode(task) for task in tasks]
+        length = max(map(len, rows)) if self._length is None else self._length
+        ids = torch.full((len(rows), length), self._pad)
+        mask = torch.zeros(len(rows), length, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            place = slice(length - len(row), length) if self._left else slice(len(row))
+            ids[index, place] = torch.tensor(row)
+            mask[index, place] = True
+        return ids, mask
+
+
+def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
+    """Qwen's tokenizer, from either form in which it is published; no code from a checkpoint runs.
+
+    Raises:
+        PolicyError: a file is damaged.
+    """
+    try:
+        if TOKENIZER in files:
+            return Tokenizer.from_str(files[TOKENIZER].decode())
+        lines = files["merges.txt"].decode().splitlines()
+        merges: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        tokenizer = Qwen2Tokenizer(vocab=json.loads(files["vocab.json"]), merges=merges).backend_tokenizer
+        added = json.loads(files.get("added_tokens.json", b"{}"))
+        tokenizer.add_tokens([AddedToken(token, special=True) for token in sorted(added, key=added.__getitem__)])
+        return tokenizer
+    except Exception as error:  # the package raises nothing more special
+        raise PolicyError(f"the tokenizer cannot be read ({error}): download it again") from error
+
+
+def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
+    """A tokenizer for a model that starts from nothing: the words of the chats about these tasks."""
+    split = pre_tokenizers.Whitespace()
+    text = " ".join(prompt(task, pictures=1, pieces=1) for task in tasks)
+    for token in SPECIAL:
+        text = text.replace(token, " ")
+    words = {word for word, _ in split.pre_tokenize_str(text)} | {str(number) for number in range(10)}
+    vocabulary = [*SPECIAL, UNKNOWN, *sorted(words)]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, UNKNOWN))
+    tokenizer.pre_tokenizer = split
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return tokenizer
