@@ -132,6 +132,32 @@ def envs_fill_workers_evenly(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def slots_fit_ranks(config: Config) -> Iterator[Finding]:
+    """Every rank has as many whole groups and simulator processes as the others."""
+    ranks = config.engine.parallel.ranks
+    if isinstance(ranks, int):
+        yield from shares_of_ranks(config, ranks)
+
+
+def shares_of_ranks(config: Config, ranks: int) -> Iterator[Finding]:
+    """What cannot be shared evenly among so many ranks."""
+    envs, size, workers = config.env.num_envs, config.rollout.group_size, config.env.workers
+    if envs % (ranks * size):
+        groups = f" in whole groups of rollout.group_size = {size}" if size > 1 else ""
+        yield Finding(
+            ("env.num_envs", "engine.parallel.ranks"),
+            f"env.num_envs = {envs} cannot be shared by {ranks} ranks{groups}",
+            f"set env.num_envs to {_multiples(envs, ranks * size)}",
+        )
+    if isinstance(workers, int) and workers % ranks:
+        yield Finding(
+            ("env.workers", "engine.parallel.ranks"),
+            f"env.workers = {workers} cannot be shared by {ranks} ranks",
+            f"set env.workers to {_multiples(workers, ranks)}, or auto",
+        )
+
+
+@rule
 def only_whole_episodes_are_counted(config: Config) -> Iterator[Finding]:
     """Continuous slots play as many episodes as fit."""
     count = config.rollout.episodes_per_slot

@@ -73,14 +73,6 @@ class Offload(StrEnum):
     all = "all"
 
 
-class Precision(StrEnum):
-    """What forward passes compute in."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
 class Numa(StrEnum):
     """Whether simulator processes keep to one NUMA node each."""
 
@@ -116,6 +108,14 @@ class Observe(StrEnum):
 
     chunk_end = "chunk_end"
     every_step = "every_step"
+
+
+class ParallelBackend(StrEnum):
+    """What each of several ranks holds of the policy."""
+
+    auto = "auto"
+    none = "none"
+    fsdp = "fsdp"
 
 
 class LearningRate(StrEnum):
@@ -275,16 +275,13 @@ class EnvConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Evaluation on start states that training never sees."""
+    """Evaluation: the deterministic policy on start states that training never sees."""
 
     episodes: int = setting(100, low=1)
     """Episodes per evaluation."""
     seed: int = setting(10000, low=0)
     """First start-state id of evaluation. Tasks take turns and play one start state after the other from there on;
     training uses 0 .. env.start_states-1."""
-    sample: bool = setting(False)
-    """false: the policy takes its most likely actions. true: it draws them as in training, from a random stream that is
-    the same in every evaluation; for policies whose likeliest actions are no good sign of how it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -522,9 +519,20 @@ class OptimizerConfig:
     """Decoupled weight decay."""
     max_grad_norm: float = setting(0.5, above=0.0)
     """Gradients are scaled down to this norm."""
-    master_weights: bool = setting(True)
-    """Step float32 copies of weights that the model holds in bfloat16, which would lose small steps; 4 bytes more for
-    each weight that learns, and moments twice as large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Ranks: processes that share slots and minibatches, each on a GPU of its own or on some of the CPUs."""
+
+    ranks: int | str = setting("auto", low=1, words=("auto",))
+    """How many. auto: as many as torchrun started, else one. A number: without torchrun the run starts them itself on
+    this machine, and they talk to each other through ports of the loopback device."""
+    backend: ParallelBackend = setting(ParallelBackend.auto)
+    """What each of several ranks holds while it learns. fsdp: its share of weights, gradients and optimiser state.
+    none: all of them, which is faster for a small policy. auto: fsdp."""
+    timeout_s: float = setting(600.0, above=0.0)
+    """Longest time that ranks wait for each other; one that takes longer counts as hung, and the run ends [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,13 +543,6 @@ class EngineConfig:
     """auto: CUDA where there is one, else the CPU."""
     threads: int | str = setting("auto", low=1, words=("auto",))
     """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
-    precision: Precision = setting(Precision.auto)
-    """What forward passes compute in, in rollouts and in learning; log-probabilities, losses and values are float32
-    always. auto: bfloat16 where the weights are held in it (`model.dtype`), and for large models on a GPU that can;
-    else float32."""
-    micro_batch_size: int | None = setting(None, low=1)
-    """Decisions (in supervised learning: samples) that go through the model at once in learning. The gradients of a
-    minibatch are added up from them, which gives the same steps in less memory. null: a whole minibatch."""
     offload: Offload = setting(Offload.none)
     """What leaves the device while it is not needed, and comes back bit for bit: from a GPU to pinned memory, from the
     CPU to a file without a name in the run's folder. optimizer: the optimiser's state, which is there only while the
@@ -549,6 +550,8 @@ class EngineConfig:
     batch. none: nothing leaves."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimiser."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """Several processes for one run."""
 
 
 @dataclass(frozen=True, kw_only=True)

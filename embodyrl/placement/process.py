@@ -98,7 +98,9 @@ class SpawnedProcess(Process):
         return self._popen.returncode
 
 
-def spawn(code: str, arguments: list[str], *, env: Mapping[str, str], output: IO[bytes], fd: int) -> SpawnedProcess:
+def spawn(
+    code: str, arguments: list[str], *, env: Mapping[str, str], output: IO[bytes], fd: int | None = None
+) -> SpawnedProcess:
     """Start an interpreter that runs `code`, with this program's module path.
 
     The user's main script is not imported a second time. The process has a group of its own, so that Ctrl-C reaches the
@@ -110,7 +112,7 @@ def spawn(code: str, arguments: list[str], *, env: Mapping[str, str], output: IO
         arguments: the first one tells people what the process is.
         env: its environment.
         output: where its output goes.
-        fd: file descriptor that it inherits, beside the standard ones.
+        fd: file descriptor that it inherits beside the standard ones, if any.
     """
     boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); {code}"
     label, *rest = arguments
@@ -123,7 +125,7 @@ def spawn(code: str, arguments: list[str], *, env: Mapping[str, str], output: IO
             stdout=output,
             stderr=output,
             env=env,
-            pass_fds=[fd],
+            pass_fds=[] if fd is None else [fd],
             process_group=0,
         )
 

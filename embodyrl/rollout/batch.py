@@ -171,17 +171,31 @@ class TrajectoryBatch:
     def save(self, path: Path) -> None:
         """Write one safetensors file; its header holds the sentences and the size, as JSON."""
         header = {"sentences": json.dumps(self.sentences), "size": json.dumps(list(self.size))}
-        save_file({name: column.contiguous() for name, column in _leaves(self.data).items()}, path, metadata=header)
+        save_file({name: column.contiguous() for name, column in leaves(self).items()}, path, metadata=header)
 
     @classmethod
     def load(cls, path: Path) -> TrajectoryBatch:
         """Read what `save` wrote."""
         with safe_open(path, framework="pt") as file:
             header = file.metadata()
-            data = TensorDict({}, batch_size=json.loads(header["size"]))
-            for name in file.keys():  # noqa: SIM118 - the file is no mapping
-                data[tuple(name.split("/"))] = file.get_tensor(name)
-        return cls._of(data, json.loads(header["sentences"]))
+            names = file.keys()
+            found = {name: file.get_tensor(name) for name in names}
+        return cls.from_leaves(found, json.loads(header["size"]), json.loads(header["sentences"]))
+
+    @classmethod
+    def from_leaves(
+        cls, tensors: Mapping[str, Tensor], size: Sequence[int], sentences: Sequence[str]
+    ) -> TrajectoryBatch:
+        """The batch `[K, B]` = `size` that has these `leaves`."""
+        data = TensorDict({}, batch_size=list(size))
+        for name, tensor in tensors.items():
+            data[tuple(name.split("/"))] = tensor
+        return cls._of(data, sentences)
+
+
+def leaves(batch: TrajectoryBatch) -> dict[str, Tensor]:
+    """All tensors of a batch by name; those of a table within are called `trace/sample`."""
+    return _leaves(batch.data)
 
 
 def concat(batches: Sequence[TrajectoryBatch], along: Along) -> TrajectoryBatch:

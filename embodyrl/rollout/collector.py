@@ -12,25 +12,16 @@ from torch import Tensor
 
 from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.parallel import ALONE, Ranks
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.buffer import RolloutBuffer
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode
+from embodyrl.rollout.gathering import Rollout, gather_rollouts
 from embodyrl.rollout.schedule import make_turns
 from embodyrl.tracking.clock import Phase
-
-
-@dataclass(kw_only=True)
-class Rollout:
-    """What a collection gave."""
-
-    batch: TrajectoryBatch
-    finished: list[FinishedEpisode]
-    """Episodes that ended, by the decision in which they did, then slot."""
-    env_steps: int
-    """Control steps executed."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +43,7 @@ class _Harvest:
 
 
 class Collector:
-    """Collects rollouts of `K` decisions in `B` slots.
+    """Collects rollouts of `K` decisions in `B` slots: this rank's share of them, which `ranks` put together.
 
     Schedules: lockstep decides for all slots, then simulates all. pipeline has two halves of the slots take turns: one
     is simulated while the policy decides for the other. ready_batch decides for the slots that are ready. All of them
@@ -68,6 +59,7 @@ class Collector:
         env, rollout: their config.
         critic: keep the critic's values in the batch.
         seed: the run's seed.
+        ranks: those of the run, each with a collector for as many slots.
     """
 
     def __init__(
@@ -79,11 +71,13 @@ class Collector:
         rollout: RolloutConfig,
         critic: bool,
         seed: int,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.manager = manager
         self.engine = engine
         self.config = rollout
         self.critic = critic
+        self.ranks = ranks
         self.clock = engine.clock
         self.sentences = list(dict.fromkeys(manager.spec.tasks.values()))
         self._whole = rollout.episodes is Episodes.whole
@@ -91,7 +85,11 @@ class Collector:
         """Columns of a batch: the first episodes of all slots, then their second ones, and so on."""
         self._sentence_index = {sentence: index for index, sentence in enumerate(self.sentences)}
         self._source = EpisodeSource(
-            tasks=env.tasks, start_states=env.start_states, group_size=rollout.group_size, seed=seed
+            tasks=env.tasks,
+            start_states=env.start_states,
+            group_size=rollout.group_size,
+            seed=seed,
+            first_slot=ranks.rank * manager.num_envs,
         )
         self._all = np.arange(manager.num_envs)
         self._turns = make_turns(manager, rollout)
@@ -111,9 +109,11 @@ class Collector:
         return bool(self._held)
 
     def collect(self) -> Rollout:
-        """Run the policy in training mode and return what happened."""
+        """Run the policy in training mode and return what happened, in the slots of all ranks."""
         with self.clock.measure(Phase.record):
-            return self._collect()
+            own = self._collect()
+            with self.clock.measure(Phase.sync):
+                return gather_rollouts(own, self.ranks, self.config.episodes_per_slot)
 
     def _collect(self) -> Rollout:
         harvest = _Harvest(
@@ -222,7 +222,7 @@ class Collector:
             "logprobs": decision.logprobs.cpu().numpy(),
             "valid": np.ones(len(slots), np.bool_),
             "episode": numbers,
-            "group": self._column[slots] // self.config.group_size,
+            "group": self._columns_of_the_run(slots) // self.config.group_size,
             "start_state": np.array([episode.start_state for episode in episodes]),
             "seed": np.array([episode.seed for episode in episodes]),
             "version": np.full(len(slots), self.engine.version),
@@ -234,6 +234,12 @@ class Collector:
         if self.critic and decision.values is not None:
             columns["values"] = decision.values.cpu().numpy()
         return columns | {f"trace/{name}": value.cpu().numpy() for name, value in decision.trace.items()}
+
+    def _columns_of_the_run(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which column of the batch of all ranks each slot is filling."""
+        count = len(self._all)
+        round_, slot = np.divmod(self._column[slots], count)
+        return (round_ * self.ranks.size + self.ranks.rank) * count + slot
 
     def _batch(self, harvest: _Harvest) -> TrajectoryBatch:
         columns = harvest.buffer.columns(int(harvest.decided.max()))

@@ -24,19 +24,23 @@ class EpisodeSource:
         start_states: start-state ids are drawn from 0 .. start_states-1.
         group_size: consecutive slots that play the same episodes.
         seed: the run's seed.
+        first_slot: number in the run of the slot that is called 0 here.
     """
 
-    def __init__(self, *, tasks: Sequence[str], start_states: int, group_size: int, seed: int) -> None:
+    def __init__(
+        self, *, tasks: Sequence[str], start_states: int, group_size: int, seed: int, first_slot: int = 0
+    ) -> None:
         self._tasks = list(tasks)
         self._start_states = start_states
         self._group_size = group_size
         self._seed = seed
+        self._first_slot = first_slot
         # The collector asks for a slot's next episode at every step.
         self._of_group = lru_cache(maxsize=4096)(self._draw)
 
     def episode(self, slot: int, number: int) -> EpisodeSpec:
         """Episode `number` (0, 1, ...) of a slot."""
-        return self._of_group(slot // self._group_size, number)
+        return self._of_group((self._first_slot + slot) // self._group_size, number)
 
     def _draw(self, group: int, number: int) -> EpisodeSpec:
         draw = np.random.default_rng(derive_seed(self._seed, "train", group, number))

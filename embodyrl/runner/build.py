@@ -15,6 +15,7 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.pipelines.drawing import to_svg
 from embodyrl.placement.plan import inventory, policy_gpu
+from embodyrl.placement.ranks import ONLY, Place, own_share
 from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
 from embodyrl.runner.rundir import RunDir
 from embodyrl.tracking import Sink, SinkContext
@@ -23,6 +24,7 @@ from embodyrl.tracking.report import GRAPH_FILE
 if TYPE_CHECKING:
     from embodyrl.data.batches import Demonstrations
     from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.engine.parallel import Ranks
     from embodyrl.runner.runner import Runner
 
 WORKER_LOGS = "workers"
@@ -30,7 +32,13 @@ WORKER_LOGS = "workers"
 
 @contextmanager
 def open_runner(
-    loaded: LoadedConfig, directory: RunDir, *, started: float, checkpoint: Path | None = None
+    loaded: LoadedConfig,
+    directory: RunDir,
+    *,
+    started: float,
+    checkpoint: Path | None = None,
+    place: Place = ONLY,
+    ranks: Ranks | None = None,
 ) -> Iterator[Runner]:
     """Start simulators and sinks, build policy, engine and pipeline, and close everything at the end.
 
@@ -39,9 +47,11 @@ def open_runner(
         directory: where everything goes.
         started: `time.monotonic()` when the program began.
         checkpoint: verified checkpoint folder to go on from, or None.
+        place: which rank this is; the first one alone writes.
+        ranks: all of them, if there are several.
     """
     with ExitStack() as stack:
-        manager = stack.enter_context(open_simulators(loaded, directory.path / WORKER_LOGS))
+        manager = stack.enter_context(open_simulators(loaded, worker_logs(directory.path, place), place))
 
         from embodyrl.rollout.collector import Collector
         from embodyrl.runner.checkpoint import POLICY, TRAINER
@@ -52,10 +62,11 @@ def open_runner(
         state = None if checkpoint is None else TrainerState.load(checkpoint / TRAINER)
         progress = Progress() if state is None else Progress.of(state)
         weights = None if checkpoint is None else checkpoint / POLICY
-        engine = build_engine(config, manager, weights=weights, folder=directory.path)
+        engine = build_engine(config, manager, weights=weights, folder=directory.path, ranks=ranks)
         demonstrations = None if config.data.path is None else open_demonstrations(config, manager, engine)
         pipeline = build_pipeline(config)
-        (directory.path / GRAPH_FILE).write_text(to_svg(pipeline.dataflow))
+        if place.is_first:
+            (directory.path / GRAPH_FILE).write_text(to_svg(pipeline.dataflow))
         runner = Runner(
             loaded,
             directory,
@@ -68,10 +79,11 @@ def open_runner(
                 rollout=config.rollout,
                 critic=ADVANTAGES.entry(config.algorithm.advantage).facts["critic"],
                 seed=config.seed,
+                ranks=engine.ranks,
             ),
             pipeline=pipeline,
             demonstrations=demonstrations,
-            sinks=stack.enter_context(open_sinks(config, directory.path, progress.iteration)),
+            sinks=stack.enter_context(open_sinks(config, directory.path, progress.iteration)) if place.is_first else [],
             progress=progress,
             started=started,
         )
@@ -81,32 +93,45 @@ def open_runner(
 
 
 @contextmanager
-def open_simulators(loaded: LoadedConfig, log_dir: Path) -> Iterator[EnvManager]:
-    """Start the simulators that the config asks for. Torch is imported meanwhile, since both take seconds; in a second
-    thread, because processes die with the thread that started them."""
+def open_simulators(loaded: LoadedConfig, log_dir: Path, place: Place = ONLY) -> Iterator[EnvManager]:
+    """Start a rank's share of the simulators that the config asks for. Torch is imported meanwhile, since both take
+    seconds; in a second thread, because processes die with the thread that started them."""
     warm_up = threading.Thread(target=importlib.import_module, args=("embodyrl.runner.runner",), daemon=True)
     warm_up.start()
     config = loaded.config
     log_dir.mkdir(parents=True, exist_ok=True)
+    machine = inventory()
     with EnvManager(
-        config.env,
+        own_share(config.env, place, machine),
         chunk_size=config.rollout.chunk_size,
         every_step=config.rollout.observe is Observe.every_step,
         plugins=config.plugins,
         plugin_path=str(loaded.plugin_dir),
         log_dir=log_dir,
-        near=policy_gpu(config.engine.device, inventory()),
+        near=policy_gpu(config.engine.device, machine),
     ) as manager:
         warm_up.join()
         yield manager
 
 
+def worker_logs(run_dir: Path, place: Place) -> Path:
+    """Where the simulator processes of a rank write."""
+    folder = run_dir / WORKER_LOGS
+    return folder if place.is_first else folder / f"rank-{place.rank}"
+
+
 def build_engine(
-    config: Config, manager: EnvManager, *, weights: Path | None, folder: Path | None = None
+    config: Config,
+    manager: EnvManager,
+    *,
+    weights: Path | None,
+    folder: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> HybridEngine:
     """The policy in its engine, with `weights` (a saved policy's folder) or those that the config says; `folder` is
-    where the engine may keep files."""
+    where the engine may keep files, `ranks` those of the run if there are several."""
     from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.engine.parallel import ALONE
     from embodyrl.models import build_policy
 
     policy = build_policy(config.model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed)
@@ -120,6 +145,7 @@ def build_engine(
         iterations=config.run.iterations,
         seed=config.seed,
         folder=folder,
+        ranks=ranks or ALONE,
     )
 
 

@@ -38,7 +38,7 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock: int | None = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -77,28 +77,32 @@ class RunDir:
             )
         return cls(path)
 
+    @classmethod
+    def shared(cls, path: Path) -> RunDir:
+        """A run directory that another rank has locked and writes."""
+        directory = cls.__new__(cls)
+        directory.path, directory._lock = path, None
+        return directory
+
     def note(self, text: str) -> None:
         """Append lines to run.log, with the time: what was on the screen, apart from the table."""
+        if self._lock is None:
+            return
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         with (self.path / LOG_FILE).open("a") as log:
             log.writelines(f"{now}  {line}\n" for line in text.splitlines())
 
     def close(self) -> None:
         """Release the lock."""
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def write_config(folder: Path, loaded: LoadedConfig) -> None:
-    """Write the whole config into a run directory or a checkpoint, and where it and its plug-ins came from. Files that
-    are there already are replaced as a whole."""
+    """Write the whole config into a run directory or a checkpoint, and where it and its plug-ins came from."""
+    (folder / CONFIG_FILE).write_text(to_commented_yaml(loaded.config))
     origin = {"source": loaded.source, "plugin_dir": str(loaded.plugin_dir.absolute())}
-    for name, text in {
-        CONFIG_FILE: to_commented_yaml(loaded.config),
-        ORIGIN_FILE: json.dumps(origin, indent=2) + "\n",
-    }.items():
-        temporary = folder / f".{name}.tmp"
-        temporary.write_text(text)
-        temporary.replace(folder / name)
+    (folder / ORIGIN_FILE).write_text(json.dumps(origin, indent=2) + "\n")
 
 
 def read_config(folder: Path, overrides: Sequence[str]) -> LoadedConfig:

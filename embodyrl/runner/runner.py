@@ -20,7 +20,7 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.pipeline import Pipeline
 from embodyrl.rollout.collector import Collector
-from embodyrl.runner.evaluation import borrowed, evaluate, evaluation_noise, held_out_episodes
+from embodyrl.runner.evaluation import borrowed, evaluate, held_out_episodes
 from embodyrl.runner.film import Film
 from embodyrl.runner.publishing import Retention
 from embodyrl.runner.rundir import RunDir
@@ -117,13 +117,14 @@ class Runner:
         self.run_dir = directory.path
         self.manager = manager
         self.engine = engine
+        self.ranks = engine.ranks
         self.clock = engine.clock
         self.collector = collector
         self.pipeline = pipeline
         self.demonstrations = demonstrations
         self.sinks = sinks
         self.progress = progress
-        self.stopper = Stopper()
+        self.stopper = Stopper(self.ranks)
         self._keep_best = None if self.config.run.keep_best is KeepBest.none else self.config.run.keep_best.value
         self._saver = Saver(
             self.run_dir,
@@ -146,7 +147,7 @@ class Runner:
             while self._goes_on():
                 metrics = self._iterate()
                 last = self.progress.iteration == config.iterations
-                if self.stopper.signal is None and (last or is_due(self.progress.iteration, config.eval_every)):
+                if self.stopper.agree() is None and (last or is_due(self.progress.iteration, config.eval_every)):
                     metrics |= self._evaluate()
                 self._log(metrics | self._report_deaths())
                 self._report_saved(self._saver.poll())
@@ -156,8 +157,10 @@ class Runner:
                 self._save()
             with self.clock.measure(Phase.save):
                 self._report_saved(self._saver.wait())
+            self.stopper.agree()
         self._take_times()
-        self._write_summary()
+        if self.ranks.is_first:
+            self._write_summary()
         return self.stopper.exit_code
 
     def _iterate(self) -> dict[str, float]:
@@ -206,9 +209,8 @@ class Runner:
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
         episodes = held_out_episodes(self.config)
-        noise = evaluation_noise(self.config, self.engine)
         with borrowed(self.manager, self.clock, self.collector.in_progress), self._film(episodes) as film:
-            result = evaluate(self.manager, self.engine, episodes, film, noise)
+            result = evaluate(self.manager, self.engine, episodes, film)
         metrics = result.metrics()
         self.progress.evaluations[str(self.progress.iteration)] = {
             name: value for name, value in metrics.items() if name.startswith("eval/")
@@ -220,7 +222,7 @@ class Runner:
     def _film(self, episodes: Sequence[EpisodeSpec]) -> Iterator[Film | None]:
         """A film of this evaluation, if it is one of those that are filmed."""
         video, number = self.config.tracking.video, len(self.progress.evaluations)
-        if not video.episodes or number % video.every:
+        if not video.episodes or number % video.every or not self.ranks.is_first:
             yield None
             return
         path = self.run_dir / VIDEOS / f"iteration_{self.progress.iteration:06d}.mp4"
@@ -230,7 +232,8 @@ class Runner:
 
     def _report_deaths(self) -> dict[str, float]:
         """Say which simulator processes died and were replaced."""
-        deaths = self.manager.take_deaths()
+        deaths = [str(death) for death in self.manager.take_deaths()]
+        deaths = [death for each in self.ranks.gather_values(deaths) for death in each]
         for death in deaths:
             self._message(f"replaced a simulator process; what it was playing is void. {death}")
         self.progress.restarts += len(deaths)
@@ -239,7 +242,7 @@ class Runner:
     def _goes_on(self) -> bool:
         """Whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
         unfinished = self.progress.iteration < self.config.run.iterations
-        return unfinished and self.stopper.signal is None and not self._is_good_enough()
+        return self.stopper.agree() is None and unfinished and not self._is_good_enough()
 
     def _is_good_enough(self) -> bool:
         target = self.config.run.stop_at_success
@@ -262,25 +265,39 @@ class Runner:
     def _save(self) -> None:
         """Write a checkpoint of this moment."""
         with self.clock.measure(Phase.save):
-            self._report_saved(self._saver.save(self._snapshot()))
+            if (snapshot := self._snapshot()) is not None:
+                self._report_saved(self._saver.save(snapshot))
         self._saved_at = self.progress.iteration
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> Snapshot | None:
+        """What all ranks hold, on the first one, which saves it."""
         self.progress.wall_s = self.wall_s
-        slots = list(range(self.manager.num_envs))
-        state = TrainerState(
-            counters={"progress": vars(self.progress), "collector": self.collector.state_dict()},
-            engine=self.engine.state_dict(),
-            simulators=self.manager.get_state(slots) if self.collector.in_progress else [],
-            surplus=self.collector.surplus,
-        )
+        policy, state = self.engine.whole_policy(), self._whole_state()
+        if policy is None:
+            return None
         return Snapshot(
             iteration=self.progress.iteration,
             metrics=self.progress.latest,
-            policy=self.engine.policy,
+            policy=policy,
             loaded=self.loaded,
             trainer=state,
         )
+
+    def _whole_state(self) -> TrainerState:
+        """The state of all ranks; it does not show how many there are."""
+        slots = list(range(self.manager.num_envs))
+        simulators = self.manager.get_state(slots) if self.collector.in_progress else []
+        return TrainerState(
+            counters={"progress": vars(self.progress), "collector": self._collector_state()},
+            engine=self.engine.state_dict(),
+            simulators=self.ranks.gather_lists(simulators),
+            surplus=self.collector.surplus,
+        )
+
+    def _collector_state(self) -> dict[str, Any]:
+        """The state of all ranks' collectors, as if there was one."""
+        state: dict[str, Any] = join_slots(self.ranks.gather_values(self.collector.state_dict()))
+        return state
 
     def _report_saved(self, published: Sequence[Saved]) -> None:
         for saved in published:
@@ -293,12 +310,14 @@ class Runner:
         Raises:
             DamageError: the state is not that of such a run.
         """
-        check_alike(state.counters.get("collector"), self.collector.state_dict(), "the checkpoint's collector")
+        check_alike(state.counters.get("collector"), self._collector_state(), "the checkpoint's collector")
         check_alike(dict.fromkeys(state.engine), dict.fromkeys(self.engine.state_dict()), "the checkpoint's engine")
         self.engine.load_state_dict(state.engine)
+        slots = self.manager.num_envs
+        own = range(self.ranks.rank * slots, (self.ranks.rank + 1) * slots)
         if state.simulators:
-            self.manager.set_state(list(range(self.manager.num_envs)), state.simulators)
-        self.collector.load_state_dict(state.counters["collector"])
+            self.manager.set_state(list(range(slots)), [state.simulators[slot] for slot in own])
+        self.collector.load_state_dict(own_slots(state.counters["collector"], own))
         self.collector.surplus = state.surplus
 
     @property
@@ -334,9 +353,30 @@ class Runner:
             sink.log(self.progress.iteration, metrics)
 
     def _message(self, text: str) -> None:
+        if not self.ranks.is_first:
+            return
         self.directory.note(text)
         for sink in self.sinks:
             sink.message(text)
+
+
+def join_slots(states: Sequence[Any]) -> Any:
+    """What ranks say about their slots as what one would say about all: lists have an entry per slot."""
+    first = states[0]
+    if isinstance(first, list):
+        return [entry for state in states for entry in state]
+    if isinstance(first, dict):
+        return {key: join_slots([state[key] for state in states]) for key in first}
+    return first
+
+
+def own_slots(state: Any, slots: range) -> Any:
+    """What a state says about some of the slots; the inverse of `join_slots`."""
+    if isinstance(state, list):
+        return state[slots.start : slots.stop]
+    if isinstance(state, dict):
+        return {key: own_slots(value, slots) for key, value in state.items()}
+    return state
 
 
 def is_due(iteration: int, every: int) -> bool:

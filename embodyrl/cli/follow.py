@@ -1,0 +1,85 @@
+"""Runs of several ranks: what the first one does about the others, and what those do."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embodyrl.config.schema import Config
+from embodyrl.errors import RunError, UserError
+from embodyrl.placement.child import die_with_parent
+from embodyrl.placement.plan import inventory
+from embodyrl.placement.ranks import Peers, Place, use_own_gpu
+from embodyrl.runner.build import WORKER_LOGS
+from embodyrl.runner.rundir import RunDir, read_config
+
+if TYPE_CHECKING:
+    from embodyrl.engine.parallel import Ranks
+
+ENDING_S = 30.0
+"""How long the other ranks may take to end after the first one is done [s]."""
+
+
+@contextmanager
+def leading(config: Config, place: Place, run_dir: Path, checkpoint: Path | None) -> Iterator[Ranks | None]:
+    """Be the first rank for the length of a block: have the others start, tell them what it is about, see them end.
+    None where there are no others."""
+    if place.size == 1:
+        yield None
+        return
+    peers = Peers()
+    try:
+        place = peers.start(place, run_dir, run_dir / WORKER_LOGS)
+        use_own_gpu(place, config.engine.device, inventory())
+
+        from embodyrl.engine.hybrid import choose_device
+        from embodyrl.engine.parallel import connected
+
+        device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s
+        with connected(place, device, timeout_s, peers.raise_if_ended) as ranks:
+            ranks.from_first([str(run_dir.absolute()), None if checkpoint is None else str(checkpoint.absolute())])
+            yield ranks
+        peers.finish(ENDING_S)
+    finally:
+        peers.close()
+
+
+def follow(config: Config, place: Place, *, started: float) -> int:
+    """Take part in a run as a rank other than the first; returns the exit code."""
+    use_own_gpu(place, config.engine.device, inventory())
+
+    from embodyrl.engine.hybrid import choose_device
+    from embodyrl.engine.parallel import connected
+    from embodyrl.runner.build import open_runner
+
+    device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s
+    with connected(place, device, timeout_s, lambda ranks: None) as ranks:
+        run_dir, checkpoint = (None if path is None else Path(path) for path in ranks.from_first([None, None]))
+        assert run_dir is not None, "the first rank has one"
+        with open_runner(
+            read_config(run_dir, []),
+            RunDir.shared(run_dir),
+            started=started,
+            checkpoint=checkpoint,
+            place=place,
+            ranks=ranks,
+        ) as runner:
+            return runner.run()
+
+
+def main(parent: str, run_dir: str, place: str) -> None:
+    """Entry point of a rank that the first one started; dies with it."""
+    from embodyrl.cli.main import explain
+
+    die_with_parent(int(parent))
+    faulthandler.enable()
+    started = time.monotonic()
+    try:
+        sys.exit(follow(read_config(Path(run_dir), []).config, Place.from_json(place), started=started))
+    except (UserError, RunError) as error:
+        sys.exit(explain(error))

@@ -1,0 +1,212 @@
+"""The ranks of a run: processes that play and learn together. Which one this is, and how the others are started.
+
+torchrun starts all of them and says so in their environment. Without it, the first starts the others on this machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from embodyrl.config.rules import shares_of_ranks
+from embodyrl.config.schema import Config, Device, EnvConfig
+from embodyrl.errors import UserError
+from embodyrl.placement.errors import WorkerDied
+from embodyrl.placement.plan import Inventory, largest_divisor
+from embodyrl.placement.process import Process, end_of, spawn
+
+MEETING_FILE = ".ranks"
+"""File of the run directory through which ranks of one machine find each other."""
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+"""What torchrun sets, or whatever stands in for it."""
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Ranks that talk through this device alone cannot be reached from another machine."""
+_ENDED_WELL = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+_FOLLOW = "from embodyrl.cli.follow import main; main(*sys.argv[3:])"
+
+
+class RanksError(UserError):
+    """Raised when a run cannot be shared by as many processes as there are."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Which rank a process is."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Its number among the ranks of its machine."""
+    local_size: int = 1
+    meeting: str | None = None
+    """File through which the ranks find each other; None: torchrun's environment says how, or there is only one."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is rank 0, which writes what is written once."""
+        return self.rank == 0
+
+    def to_json(self) -> str:
+        """For the command line of a rank."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Place:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+ONLY = Place()
+"""That of a run in one process."""
+
+
+def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun started this process."""
+    return all(name in environ for name in _LAUNCHED)
+
+
+def is_follower(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun started this process, and not as the first."""
+    return is_launched(environ) and environ["RANK"] != "0"
+
+
+def place_here(config: Config, environ: Mapping[str, str] = os.environ) -> Place:
+    """The place of this process: as torchrun says, else the first of `engine.parallel.ranks`.
+
+    Raises:
+        RanksError: torchrun started another number of processes than the config asks for, or than its slots can be
+            shared by.
+    """
+    wanted = config.engine.parallel.ranks
+    if not is_launched(environ):
+        size = 1 if wanted == "auto" else int(wanted)
+        return Place(size=size, local_size=size)
+    size = int(environ["WORLD_SIZE"])
+    if wanted not in ("auto", size):
+        raise RanksError(
+            f"torchrun started {size} processes, but engine.parallel.ranks = {wanted}: start as many, or set "
+            "engine.parallel.ranks=auto"
+        )
+    for finding in shares_of_ranks(config, size):  # of the config's own number a rule has said so
+        raise RanksError(f"{finding.message}: {finding.remedy}")
+    return Place(
+        rank=int(environ["RANK"]),
+        size=size,
+        local_rank=int(environ.get("LOCAL_RANK", "0")),
+        local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
+
+
+def own_share(env: EnvConfig, place: Place, machine: Inventory) -> EnvConfig:
+    """The simulators of one rank: its part of the slots, in its part of the processes."""
+    if place.size == 1:
+        return env
+    slots = env.num_envs // place.size
+    cores = max(1, machine.cores // place.local_size)
+    workers = largest_divisor(slots, cores) if env.workers == "auto" else int(env.workers) // place.size
+    return dataclasses.replace(env, num_envs=slots, workers=workers)
+
+
+def use_own_gpu(place: Place, device: Device, machine: Inventory) -> None:
+    """Show this process, and those that it starts, no GPU but its own; before torch is imported.
+
+    Raises:
+        RanksError: this machine has fewer GPUs than ranks.
+    """
+    gpus = machine.gpus
+    if place.local_size == 1 or device is Device.cpu or not gpus:
+        return
+    if len(gpus) < place.local_size:
+        raise RanksError(
+            f"{place.local_size} ranks on this machine, but {len(gpus)} GPU(s): start as many ranks as there are GPUs, "
+            "or set engine.device=cpu"
+        )
+    gpu = gpus[place.local_rank]
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid or str(gpu.index)
+
+
+@dataclass(kw_only=True)
+class _Peer:
+    """A rank that this process started."""
+
+    rank: int
+    process: Process
+    log: IO[bytes]
+
+    def ended(self) -> WorkerDied:
+        """The error that says what became of it, with the end of its output."""
+        output = end_of(self.log)
+        self.process.kill()
+        how = self.process.how_it_ended()
+        text = f"rank {self.rank} (pid {self.process.pid}) {how}{output}"
+        return WorkerDied(text, role="rank", rank=self.rank, pid=self.process.pid)
+
+
+class Peers:
+    """The ranks that this process started, if any. They write to `rank-<n>.log`, leave Ctrl-C to this process, and die
+    with it."""
+
+    def __init__(self) -> None:
+        self._peers: list[_Peer] = []
+
+    def start(self, place: Place, run_dir: Path, log_dir: Path) -> Place:
+        """Start all other ranks on the config in `run_dir`, unless torchrun did; returns the place of this one.
+
+        Args:
+            place: of this process, which is the first.
+            run_dir: where they find config and each other.
+            log_dir: for their output.
+        """
+        if place.size == 1 or is_launched():
+            return place
+        meeting = run_dir / MEETING_FILE
+        meeting.unlink(missing_ok=True)
+        log_dir.mkdir(parents=True, exist_ok=True)
+        for name, value in _LOOPBACK.items():
+            os.environ.setdefault(name, value)
+        first = dataclasses.replace(place, meeting=str(meeting.absolute()))
+        for rank in range(1, place.size):
+            log = (log_dir / f"rank-{rank}.log").open("a+b")
+            other = dataclasses.replace(first, rank=rank, local_rank=rank)
+            words = [f"rank {rank}", str(os.getpid()), str(run_dir.absolute()), other.to_json()]
+            process = spawn(_FOLLOW, words, env=os.environ, output=log)
+            self._peers.append(_Peer(rank=rank, process=process, log=log))
+        return first
+
+    def raise_if_ended(self, ranks: Sequence[int] | None = None) -> None:
+        """Raise the error of the first one (of these) that has ended.
+
+        Raises:
+            WorkerDied: names rank, pid and how it ended.
+        """
+        for peer in self._peers:
+            if (ranks is None or peer.rank in ranks) and peer.process.has_exited(0.0):
+                raise peer.ended()
+
+    def finish(self, timeout: float) -> None:
+        """Wait until all of them have ended; after `timeout` they are killed [s].
+
+        Raises:
+            WorkerDied: one did not end well.
+        """
+        deadline = time.monotonic() + timeout
+        for peer in self._peers:
+            peer.process.has_exited(max(0.0, deadline - time.monotonic()))
+            error = peer.ended()
+            if peer.process.status not in _ENDED_WELL:
+                raise error
+
+    def close(self) -> None:
+        """End those that still run. Harmless when repeated."""
+        for peer in self._peers:
+            peer.process.kill()
+            peer.log.close()
