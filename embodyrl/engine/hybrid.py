@@ -129,6 +129,7 @@ class HybridEngine:
             reference=self.reference,
             device=self.device,
             folder=Path(tempfile.gettempdir()) if folder is None else folder,
+            clock=self.clock,
         )
         self.modes.around[Mode.train].append(self.offload.optimizer_here)
         self._streams = Streams(seed, self.device, ranks)

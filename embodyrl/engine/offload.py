@@ -1,7 +1,7 @@
 """What only learning needs is away from the device while the policy acts (`engine.offload`).
 
 - The optimiser's state (with its full-precision copies of the weights, if it has any) is on the device in training mode
-  only; gradients are dropped when that ends. `optimizer` and `all`.
+  only. `optimizer` and `all`.
 - The weights of the reference policy are on the device only while it scores a batch. `all`.
 
 The policy's weights stay: it acts and learns with the same ones. Tensors keep their identity, only their numbers move,
@@ -11,7 +11,7 @@ so that no value changes and whoever holds one (optimiser, checkpoint) sees it w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from embodyrl.config.schema import Offload
 from embodyrl.engine.host_memory import HostMemory, extent, host_memory, memory_in_use
+from embodyrl.tracking.clock import Clock, Phase
 
 _ALIGNMENT = 64
 
@@ -67,15 +68,6 @@ class Offloaded:
             tensor.data = here.copy_(tensor, non_blocking=True)
         self._memory.settle()
 
-    @contextmanager
-    def needed(self) -> Iterator[None]:
-        """Have them on the device for the length of a block."""
-        self.onload()
-        try:
-            yield
-        finally:
-            self.offload()
-
     def _movable(self) -> list[Tensor]:
         """The tensors themselves; of a sharded one the part that is here."""
         local: Iterable[Tensor] = (getattr(tensor, "_local_tensor", tensor) for tensor in self._tensors())
@@ -104,6 +96,7 @@ class EngineOffload:
         reference: the reference policy, if there is one.
         device: where the engine computes.
         folder: where files may be, if that is the CPU.
+        clock: moving counts as `sync`.
     """
 
     def __init__(
@@ -115,8 +108,9 @@ class EngineOffload:
         reference: nn.Module | None,
         device: torch.device,
         folder: Path,
+        clock: Clock,
     ) -> None:
-        self._optimizer = optimizer
+        self._clock = clock
         self._parts: dict[str, Offloaded] = {}
         weights = {id(parameter) for parameter in policy.parameters()}
         if setting is not Offload.none:
@@ -129,29 +123,27 @@ class EngineOffload:
             )
             self._parts["reference"].offload()
 
+    def optimizer_here(self) -> AbstractContextManager[None]:
+        """Have the optimiser's state on the device for the length of a block."""
+        return self._here("optimizer")
+
+    def reference_here(self) -> AbstractContextManager[None]:
+        """Have the reference policy on the device for the length of a block."""
+        return self._here("reference")
+
     @contextmanager
-    def optimizer_here(self) -> Iterator[None]:
-        """Have the optimiser's state on the device for the length of a block; gradients end with it."""
-        part = self._parts.get("optimizer")
+    def _here(self, name: str) -> Iterator[None]:
+        part = self._parts.get(name)
         if part is None:
             yield
             return
-        part.onload()
+        with self._clock.measure(Phase.sync):
+            part.onload()
         try:
             yield
         finally:
-            self._optimizer.zero_grad(set_to_none=True)
-            part.offload()
-
-    @contextmanager
-    def reference_here(self) -> Iterator[None]:
-        """Have the reference policy on the device for the length of a block."""
-        part = self._parts.get("reference")
-        if part is None:
-            yield
-            return
-        with part.needed():
-            yield
+            with self._clock.measure(Phase.sync):
+                part.offload()
 
     def put_away(self) -> None:
         """Take off the device what a checkpoint has just brought there."""

@@ -15,7 +15,7 @@ import torch
 from engines import make_batch, make_engine, make_policy, weights
 from torch import Tensor, nn
 
-from embodyrl.config.schema import Offload
+from embodyrl.config.schema import Offload, OptimizerConfig
 from embodyrl.engine.host_memory import FileMemory, refuse_memory_disk
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.offload import Offloaded, optimizer_tensors
@@ -130,6 +130,23 @@ def test_parts_are_there_when_they_are_needed_and_away_otherwise(disk: Path) -> 
     assert all(away(engine, "optimizer")) and all(away(engine, "reference"))
     assert len(away(engine, "optimizer")) >= 8 and len(away(engine, "reference")) >= 4
     assert all(parameter.grad is None for parameter in engine.policy.parameters())
+
+
+def test_full_precision_copies_of_the_weights_leave_too(disk: Path) -> None:
+    def learned(setting: Offload) -> HybridEngine:
+        optimizer = OptimizerConfig(lr=0.01, master_weights=True)
+        engine = make_engine(
+            policy=make_policy().bfloat16(), optimizer=optimizer, engine={"offload": setting}, folder=disk
+        )
+        for _ in range(2):
+            engine.update(make_batch(engine), ["push"])
+        return engine
+
+    plain, moved = learned(Offload.none), learned(Offload.optimizer)
+    assert torch.equal(weights(plain), weights(moved)) and weights(moved).dtype is torch.bfloat16
+    large = [copy for copy in moved.optimizer.stepped if copy.numel() > 1]
+    memory = moved.offload._parts["optimizer"]._memory
+    assert memory is not None and len(large) >= 6 and all(memory.holds(copy) for copy in large)
 
 
 def test_the_objects_stay_the_same(disk: Path) -> None:
