@@ -141,8 +141,10 @@ class Runner:
         """Train to the end, or until stopped; returns the exit code."""
         config = self.config.run
         with self.stopper, self._saver:
-            if self.progress.iteration == 0 and config.eval_every:
+            if self._owes_evaluation():
                 self._log(self._evaluate())
+                if self.progress.iteration:
+                    self._save()  # with what was found, as if it had been in time
             self._take_times()
             while self._goes_on():
                 metrics = self._iterate()
@@ -243,6 +245,13 @@ class Runner:
         """Whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
         unfinished = self.progress.iteration < self.config.run.iterations
         return self.stopper.agree() is None and unfinished and not self._is_good_enough()
+
+    def _owes_evaluation(self) -> bool:
+        """Whether an evaluation is due before anything else: the one before training, or one that a signal left out."""
+        iteration, config = self.progress.iteration, self.config.run
+        if self.progress.latest:
+            return False
+        return is_due(iteration, config.eval_every) or iteration == config.iterations
 
     def _is_good_enough(self) -> bool:
         target = self.config.run.stop_at_success
