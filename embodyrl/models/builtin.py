@@ -10,7 +10,7 @@ SupportedModel.register(
     "mlp",
     target="embodyrl.models.mlp.policy:MLPPolicy",
     options="embodyrl.models.mlp.options:MLPConfig",
-    facts={"critic": True, "max_chunk": 32, "blocks": False},
+    facts={"critic": True, "max_chunk": 32},
     summary="policy and value network on state observations; continuous or discrete actions",
 )
 SupportedModel.register(
@@ -18,7 +18,7 @@ SupportedModel.register(
     target="embodyrl.models.openvla.policy:OpenVLAPolicy",
     options="embodyrl.models.openvla.options:OpenVLAConfig",
     requires=VLA,
-    facts={"critic": True, "max_chunk": 1, "blocks": True, "check": "embodyrl.models.openvla.check:check"},
+    facts={"critic": True, "max_chunk": 1, "check": "embodyrl.models.openvla.check:check"},
     summary="OpenVLA (7B): one picture and a sentence; an action in tokens, entry by entry",
 )
 SupportedModel.register(
@@ -26,7 +26,7 @@ SupportedModel.register(
     target="embodyrl.models.openvla_oft.policy:OpenVLAOFTPolicy",
     options="embodyrl.models.openvla_oft.options:OpenVLAOFTConfig",
     requires=VLA,
-    facts={"critic": True, "usual_chunk": 8, "blocks": True, "check": "embodyrl.models.openvla_oft.check:check"},
+    facts={"critic": True, "usual_chunk": 8, "check": "embodyrl.models.openvla_oft.check:check"},
     summary="OpenVLA-OFT (7B): pictures, robot state and a sentence; a chunk of actions in one pass",
 )
 SupportedModel.register(
@@ -36,4 +36,20 @@ SupportedModel.register(
     requires=VLA,
     facts={"critic": True, "usual_chunk": 16, "blocks": True, "check": "embodyrl.models.gr00t.check:check"},
     summary="GR00T N1.5 (2.7B): pictures, robot state and a sentence; a chunk of actions out of noise",
+)
+SupportedModel.register(
+    "pi0",
+    target="embodyrl.models.pi.policy:PiPolicy",
+    options="embodyrl.models.pi.options:Pi0Config",
+    requires=VLA,
+    facts={"critic": True, "usual_chunk": 10, "blocks": True, "check": "embodyrl.models.pi.check:check"},
+    summary="pi0 (3B): pictures, robot state and a sentence; a chunk of actions out of noise",
+)
+SupportedModel.register(
+    "pi05",
+    target="embodyrl.models.pi.policy:PiPolicy",
+    options="embodyrl.models.pi.options:Pi05Config",
+    requires=VLA,
+    facts={"critic": True, "usual_chunk": 10, "blocks": True, "check": "embodyrl.models.pi.check:check"},
+    summary="pi0.5 (3B): pictures and a sentence that may tell the robot state; a chunk of actions out of noise",
 )

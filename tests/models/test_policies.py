@@ -17,6 +17,8 @@ from embodyrl.models.flow.options import NoiseMethod
 from embodyrl.models.gr00t.options import ScratchConfig as Gr00tScratch
 from embodyrl.models.gr00t.options import ValueInput
 from embodyrl.models.mlp.options import MLPConfig
+from embodyrl.models.pi.options import Frozen, ValueFrom
+from embodyrl.models.pi.options import ScratchConfig as PiScratch
 from embodyrl.models.prismatic.options import ScratchConfig
 
 BATCH = 6
@@ -37,6 +39,7 @@ def make_spec(**changes: object) -> SimulatorSpec:
 
 
 CHOICE = (ActionField(name="push", meaning="discrete", unit="1", low=(0.0,), high=(4.0,)),)
+PI = {"denoising_steps": 3, "value_sizes": [16], "scratch": PiScratch(image_size=32, layers=2)}
 SMALL = {"scratch": ScratchConfig(image_size=32, hidden_size=32, layers=2, mlp_size=48)}
 
 
@@ -84,6 +87,19 @@ CASES = {
     "openvla_oft": Case("openvla_oft", options=SMALL, spec=ONE),
     "openvla_oft-two-pictures-and-state": Case(
         "openvla_oft", options=SMALL | {"num_images": 2, "use_proprio": True, "append_stop_token": False}, spec=TWO
+    ),
+    "pi0": Case("pi0", options=PI, spec=ONE),
+    "pi0-joint-noise": Case(
+        "pi0", options=PI | {"noise_method": NoiseMethod.flow_noise, "joint_logprob": True}, spec=TWO
+    ),
+    "pi0-prefix-cps": Case(
+        "pi0",
+        options=PI | {"noise_method": NoiseMethod.flow_cps, "value_from": ValueFrom.prefix, "relative_entries": 2},
+        spec=TWO,
+    ),
+    "pi05": Case("pi05", options=PI, spec=ONE),
+    "pi05-frozen-without-state": Case(
+        "pi05", options=PI | {"state_in_prompt": False, "frozen": Frozen.language}, spec=ONE
     ),
     "openvla_oft-top-p": Case("openvla_oft", options=SMALL | {"top_p": 0.8}, spec=ONE),
     "gr00t": Case("gr00t", options=GR00T, spec=TWO),

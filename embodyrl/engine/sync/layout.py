@@ -116,14 +116,10 @@ def from_json(text: bytes) -> list[Entry]:
 
 
 def pack(entries: Sequence[Entry], weights: Mapping[str, Tensor], out: Tensor) -> None:
-    """Copy tensors into their bytes `out`, uint8, one after the other, converting where types differ. What lies between
-    them is 0, so that equal tensors make equal bytes."""
+    """Copy tensors into their bytes `out`, uint8, one after the other, converting where types differ."""
     start = 0
     for entry in entries:
-        data = out[start : start + entry.num_bytes]
-        tensor = entry.view(data)
-        tensor.copy_(weights[entry.name])
-        data[tensor.nbytes :].zero_()
+        entry.view(out[start : start + entry.num_bytes]).copy_(weights[entry.name])
         start += entry.num_bytes
 
 

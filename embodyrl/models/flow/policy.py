@@ -9,10 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.flow.grid import TimeGrid
@@ -20,7 +22,9 @@ from embodyrl.models.flow.heads import NoiseNetwork, ValueHead
 from embodyrl.models.flow.options import FlowConfig, NoiseMethod
 from embodyrl.models.flow.transition import Transition, euler, flow_cps, flow_noise, flow_sde, prior
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.models.weights import load_strictly
 
+HEADS_FILE = "flow_heads.safetensors"
 EVALUATION_SEED = 0
 """Of the noise that every decision begins with in evaluation."""
 
@@ -203,6 +207,37 @@ class FlowPolicy(Policy):
     def _executed(self, entries: Tensor) -> Tensor:
         """Of `[B, H, A]` what belongs to actions that are executed, `[B, C*D]`."""
         return entries[:, : self.spec.chunk_size, : self.spec.action_dim].flatten(1)
+
+    # --------------------------------------------------------------------------------------------------------- files
+
+    def _heads(self) -> dict[str, nn.Module]:
+        """What public checkpoints do not have."""
+        heads: dict[str, nn.Module | None] = {"value_head": self.value_head, "noise_network": self.noise_network}
+        return {name: head for name, head in heads.items() if head is not None}
+
+    def save_heads(self, folder: Path) -> None:
+        """Write critic and noise network beside the weights."""
+        tensors = {
+            f"{name}.{key}": value.contiguous()
+            for name, head in self._heads().items()
+            for key, value in head.state_dict().items()
+        }
+        save_file(tensors, folder / HEADS_FILE)
+
+    def load_heads(self, folder: Path) -> None:
+        """Read what `save_heads` wrote; a head that is not there stays as it is.
+
+        Raises:
+            PolicyError: names or shapes of weights differ; they are named.
+        """
+        if not (folder / HEADS_FILE).is_file():
+            return
+        tensors = load_file(folder / HEADS_FILE)
+        for name, head in self._heads().items():
+            start = f"{name}."
+            own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+            if own:
+                load_strictly(head, own, name)
 
     # ------------------------------------------------------------------------------------------------------ learning
 

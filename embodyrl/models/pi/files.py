@@ -1,0 +1,130 @@
+"""What the folder of a pi0 or pi0.5 checkpoint says beside its weights. Nothing here imports torch, so that a config
+can be checked against its checkpoint before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load as load_tensors
+
+from embodyrl.models.companions import parse_json
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.pi.layout import Layout
+from embodyrl.models.pi.options import Normalization
+
+CONFIG = "config.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+OPENPI, LEROBOT, NORMALIZER = "norm_stats.json", "stats.json", "normalizer_processor.safetensors"
+"""Files of statistics: openpi's (also under assets/<data set>/), a LeRobotDataset's, and that of a lerobot policy."""
+KEPT = (".json", ".model", "_processor.safetensors")
+
+NUMBERS = {Normalization.zscore: ("mean", "std"), Normalization.quantile: ("q01", "q99")}
+"""What each way to normalise needs of the statistics."""
+
+Statistics = dict[str, dict[str, list[float]]]
+"""`state` and `actions`, each with some of mean, std, q01, q99."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFiles:
+    """Everything but the weights."""
+
+    config: Mapping[str, Any]
+    """config.json."""
+    companions: Mapping[str, bytes]
+    """Contents of the other files, by path within the folder; `save` writes them again as they are."""
+    layout: Layout
+    """How the weights are called."""
+
+    @classmethod
+    def read(cls, folder: Path, *, tokenizer: str | None = None, statistics: str | None = None) -> CheckpointFiles:
+        """Read a checkpoint's folder.
+
+        Args:
+            folder: of the checkpoint.
+            tokenizer: file to use instead of the one in the folder.
+            statistics: the same for statistics.
+
+        Raises:
+            PolicyError: it is not the folder of such a checkpoint, or the other files are not there.
+        """
+        if not (folder / CONFIG).is_file():
+            raise PolicyError(f"{folder} holds no {CONFIG}: give the folder of a pi0 or pi0.5 checkpoint")
+        places = sorted([*folder.glob("*"), *folder.glob("assets/**/*")])
+        paths = [path for path in places if path.name.endswith(KEPT) and path.is_file()]
+        found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        config = parse_json(found.pop(CONFIG), str(folder / CONFIG))
+        if tokenizer is not None:
+            found = _replace(found, Path(tokenizer), TOKENIZERS, "model.tokenizer")
+        if statistics is not None:
+            found = _replace(found, Path(statistics), (OPENPI, LEROBOT, NORMALIZER), "model.statistics")
+        return cls(config=config, companions=found, layout=Layout.read(folder))
+
+    @property
+    def statistics(self) -> dict[str, Statistics]:
+        """Statistics by data set.
+
+        Raises:
+            PolicyError: there are none.
+        """
+        found = dict(self._statistics())
+        if not found:
+            raise PolicyError(
+                f"the checkpoint has no statistics ({OPENPI}, {LEROBOT} or a {NORMALIZER}) to normalise states and "
+                "actions with: set model.statistics to such a file"
+            )
+        return found
+
+    def _statistics(self) -> Iterator[tuple[str, Statistics]]:
+        for path, content in self.companions.items():
+            if path.endswith(OPENPI):
+                folder = path.removesuffix(OPENPI).strip("/").removeprefix("assets").strip("/")
+                yield folder or "openpi", parse_json(content, path)["norm_stats"]
+            elif path.rpartition("/")[2] == LEROBOT:
+                yield "lerobot", _of_lerobot(parse_json(content, path))
+            elif path.endswith(NORMALIZER) and "unnormalizer" not in path:
+                nested: dict[str, dict[str, Any]] = {}
+                for name, tensor in load_tensors(content).items():
+                    feature, _, number = name.rpartition(".")
+                    nested.setdefault(feature, {})[number] = tensor.tolist()
+                yield "lerobot", _of_lerobot(nested)
+
+    @property
+    def tokenizer(self) -> tuple[str, bytes]:
+        """Name and contents of the tokenizer's file.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        for name in TOKENIZERS:
+            if name in self.companions:
+                return name, self.companions[name]
+        raise PolicyError(
+            f"the checkpoint has no {' or '.join(TOKENIZERS)}: put PaliGemma's tokenizer into its folder, or set "
+            "model.tokenizer to that file"
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write all of it into an existing folder."""
+        (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
+        for path, content in self.companions.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+
+
+def _replace(found: dict[str, bytes], path: Path, names: tuple[str, ...], setting: str) -> dict[str, bytes]:
+    """The companions with another file instead of those with these names."""
+    if not path.is_file() or not path.name.endswith(names):
+        raise PolicyError(f"{setting} = {str(path)!r} is no file called {' or '.join(names)}")
+    kept = {name: content for name, content in found.items() if not name.endswith(names)}
+    return kept | {path.name: path.read_bytes()}
+
+
+def _of_lerobot(features: Mapping[str, Any]) -> Statistics:
+    """Statistics under openpi's names."""
+    names = {"state": "observation.state", "actions": "action"}
+    return {own: features[name] for own, name in names.items() if name in features}

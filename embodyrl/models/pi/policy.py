@@ -1,0 +1,294 @@
+"""pi0 and pi0.5 as policies.
+
+Shapes: `B` samples, `V` pictures, `L` prompt tokens, `H` actions of the horizon, `A` entries of an action in the
+network, `C` actions and `D` entries that are executed, `S` proprio dims.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodyrl.config.schema import ModelConfig
+from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.envs.conventions import ActionConvention
+from embodyrl.models.companions import choose_key
+from embodyrl.models.flow.grid import TimeGrid
+from embodyrl.models.flow.policy import Denoised, FlowPolicy
+from embodyrl.models.observations import check_images
+from embodyrl.models.options import ActionUnits, WeightType
+from embodyrl.models.pi.architecture import Architecture
+from embodyrl.models.pi.check import choose_cameras
+from embodyrl.models.pi.files import CheckpointFiles
+from embodyrl.models.pi.network import Pi, Prefix
+from embodyrl.models.pi.options import Frozen, Gripper, PiConfig, ValueFrom
+from embodyrl.models.pi.pictures import pixel_values
+from embodyrl.models.pi.prompts import Prompts, read_tokenizer
+from embodyrl.models.pi.scratch import initialize, scratch_files
+from embodyrl.models.pi.statistics import Normalizer
+from embodyrl.models.policy import DESCRIPTION_FILE, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.units import SimulatorUnits
+from embodyrl.models.weights import Naming, read_weights, write_single_file
+
+DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the network knows before any action."""
+
+    prefix: Prefix
+    state: Tensor
+    """`[B, S]`, normalised and padded."""
+
+
+class PiPolicy(FlowPolicy):
+    """Pictures, a sentence and a state in, a chunk of actions out.
+
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
+
+    Args:
+        config: the model's options.
+        simulator: what the simulator offers; None: actions are returned in the units of the statistics.
+        chunk_size: `C`, at most the checkpoint's horizon.
+    """
+
+    config: PiConfig
+
+    def __init__(self, config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
+        super().__init__(config, simulator, chunk_size)
+        self.dtype = DTYPES[config.dtype]
+        self.files = _read_files(config, simulator, chunk_size)
+        expert_head = self.files.layout.expert_head
+        self.architecture = Architecture.from_config(config.name, self.files.config, expert_head=expert_head)
+        self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
+        statistics = self.files.statistics
+        chosen = statistics[choose_key(statistics, config.unnorm_key)]
+        self.states = Normalizer(chosen.get("state", {}), config.normalization, "states")
+        self.actions = Normalizer(chosen.get("actions", {}), config.normalization, "actions")
+        self.cameras = choose_cameras(
+            config.cameras, None if simulator is None else simulator.cameras, self.architecture
+        )
+        self.prompts = Prompts(
+            *read_tokenizer(*self.files.tokenizer), config.prompt_length or self.architecture.prompt_length
+        )
+        self.units = None
+        if simulator is not None:
+            remedy = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
+            self.units = SimulatorUnits(self._convention(), simulator, len(self.actions), remedy)
+        self.spec = PolicySpec(
+            kind="flow", chunk_size=chunk_size, action_dim=len(self.actions), proprio_dim=len(self.states)
+        )
+        self._check_sizes(simulator)
+        width, seen = self.architecture.expert.width, self.architecture.language.width
+        self.set_up_flow(
+            TimeGrid.falling(config.denoising_steps),
+            horizon=self.architecture.horizon,
+            action_dim=self.architecture.action_dim,
+            width=width,
+            value_width=width if config.value_from is ValueFrom.expert else seen,
+        )
+        self._freeze()
+
+    def _convention(self) -> ActionConvention:
+        """What the numbers of an un-normalised action mean."""
+        config = self.config
+        return ActionConvention(
+            metric=config.action_units is ActionUnits.metric,
+            gripper=(1.0, 0.0) if config.gripper is Gripper.one_opens else None,
+            binary_gripper=config.binary_gripper,
+        )
+
+    def _check_sizes(self, simulator: SimulatorSpec | None) -> None:
+        states, horizon = len(self.states), self.architecture.horizon
+        if self.spec.chunk_size > horizon:
+            raise PolicyError(
+                f"the model gives {horizon} actions at once, not {self.spec.chunk_size}: set rollout.chunk_size"
+            )
+        if states > self.architecture.state_dim:
+            raise PolicyError(
+                f"the statistics are of states with {states} numbers, the model takes {self.architecture.state_dim}: "
+                "choose other statistics (model.unnorm_key)"
+            )
+        if simulator is not None and self._sees_state and simulator.proprio_dim != states:
+            raise PolicyError(
+                f"the statistics are of states with {states} numbers, the simulator has {simulator.proprio_dim}: "
+                "choose statistics (model.unnorm_key) of this robot, or other states (env.proprio)"
+            )
+
+    @property
+    def _sees_state(self) -> bool:
+        """Whether the state reaches the network, or actions are relative to it."""
+        return not self.architecture.adaptive or self.config.state_in_prompt or self.config.relative_entries > 0
+
+    def _freeze(self) -> None:
+        """Learn nothing where the options say so, nor in what does not touch actions or values."""
+        network, frozen = self.network, self.config.frozen
+        for name, parameter in network.named_parameters():
+            last = f"language.layers.{self.architecture.language.layers - 1}."
+            after = (f"{last}self_attn.q", f"{last}self_attn.o", f"{last}post", f"{last}mlp", "language.norm")
+            still = (
+                name.startswith("expert_lm_head")
+                or (name.startswith(after) and self.config.value_from is ValueFrom.expert)
+                or (frozen is not Frozen.nothing and name.startswith("vision."))
+                or (frozen is Frozen.language and name.startswith(("projector.", "embed_tokens.", "language.")))
+            )
+            parameter.requires_grad_(not still)
+
+    # ------------------------------------------------------------------------------------------------------- inputs
+
+    def preprocess(self, observation: Observation) -> Inputs:
+        """`pixel_values [B, V, 3, h, h]` in [-1, 1] of the cameras that there are, `input_ids [B, L]`,
+        `attention_mask [B, L]`, `state [B, S]` normalised and padded, and, where actions are relative to it,
+        `proprio [B, S]`.
+
+        Raises:
+            PolicyError: pictures or states are missing, or of another shape than the model takes.
+        """
+        device = self.start.device
+        images = check_images(observation.images, len(self.cameras.used))[:, self.cameras.order]
+        proprio = self._proprio(observation)
+        state = self.states(proprio)
+        written = [*state.cpu().numpy()] if self.config.state_in_prompt else None
+        ids, mask = self.prompts.batch(observation.tasks, written)
+        inputs = {
+            "pixel_values": pixel_values(images, self.architecture.image_size, device),
+            "input_ids": ids.to(device),
+            "attention_mask": mask.to(device),
+            "state": functional.pad(state, (0, self.architecture.state_dim - state.shape[1])),
+        }
+        return inputs | {"proprio": proprio} if self.config.relative_entries else inputs
+
+    def _proprio(self, observation: Observation) -> Tensor:
+        device, expected = self.start.device, len(self.states)
+        if not self._sees_state:
+            return self.states.centre.expand(len(observation.tasks), -1)
+        if observation.proprio is None or observation.proprio.shape[-1] != expected:
+            found = "none" if observation.proprio is None else f"{observation.proprio.shape[-1]} numbers"
+            raise PolicyError(f"the model needs a state of {expected} numbers, the observation has {found}")
+        return torch.as_tensor(np.asarray(observation.proprio), dtype=torch.float32, device=device)
+
+    # ----------------------------------------------------------------------------------------------------- the network
+
+    def condition(self, inputs: Inputs) -> Seen:
+        """See `FlowPolicy.condition`."""
+        pictures = inputs["pixel_values"]
+        there = torch.ones(pictures.shape[:2], dtype=torch.bool, device=pictures.device)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.frozen is not Frozen.language):
+            prefix = self.network.read(
+                pictures.to(self.dtype), there, inputs["input_ids"], inputs["attention_mask"].bool()
+            )
+        return Seen(prefix, inputs["state"].to(self.dtype))
+
+    def denoise(self, condition: Seen, x: Tensor, time: Tensor) -> Denoised:
+        """See `FlowPolicy.denoise`."""
+        velocity, hidden = self.network(condition.prefix, x.to(self.dtype), time, condition.state)
+        return Denoised(velocity.float(), hidden)
+
+    def value_features(self, condition: Seen, denoised: Denoised) -> Tensor:
+        """The mean over the action expert's outputs, or over what the language model makes of the prefix."""
+        if self.config.value_from is ValueFrom.expert:
+            return denoised.hidden.float().mean(1)
+        there = condition.prefix.mask.unsqueeze(-1)
+        return (condition.prefix.hidden.float() * there).sum(1) / there.sum(1)
+
+    # --------------------------------------------------------------------------------------------------------- actions
+
+    def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """See `FlowPolicy.finish`."""
+        actions = self.actions.inverse(x[:, : self.spec.chunk_size, : self.spec.action_dim])
+        actions = actions + self._origin(inputs, actions)
+        return actions if self.units is None else self.units(actions)
+
+    def imitated(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The last action fills up the horizon, and does not count there; zeros fill up an action, and count: public
+        code trains them as well."""
+        own = (actions if self.units is None else self.units.inverse(actions)).float()
+        normalized = self.actions(own - self._origin(inputs, own))
+        missing = self.architecture.horizon - actions.shape[1]
+        padded = torch.cat([normalized, normalized[:, -1:].expand(-1, missing, -1)], dim=1)
+        data = functional.pad(padded, (0, self.architecture.action_dim - padded.shape[2]))
+        counts = torch.ones_like(data)
+        counts[:, actions.shape[1] :] = 0.0
+        return data, counts
+
+    def _origin(self, inputs: Inputs, actions: Tensor) -> Tensor | float:
+        """What the first entries of actions `[B, C, D]` are relative to."""
+        entries = self.config.relative_entries
+        if entries == 0:
+            return 0.0
+        return functional.pad(inputs["proprio"][:, None, :entries], (0, actions.shape[2] - entries))
+
+    def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """See `FlowPolicy.learning_times`; time and share of noise are one."""
+        times = draws * 0.999 + 0.001
+        return times, times
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Every layer of the three transformers; the linear layers of the language model, beside which the action
+        expert learns in full."""
+        names = [name for name, _ in self.named_modules()]
+        return ParallelPlan(
+            blocks=tuple(name for name in names if re.fullmatch(r"network\..*layers\.\d+", name)),
+            adaptable=tuple(
+                name
+                for name, module in self.named_modules()
+                if name.startswith("network.language.") and isinstance(module, nn.Linear)
+            ),
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- files
+
+    @property
+    def _naming(self) -> Naming:
+        """How weights are called in the files that the model comes from."""
+        return Naming(public=self.files.layout.public, own=self.files.layout.own)
+
+    def load(self, folder: Path) -> None:
+        """Read weights in the public layout. A checkpoint without critic, or without a network for noise, leaves this
+        model's as it is.
+
+        Raises:
+            PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
+        """
+        read_weights(self.network, folder, self.dtype, self._naming)
+        self.load_heads(folder)
+
+    def save(self, folder: Path, config: ModelConfig) -> None:
+        """Write the public layout that the weights came in into an existing folder, and the critic beside it."""
+        self.files.write(folder)
+        write_single_file(self.network, folder, self._naming)
+        self.save_heads(folder)
+        description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
+        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _read_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
+    if config.checkpoint is not None:
+        return CheckpointFiles.read(Path(config.checkpoint), tokenizer=config.tokenizer, statistics=config.statistics)
+    if simulator is None:
+        raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
+    return scratch_files(config, simulator, chunk_size)
+
+
+def _build_network(architecture: Architecture, *, random: bool) -> Pi:
+    """The network with random weights, or without memory for its parameters, which are to be assigned."""
+    if random:
+        network = Pi(architecture)
+        initialize(network)
+        return network
+    with torch.device("meta"):
+        network = Pi(architecture)
+    positions = network.vision.embeddings.position_ids  # not a parameter, so no checkpoint brings it
+    network.vision.embeddings.position_ids = torch.arange(positions.shape[-1]).view(positions.shape)
+    return network

@@ -1,0 +1,399 @@
+"""pi0 and pi0.5: files, sentences, cameras, units, and that learning sees what rollouts saw."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+
+from safetensors.torch import load_file, save_file
+
+from embodyrl.config import ConfigError, load_config
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.models import PolicyError, SupportedModel, build_policy, load_policy
+from embodyrl.models.flow.options import NoiseMethod
+from embodyrl.models.pi.files import CheckpointFiles
+from embodyrl.models.pi.layout import HEAD, WORDS
+from embodyrl.models.pi.options import ScratchConfig
+
+SPEC = SimulatorSpec(
+    tasks={"push": "push the cube", "pull": "pull the red cube back"},
+    actions=(
+        ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.05),
+        ActionField(name="gripper", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,), opens=-1.0, closes=1.0),
+    ),
+    proprio_dim=5,
+    max_episode_steps=10,
+    control_frequency=20.0,
+    cameras=("front", "hand"),
+    image_size=(40, 40),
+)
+SHAPE = ScratchConfig(image_size=32, layers=2)
+
+
+def scratch(name: str = "pi0", *, chunk_size: int = 4, seed: int = 1, **options: Any) -> Any:
+    dataclass: Any = SupportedModel.entry(name).load_options()
+    config = dataclass(name=name, **{"denoising_steps": 3, "value_sizes": [8], "scratch": SHAPE} | options)
+    return build_policy(config, SPEC, chunk_size=chunk_size, seed=seed)
+
+
+def observation(batch: int = 3, seed: int = 0) -> Observation:
+    draw, sentences = np.random.default_rng(seed), list(SPEC.tasks.values())
+    return Observation(
+        images=draw.integers(0, 256, (batch, 2, 40, 40, 3), dtype=np.uint8),
+        proprio=draw.normal(size=(batch, 5)).astype(np.float32),
+        tasks=[sentences[row % 2] for row in range(batch)],
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of pi0 as a run saves it."""
+    policy, place = scratch(), tmp_path / "policy"
+    place.mkdir()
+    policy.save(place, policy.config)
+    return place
+
+
+def load(folder: Path, **options: Any) -> Any:
+    arguments = {"simulator": SPEC, "chunk_size": 4, "denoising_steps": 3, "value_sizes": [8]}
+    return load_policy("pi0", checkpoint=folder, **arguments | options)
+
+
+@pytest.mark.parametrize("value_from", ["expert", "prefix"])
+@pytest.mark.parametrize("method", NoiseMethod)
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("name", ["pi0", "pi05"])
+def test_learning_computes_bit_for_bit_what_the_rollout_did(
+    name: str, joint: bool, method: NoiseMethod, value_from: str
+) -> None:
+    options = type(scratch(name).config.value_from)(value_from)
+    policy = scratch(name, noise_method=method, joint_logprob=joint, value_from=options)
+    inputs = policy.preprocess(observation(5))
+    with torch.inference_mode():
+        acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
+    trace = {key: value.clone() for key, value in acted.trace.items()}
+    scored = policy.evaluate({key: value.clone() for key, value in inputs.items()}, trace)
+    assert torch.equal(scored.logprobs, acted.logprobs) and torch.equal(scored.values, acted.values)
+    assert scored.logprobs.requires_grad and bool((scored.entropy != 0).all())
+
+
+def test_log_probabilities_are_scored_at_the_noise_level_that_they_were_drawn_with() -> None:
+    policy = scratch(noise_level=0.6, noise_level_end=0.2)
+    inputs = policy.preprocess(observation())
+    acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
+    levels = []
+    for done in (0.0, 0.5, 1.0):
+        policy.set_progress(done)
+        levels.append(policy.act(inputs, "train").trace["noise_level"][0].item())
+    assert levels == pytest.approx([0.6, 0.4, 0.2])
+    assert torch.equal(policy.evaluate(inputs, acted.trace).logprobs, acted.logprobs)
+
+
+def test_each_decision_has_a_random_step_of_its_own_and_the_others_are_deterministic() -> None:
+    policy = scratch(noise_method=NoiseMethod.flow_cps)
+    inputs = policy.preprocess(observation(40))
+    acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
+    steps = acted.trace["step"]
+    assert set(steps.tolist()) == {0, 1}  # the last of the three adds no noise
+    chain, seen = acted.trace["chain"], policy.condition(inputs)
+    for number in range(3):
+        here = torch.full_like(steps, number)
+        time, before, after = policy.grid.at(here)
+        said = policy.denoise(seen, chain[:, number], time)
+        follows = chain[:, number] - said.velocity * (before - after)
+        same = (follows - chain[:, number + 1]).abs().flatten(1).max(1).values < 1e-5
+        assert torch.equal(same, steps != number)
+
+
+def test_pictures_and_sentence_are_read_once_for_all_steps() -> None:
+    policy = scratch(joint_logprob=True)
+    inputs, read = policy.preprocess(observation()), []
+    policy.network.vision.register_forward_hook(lambda *_: read.append(1))
+    acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
+    policy.evaluate(inputs, acted.trace)
+    assert len(read) == 2
+
+
+def test_flow_matching_learns_and_repeats_itself() -> None:
+    inputs = scratch().preprocess(observation(16))
+    wanted = torch.from_numpy(np.random.default_rng(0).uniform(-0.5, 0.5, (16, 4, 4)).astype(np.float32))
+    histories = []
+    for _ in range(2):
+        policy, generator = scratch(), torch.Generator().manual_seed(0)
+        optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
+        losses = []
+        for _ in range(40):
+            loss = policy.sft_loss(inputs, wanted, generator)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        histories.append(losses)
+    assert histories[0] == histories[1]
+    assert np.mean(histories[0][-5:]) < 0.6 * np.mean(histories[0][:5])
+
+
+def test_actions_beyond_a_demonstrated_chunk_do_not_count() -> None:
+    policy = scratch(chunk_size=6)
+    inputs = policy.preprocess(observation())
+    data, counts = policy.imitated(torch.zeros(3, 4, 4), inputs)
+    assert data.shape == counts.shape == (3, 6, 4)
+    assert counts[:, :4].all() and not counts[:, 4:].any()
+
+
+def test_units_are_converted_there_and_back_also_relative_to_the_state() -> None:
+    policy = scratch(relative_entries=2, gripper=type(scratch().config.gripper).one_opens, binary_gripper=False)
+    inputs = policy.preprocess(observation())
+    actions = torch.rand(3, 4, 4) * 0.8
+    data, _ = policy.imitated(actions, inputs)
+    torch.testing.assert_close(policy.finish(data, inputs), actions, atol=1e-6, rtol=0)
+    moved = {**inputs, "proprio": inputs["proprio"] + 0.1}
+    difference = policy.finish(data, moved) - actions
+    torch.testing.assert_close(difference[..., :2], torch.full((3, 4, 2), 0.1).clamp(max=1.0), atol=1e-6, rtol=0)
+    assert difference[..., 2:].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("embedding", [HEAD, WORDS])
+def test_public_layouts_load_and_are_written_back_as_they_were(
+    folder: Path, tmp_path: Path, prefix: str, embedding: str
+) -> None:
+    weights = {key.replace(HEAD, embedding): value for key, value in load_file(folder / "model.safetensors").items()}
+    other, again = tmp_path / "other", tmp_path / "again"
+    shutil.copytree(folder, other)
+    save_file({prefix + key: value for key, value in weights.items()}, other / "model.safetensors")
+    policy = load(other)
+    inputs = policy.preprocess(observation())
+    assert torch.equal(policy.act(inputs, "eval").actions, load(folder).act(inputs, "eval").actions)
+    again.mkdir()
+    policy.save(again, policy.config)
+    found = load_file(again / "model.safetensors")
+    assert found.keys() == {prefix + key for key in weights}
+    assert all(torch.equal(found[prefix + key], value) for key, value in weights.items())
+
+
+def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["action_in_proj.weight"] = weights["action_in_proj.weight"][:, :2].contiguous()
+    del weights["state_proj.bias"]
+    save_file(weights | {"extra": torch.zeros(1)}, folder / "model.safetensors")
+    expected = r"missing state_proj\.bias; unexpected extra; action_in_proj\.weight has shape \[64, 2\], expected"
+    with pytest.raises(PolicyError, match=expected):
+        load(folder)
+
+
+def test_statistics_of_openpi_and_lerobot(folder: Path) -> None:
+    policy = load(folder)
+    wanted = json.loads((folder / "norm_stats.json").read_text())["norm_stats"]
+    (folder / "norm_stats.json").unlink()
+    own = {"observation.state": wanted["state"], "action": wanted["actions"]}
+    flat = {f"{feature}.{name}": torch.tensor(values) for feature, part in own.items() for name, values in part.items()}
+    assets = folder / "assets" / "lab" / "robot"
+    assets.mkdir(parents=True)
+    (assets / "norm_stats.json").write_text(json.dumps({"norm_stats": wanted}))
+    save_file(flat, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+    with pytest.raises(PolicyError, match="several data sets: set unnorm_key to one of lab/robot, lerobot"):
+        load(folder)
+    for key in ("lab/robot", "lerobot"):
+        assert torch.equal(load(folder, unnorm_key=key).actions.half_width, policy.actions.half_width)
+    with pytest.raises(PolicyError, match=r"unnorm_key = 'lab/robott' - did you mean 'lab/robot'\?"):
+        load(folder, unnorm_key="lab/robott")
+    other = folder.parent / "stats.json"
+    other.write_text(json.dumps(own))
+    assert torch.equal(load(folder, statistics=str(other)).states.centre, policy.states.centre)
+
+
+def test_statistics_that_lack_what_a_normalization_needs_are_refused(folder: Path) -> None:
+    content = json.loads((folder / "norm_stats.json").read_text())
+    del content["norm_stats"]["state"]["q99"]
+    (folder / "norm_stats.json").write_text(json.dumps(content))
+    with pytest.raises(PolicyError, match=r"statistics of states lack q99 .*model\.normalization = quantile needs"):
+        load(folder, normalization="quantile")
+    del content["norm_stats"]["state"]
+    (folder / "norm_stats.json").write_text(json.dumps(content))
+    with pytest.raises(PolicyError, match=r"statistics of states lack mean, std \(have: none\)"):
+        load(folder)
+
+
+def test_a_missing_tokenizer_is_said_with_the_remedy(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder.parent / "tokenizer.json")
+    with pytest.raises(PolicyError, match=r"put PaliGemma's tokenizer into its folder, or set model\.tokenizer"):
+        load(folder)
+    policy = load(folder, tokenizer=str(folder.parent / "tokenizer.json"))
+    assert policy.prompts.ids("push the cube")[0] == 1
+    with pytest.raises(PolicyError, match=r"model\.tokenizer = .* is no file called tokenizer\.json or"):
+        load(folder, tokenizer=str(folder))
+
+
+def test_a_sentencepiece_model_tokenizes(folder: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (folder / "tokenizer.json").unlink()
+    model = io.BytesIO()
+    lines = [f"push the red cube number {number}" for number in range(50)] + ["pull it back"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        user_defined_symbols=["\n"],
+        add_dummy_prefix=False,
+        minloglevel=2,
+    )
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = load(folder).prompts.ids(" push_the red\ncube ")
+    assert ids == [2, *pieces.encode("push the red cube"), *pieces.encode("\n")]
+
+
+def test_padding_changes_nothing_and_a_prompt_that_is_too_long_is_refused() -> None:
+    short, long = scratch(), scratch(prompt_length=30)
+    long.load_state_dict(short.state_dict())
+    found = [policy.act(policy.preprocess(observation()), "eval").actions for policy in (short, long)]
+    torch.testing.assert_close(*found, atol=1e-6, rtol=0)
+    with pytest.raises(PolicyError, match=r"a prompt has 5 tokens, the model takes 4: set model\.prompt_length"):
+        scratch(prompt_length=4).preprocess(observation(1))
+
+
+def test_the_state_is_written_into_the_prompt_of_pi05_alone() -> None:
+    seen = scratch("pi05")
+    batch = observation(2)
+    changed = dataclasses.replace(batch, proprio=batch.proprio + 0.5)
+    for policy, sees in ((seen, True), (scratch("pi05", state_in_prompt=False), False)):
+        ids = [policy.preprocess(each)["input_ids"] for each in (batch, changed)]
+        actions = [policy.act(policy.preprocess(each), "eval").actions for each in (batch, changed)]
+        assert torch.equal(*ids) is not sees and torch.equal(*actions) is not sees
+    no_state = Observation(images=batch.images, tasks=batch.tasks)
+    assert scratch("pi05", state_in_prompt=False).preprocess(no_state)["state"].abs().max() == 0
+    with pytest.raises(PolicyError, match="needs a state of 5 numbers, the observation has none"):
+        seen.preprocess(no_state)
+
+
+def test_cameras_are_matched_by_name(folder: Path) -> None:
+    batch = observation()
+    swapped = dataclasses.replace(batch, images=batch.images[:, ::-1].copy())
+    policy, other = load(folder), load(folder, cameras=["hand", "front"])
+    assert torch.equal(
+        policy.act(policy.preprocess(batch), "eval").actions, other.act(other.preprocess(swapped), "eval").actions
+    )
+    one = dataclasses.replace(SPEC, cameras=("front",))
+    with pytest.raises(PolicyError, match=r"expects 2 picture\(s\) \(front, hand\), 1 are named \(front\)"):
+        load(folder, simulator=one)
+    absent = load(folder, simulator=one, cameras=["front", "absent"])
+    alone = dataclasses.replace(batch, images=batch.images[:, :1])
+    assert absent.preprocess(alone)["pixel_values"].shape[1] == 1
+    with pytest.raises(PolicyError, match=r"env\.cameras has no 'hnd' - did you mean 'hand'\? \(has: front, hand\)"):
+        load(folder, cameras=["front", "hnd"])
+    with pytest.raises(PolicyError, match=r"does not look at hand: remove it from env\.cameras"):
+        load(folder, cameras=["front", "absent"])
+
+
+def test_an_absent_camera_is_what_a_masked_picture_is() -> None:
+    policy = scratch()
+    inputs = policy.preprocess(observation())
+    there = torch.tensor([[True, False]] * 3)
+    masked = policy.network.read(inputs["pixel_values"], there, inputs["input_ids"], inputs["attention_mask"])
+    left_out = policy.network.read(
+        inputs["pixel_values"][:, :1], there[:, :1], inputs["input_ids"], inputs["attention_mask"]
+    )
+    x, time = torch.randn(3, 4, 4), torch.full((3,), 0.5)
+    velocities = [policy.network(prefix, x, time, inputs["state"])[0] for prefix in (masked, left_out)]
+    torch.testing.assert_close(*velocities, atol=1e-6, rtol=0)
+
+
+def test_a_chunk_longer_than_the_horizon_is_refused(folder: Path) -> None:
+    with pytest.raises(PolicyError, match="gives 4 actions at once, not 5"):
+        load(folder, chunk_size=5)
+    assert load(folder, chunk_size=2).act(load(folder).preprocess(observation()), "eval").actions.shape == (3, 2, 4)
+
+
+def test_a_state_that_does_not_fit_is_refused(folder: Path) -> None:
+    with pytest.raises(PolicyError, match="statistics are of states with 5 numbers, the simulator has 6"):
+        load(folder, simulator=dataclasses.replace(SPEC, proprio_dim=6))
+
+
+def test_a_checkpoint_of_the_other_model_is_refused(folder: Path) -> None:
+    with pytest.raises(PolicyError, match="is that of a 'pi0' model"):
+        load_policy("pi05", checkpoint=folder, simulator=SPEC, chunk_size=4)
+
+
+def test_frozen_parts_learn_nothing_and_cost_no_gradient() -> None:
+    frozen = type(scratch().config.frozen)
+    for choice, still in ((frozen.vision, ("vision.",)), (frozen.language, ("vision.", "language.", "embed_tokens."))):
+        policy = scratch(frozen=choice)
+        inputs = policy.preprocess(observation())
+        policy.sft_loss(inputs, torch.zeros(3, 4, 4)).backward()
+        learned = {name for name, parameter in policy.network.named_parameters() if parameter.grad is not None}
+        assert learned and not any(name.startswith(still) for name in learned)
+
+
+def test_a_noise_network_and_a_critic_are_kept_beside_the_public_weights(tmp_path: Path) -> None:
+    policy = scratch(noise_method=NoiseMethod.flow_noise)
+    policy.save(tmp_path, policy.config)
+    other = load(tmp_path, noise_method="flow_noise")
+    for one, two in ((policy.noise_network, other.noise_network), (policy.value_head, other.value_head)):
+        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert not any("noise" in key for key in load_file(tmp_path / "model.safetensors"))
+    load(tmp_path)  # without a noise network of its own
+    assert CheckpointFiles.read(tmp_path).companions.keys() == {"norm_stats.json", "tokenizer.json", "policy.json"}
+
+
+def test_the_plan_names_layers_that_exist() -> None:
+    policy = scratch()
+    modules, plan = dict(policy.named_modules()), policy.parallel_plan()
+    assert len(plan.blocks) == 6 and all(name in modules for name in plan.blocks)
+    assert len(plan.adaptable) == 2 * 7 and all(isinstance(modules[name], torch.nn.Linear) for name in plan.adaptable)
+
+
+def faults(folder: Path, *settings: str) -> str:
+    """What is said about a config of this checkpoint."""
+    given = ["env=gym/pendulum_rgb", "model=pi0", f"model.checkpoint={folder}", "model.cameras=[render,absent]"]
+    try:
+        load_config("gym_cartpole", [*given, "rollout.chunk_size=4", *settings])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["model.unnorm_key=opnpi"],
+            "model.unnorm_key: the checkpoint has no statistics of unnorm_key = 'opnpi'",
+        ),
+        (
+            ["model.cameras=[]"],
+            "the checkpoint expects 2 picture(s) (front, hand), 1 are named (render)",
+        ),
+        (["rollout.chunk_size=5"], "rollout.chunk_size = 5, but the checkpoint gives 4 actions at once"),
+        (["model.tokenizer=nowhere.json"], "model.tokenizer = 'nowhere.json' is no file called tokenizer.json or"),
+        (["model=pi05"], "config.json is that of a 'pi0' model: set model.name to it"),
+    ],
+)
+def test_a_config_is_checked_against_its_checkpoint(folder: Path, settings: list[str], message: str) -> None:
+    assert faults(folder) == ""
+    assert message in faults(folder, *settings)
+
+
+def test_states_longer_than_the_checkpoint_takes_are_found_before_anything_starts(folder: Path) -> None:
+    content = json.loads((folder / "norm_stats.json").read_text())
+    content["norm_stats"]["state"] = {"mean": [0.0] * 6, "std": [1.0] * 6}
+    (folder / "norm_stats.json").write_text(json.dumps(content))
+    assert "statistics are of states with 6 numbers, the checkpoint takes 5" in faults(folder)
+    assert "model.normalization = quantile needs q01, q99 of state" in faults(folder, "model.normalization=quantile")
+    (folder / "model.safetensors").unlink()
+    assert "holds neither model.safetensors.index.json nor model.safetensors" in faults(folder)
