@@ -8,8 +8,10 @@ from pathlib import Path
 import psutil
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.schema import Config, Device
+from embodyrl.config.rules import fact
+from embodyrl.config.schema import Config, Device, ModelConfig, Precision
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
+from embodyrl.registry import SupportedModel
 from embodyrl.version import __version__
 
 SHOWN_TASKS = 3
@@ -21,7 +23,7 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
     config = loaded.config
     rows = [
         ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (--print-config shows them)"),
-        ("machine", machine(config.engine.device)),
+        ("machine", machine(config)),
         ("placement", placement(config)),
         ("model", model(config)),
         ("simulator", simulator(config)),
@@ -32,16 +34,34 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
     return "\n".join([title, *(f"  {name:<11}{text}" for name, text in rows)])
 
 
-def machine(device: Device) -> str:
-    """Cores that this process may use, memory, and where the policy will compute."""
+def machine(config: Config) -> str:
+    """Cores that this process may use, memory, and where and in what the policy will compute."""
+    device = config.engine.device
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total / 2**30
     gpu = has_nvidia_gpu()
+    precision = computes_in(config, on_gpu=gpu and device is not Device.cpu)
     if device is Device.auto:
-        place = "policy on CUDA (auto)" if gpu else "policy on the CPU, float32 (auto: no NVIDIA GPU)"
+        place = (
+            f"policy on CUDA, {precision} (auto)" if gpu else f"policy on the CPU, {precision} (auto: no NVIDIA GPU)"
+        )
     else:
-        place = f"policy on {device.value}"
+        place = f"policy on {device.value}, {precision}"
     return f"{cores} usable cores, {memory:.0f} GiB, {'NVIDIA GPU' if gpu else 'no GPU'} -> {place}"
+
+
+def computes_in(config: Config, *, on_gpu: bool) -> str:
+    """What forward passes compute in; as `engine.precision.choose_precision`, which has looked at the policy."""
+    wanted = config.engine.precision
+    if wanted is not Precision.auto:
+        return wanted.value
+    large = on_gpu and fact(SupportedModel, config.model.name, "blocks")
+    return "bfloat16" if large or _held_in(config.model) == "bfloat16" else "float32"
+
+
+def _held_in(options: ModelConfig) -> str | None:
+    """Type of the weights, where the model leaves the choice."""
+    return getattr(options, "dtype", None)
 
 
 def placement(config: Config) -> str:
@@ -60,9 +80,10 @@ def has_nvidia_gpu() -> bool:
 
 
 def model(config: Config) -> str:
-    """Name and origin of the policy."""
+    """Name and origin of the policy, and what its weights are held in."""
     origin = "random weights" if config.model.checkpoint is None else f"weights from {config.model.checkpoint}"
-    return f"{config.model.name}, {origin}"
+    held = _held_in(config.model)
+    return f"{config.model.name}, {origin}" + (f" held in {held}" if held else "")
 
 
 def simulator(config: Config) -> str:

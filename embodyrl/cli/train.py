@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from embodyrl.cli.follow import follow, leading
 from embodyrl.cli.header import header
 from embodyrl.config import LoadedConfig
+from embodyrl.config.build import differences
+from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 from embodyrl.placement.ranks import Place, is_follower, place_here
 from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, write_config
 
-RESUMABLE = ("run.", "engine.parallel.")
-"""Settings with these prefixes may change when a run goes on; changing others would make it a different run."""
+RESUMABLE = ("run.", "tracking.", "env.workers", "env.numa", "env.offload", "engine.offload", "engine.parallel.")
+"""Settings that may change when a run goes on, because they do not change what is learned; a dot at the end stands for
+the whole section."""
+FIXED = ("run.name", "run.dir")
+"""Settings of those sections that may not."""
 FILMED = 4
 """Episodes that `embodyrl eval --video` films where the config films none."""
 
@@ -27,55 +33,73 @@ def run(loaded: LoadedConfig) -> int:
     place = place_here(loaded.config)
     if is_follower():
         return follow(loaded.config, place, started=started)
-    directory = RunDir.create(loaded.config)
-    write_config(directory.path, loaded)
-    show(directory, header(loaded, directory.path))
-    return _train(loaded, directory, place, started=started, checkpoint=None)
+    with held(RunDir.create(loaded.config)) as directory:
+        write_config(directory.path, loaded)
+        show(directory, header(loaded, directory.path))
+        return _train(loaded, directory, place, started=started, checkpoint=None)
 
 
 def resume(run_dir: Path, overrides: Sequence[str]) -> int:
     """Go on from the last checkpoint of a run directory."""
     started = time.monotonic()
-    for override in overrides:
-        if not override.startswith(RESUMABLE) or override.startswith(("run.dir", "run.name")):
-            raise UserError(
-                f"{override!r} cannot change when a run goes on: only run.iterations, run.eval_every, run.save_every "
-                "and run.stop_at_success can, and engine.parallel; start a new run for anything else"
-            )
     if is_follower():
         config = read_config(run_dir, overrides).config
         return follow(config, place_here(config), started=started)
-    directory = RunDir.open(run_dir)
+    with held(RunDir.open(run_dir)) as directory:
+        from embodyrl.runner.checkpoint import find
 
-    from embodyrl.runner.checkpoint import find
+        found = find(run_dir)
+        loaded = read_config(run_dir, overrides)
+        refuse_another_run(read_config(found.place, []).config, loaded.config)
+        write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
+        show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}")
+        if found.warning is not None:
+            show(directory, found.warning)
+        place = place_here(loaded.config)
+        return _train(loaded, directory, place, started=started, checkpoint=found.place)
 
-    found = find(run_dir)
-    loaded = read_config(run_dir, overrides)
-    place = place_here(loaded.config)
-    write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
-    show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}")
-    if found.warning is not None:
-        show(directory, found.warning)
-    return _train(loaded, directory, place, started=started, checkpoint=found.place)
+
+def refuse_another_run(saved: Config, wanted: Config) -> None:
+    """Compare the settings of a checkpoint with those that the run is to go on with.
+
+    Raises:
+        UserError: some that make it a different run have changed; names them.
+    """
+    changed = [
+        f"{key} = {now!r} (it was {before!r})"
+        for key, (before, now) in differences(saved, wanted).items()
+        if key in FIXED or not key.startswith(RESUMABLE)
+    ]
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)} cannot change when a run goes on: only settings of the sections run and tracking, "
+            f"{', '.join(key for key in RESUMABLE if not key.endswith('.'))} can; start a new run for anything else"
+        )
+
+
+@contextmanager
+def held(directory: RunDir) -> Iterator[RunDir]:
+    """Release a run directory at the end; what goes wrong meanwhile goes into its log as well."""
+    try:
+        yield directory
+    except Exception as error:
+        directory.note(f"failed: {error}")
+        raise
+    finally:
+        directory.close()
 
 
 def _train(loaded: LoadedConfig, directory: RunDir, place: Place, *, started: float, checkpoint: Path | None) -> int:
     from embodyrl.runner.build import open_runner
 
     print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
-    try:
-        with (
-            leading(loaded.config, place, directory.path, checkpoint) as ranks,
-            open_runner(loaded, directory, started=started, checkpoint=checkpoint, place=place, ranks=ranks) as runner,
-        ):
-            code = runner.run()
-            summary = runner.summary()
-        show(directory, closing_lines(summary, directory.path))
-    except Exception as error:
-        directory.note(f"failed: {error}")
-        raise
-    finally:
-        directory.close()
+    with (
+        leading(loaded.config, place, directory.path, checkpoint) as ranks,
+        open_runner(loaded, directory, started=started, checkpoint=checkpoint, place=place, ranks=ranks) as runner,
+    ):
+        code = runner.run()
+        summary = runner.summary()
+    show(directory, closing_lines(summary, directory.path))
     return code
 
 
@@ -122,18 +146,18 @@ def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) ->
 
     from embodyrl.runner.build import build_engine, open_simulators
     from embodyrl.runner.evaluation import evaluate as play
-    from embodyrl.runner.evaluation import held_out_episodes
+    from embodyrl.runner.evaluation import evaluation_noise, held_out_episodes
     from embodyrl.runner.film import Film
 
     config = loaded.config
     print(f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}", flush=True)
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
         engine = build_engine(config, manager, weights=checkpoint / POLICY)
-        episodes = held_out_episodes(config)
+        episodes, noise = held_out_episodes(config), evaluation_noise(config, engine)
         if video is None:
-            print(play(manager, engine, episodes).line(), flush=True)
+            print(play(manager, engine, episodes, noise=noise).line(), flush=True)
         else:
             with Film(manager, video, episodes[: config.tracking.video.episodes or FILMED]) as film:
-                print(play(manager, engine, episodes, film).line(), flush=True)
+                print(play(manager, engine, episodes, film, noise).line(), flush=True)
             print(f"filmed the first {film.count}: {video}", flush=True)
     return 0

@@ -91,6 +91,20 @@ def to_plain(config: Any) -> dict[str, Any]:
     return {field.name: _to_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
+def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ between two configs by their full name, with both values; None where there is none."""
+    old, new = _flat(to_plain(before), ""), _flat(to_plain(after), "")
+    names = dict.fromkeys([*old, *new])
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+def _flat(section: dict[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_plain(value)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import embodyrl.config.algorithm_rules  # noqa: F401 - adds its rules
+import embodyrl.config.algorithm_rules
+import embodyrl.config.engine_rules  # noqa: F401 - both add their rules
 from embodyrl.config.build import build_draft, count_settings
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import Composed, Settings, compose

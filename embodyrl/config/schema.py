@@ -73,6 +73,14 @@ class Offload(StrEnum):
     all = "all"
 
 
+class Precision(StrEnum):
+    """What forward passes compute in."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
 class Numa(StrEnum):
     """Whether simulator processes keep to one NUMA node each."""
 
@@ -275,13 +283,16 @@ class EnvConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Evaluation: the deterministic policy on start states that training never sees."""
+    """Evaluation on start states that training never sees."""
 
     episodes: int = setting(100, low=1)
     """Episodes per evaluation."""
     seed: int = setting(10000, low=0)
     """First start-state id of evaluation. Tasks take turns and play one start state after the other from there on;
     training uses 0 .. env.start_states-1."""
+    sample: bool = setting(False)
+    """false: the policy takes its most likely actions. true: it draws them as in training, from a random stream that is
+    the same in every evaluation; for policies whose likeliest actions are no good sign of how it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -519,6 +530,9 @@ class OptimizerConfig:
     """Decoupled weight decay."""
     max_grad_norm: float = setting(0.5, above=0.0)
     """Gradients are scaled down to this norm."""
+    master_weights: bool = setting(True)
+    """Step float32 copies of weights that the model holds in bfloat16, which would lose small steps; 4 bytes more for
+    each weight that learns, and moments twice as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -543,6 +557,13 @@ class EngineConfig:
     """auto: CUDA where there is one, else the CPU."""
     threads: int | str = setting("auto", low=1, words=("auto",))
     """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
+    precision: Precision = setting(Precision.auto)
+    """What forward passes compute in, in rollouts and in learning; log-probabilities, losses and values are float32
+    always. auto: bfloat16 where the weights are held in it (`model.dtype`), and for large models on a GPU that can;
+    else float32."""
+    micro_batch_size: int | None = setting(None, low=1)
+    """Decisions (in supervised learning: samples) that go through the model at once in learning. The gradients of a
+    minibatch are added up from them, which gives the same steps in less memory. null: a whole minibatch."""
     offload: Offload = setting(Offload.none)
     """What leaves the device while it is not needed, and comes back bit for bit: from a GPU to pinned memory, from the
     CPU to a file without a name in the run's folder. optimizer: the optimiser's state, which is there only while the

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +15,25 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from embodyrl.algorithms.aggregation import masked_mean
 from embodyrl.algorithms.call import asks_for, call_with
 from embodyrl.algorithms.levels import entries_at
 from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Proximal
+from embodyrl.engine.columns import (
+    Columns,
+    draw_minibatches,
+    length,
+    observation_from,
+    rows,
+    split_minibatch,
+    to_columns,
+)
+from embodyrl.engine.metrics import Metrics, Total, mean_metrics, summarize
 from embodyrl.engine.modes import Mode, Modes
 from embodyrl.engine.offload import EngineOffload
+from embodyrl.engine.optimizer import Optimizer
 from embodyrl.engine.parallel import ALONE, Ranks
+from embodyrl.engine.precision import choose_precision, computing_in
 from embodyrl.engine.sharding import norm_of, place_moments, spread, whole
 from embodyrl.engine.streams import Streams
 from embodyrl.envs import Observation
@@ -33,19 +42,6 @@ from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.tracking.clock import Clock, Phase
 
 SETTINGS_FOR_LOSSES = ("clip_low", "clip_high", "dual_clip", "behaviour_cap", "behaviour_excess", "drift_coef")
-
-Columns = dict[str, Any]
-"""A batch by column: tensors `[M, ...]`, and `trace`, a table of its own."""
-
-
-@dataclass(kw_only=True)
-class Total:
-    """What an optimiser step descends."""
-
-    loss: Tensor
-    """Scalar."""
-    metrics: dict[str, Tensor]
-    """Detached scalars."""
 
 
 class NumericsError(RunError):
@@ -63,15 +59,6 @@ def choose_device(device: Device) -> torch.device:
     if device is Device.auto:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device.value)
-
-
-def observation_from(columns: Columns, sentences: Sequence[str]) -> Observation:
-    """The observations in a batch's columns `[M]`, as `Policy.preprocess` takes them."""
-    return Observation(
-        images=columns.get("images"),
-        proprio=columns.get("proprio"),
-        tasks=[sentences[index] for index in columns["task"].tolist()],
-    )
 
 
 class HybridEngine:
@@ -119,19 +106,21 @@ class HybridEngine:
         self.modes.around[Mode.rollout].append(self.weights.gathered)
         self.version = 0
         """Updates so far; every chunk is labelled with the version that produced it."""
-        self._optimizer_config = config.optimizer
-        self._iterations = iterations
-        self._optimizer = build_optimizer(policy, config.optimizer)
+        self.precision = choose_precision(config.precision, policy, self.device)
+        """What forward passes compute in."""
+        self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations)
         self.offload = EngineOffload(
             config.offload,
             policy=policy,
-            optimizer=self._optimizer,
+            optimizer=self.optimizer.inner,
             reference=self.reference,
             device=self.device,
             folder=Path(tempfile.gettempdir()) if folder is None else folder,
             clock=self.clock,
         )
         self.modes.around[Mode.train].append(self.offload.optimizer_here)
+        self._micro_batch_size = config.micro_batch_size
+        self._whole_episodes = asks_for(loss, "sequence")
         self._streams = Streams(seed, self.device, ranks)
 
     def rollout_mode(self) -> AbstractContextManager[None]:
@@ -146,14 +135,22 @@ class HybridEngine:
         """The policy with all of its weights, to be saved; on the first rank alone. All ranks must ask."""
         return self.weights.whole_policy()
 
-    def act(self, observation: Observation, mode: Literal["train", "eval"]) -> ActOutput:
-        """Decide for each slot; see `Policy.act`."""
+    def act(
+        self, observation: Observation, mode: Literal["train", "eval"], noise: torch.Generator | None = None
+    ) -> ActOutput:
+        """Decide for each slot; see `Policy.act`. Without a stream of `noise`, that of training is used."""
+        noise = self._streams.actions if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
-            return self.policy.act(self._preprocess(self.policy, observation), mode, self._streams.actions)
+            inputs = self._preprocess(observation)
+            with self._computing():
+                return self.policy.act(inputs, mode, noise)
 
-    def _preprocess(self, policy: Policy, observation: Observation) -> Inputs:
+    def _preprocess(self, observation: Observation) -> Inputs:
         with self.clock.measure(Phase.preprocess):
-            return policy.preprocess(observation)
+            return self.policy.preprocess(observation)
+
+    def _computing(self) -> AbstractContextManager[object]:
+        return computing_in(self.precision, self.device)
 
     def update(self, batch: TensorDictBase, sentences: Sequence[str]) -> dict[str, float]:
         """Learn from a batch, `epochs` times over in shuffled minibatches.
@@ -169,28 +166,28 @@ class HybridEngine:
             Metrics, each the mean over the optimiser steps taken.
         """
         with self.train_mode(), self.clock.measure(Phase.train):
-            return self._update(dict(batch.to(self.device).items()), sentences)
+            return self._update(to_columns(batch, self.device), sentences)
 
     def _update(self, columns: Columns, sentences: Sequence[str]) -> dict[str, float]:
-        self._set_learning_rate()
+        rate = self.optimizer.set_learning_rate(self.version)
+        if "images" not in columns:  # pictures are bytes here and numbers afterwards: they wait for their minibatch
+            columns["inputs"] = self._preprocess(observation_from(columns, sentences))
         if self.reference is not None:
             with self.offload.reference_here():
                 columns["reference_logprobs"] = self._score(self.reference, columns, sentences)
         if asks_for(self.loss, "proximal_logprobs") and self.algorithm.proximal is Proximal.recompute:
             columns["proximal_logprobs"] = self._score(self.policy, columns, sentences)
-        history: list[dict[str, Tensor]] = []
+        history: list[Metrics] = []
         passes = 0
         for _ in range(self.algorithm.epochs):
             if not self._one_pass(columns, sentences, history):
                 break
             passes += 1
+        self.optimizer.clear()
         self._set_version(self.version + 1)
         if self.policy.keeps_statistics:
-            self.policy.update_statistics(self._preprocess(self.policy, observation_from(columns, sentences)))
-        return mean_metrics(history) | {
-            "train/passes": float(passes),
-            "train/learning_rate": self._optimizer.param_groups[0]["lr"],
-        }
+            self.policy.update_statistics(self._inputs(columns, sentences))
+        return mean_metrics(history) | {"train/passes": float(passes), "train/learning_rate": rate}
 
     def imitate(self, batches: Iterable[tuple[Observation, NDArray[np.float32]]]) -> dict[str, float]:
         """Learn from demonstrations, one optimiser step per minibatch.
@@ -201,158 +198,165 @@ class HybridEngine:
         Returns:
             Metrics, each the mean over the optimiser steps.
         """
-        self._set_learning_rate()
-        history: list[dict[str, Tensor]] = []
+        rate = self.optimizer.set_learning_rate(self.version)
+        history: list[Metrics] = []
         with self.train_mode(), self.clock.measure(Phase.train):
             for observation, actions in self.clock.pulling(Phase.preprocess, batches):
-                inputs = self._preprocess(self.policy, observation)
+                inputs = self._preprocess(observation)
                 self.policy.update_statistics(inputs)
-                wanted = torch.from_numpy(actions).to(self.device)
-                loss = self.policy.sft_loss(inputs, wanted, self._streams.imitation)
-                history.append({"loss": loss.detach(), "grad_norm": self._descend(loss)})
+                loss = self._imitation(inputs, torch.from_numpy(actions).to(self.device))
+                history.append({"loss": loss, "grad_norm": self._descend(loss)})
+        self.optimizer.clear()
         self._set_version(self.version + 1)
-        return mean_metrics(history) | {"train/learning_rate": self._optimizer.param_groups[0]["lr"]}
+        return mean_metrics(history) | {"train/learning_rate": rate}
 
     def _set_version(self, version: int) -> None:
         self.version = version
-        self.policy.set_progress(min(version / self._iterations, 1.0))
+        self.policy.set_progress(min(version / self.optimizer.updates, 1.0))
 
-    def _one_pass(self, columns: Columns, sentences: Sequence[str], history: list[dict[str, Tensor]]) -> bool:
+    def _imitation(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Leave the gradients of a minibatch of demonstrations; returns its loss, a mean over samples."""
+        parts = []
+        self.optimizer.clear()
+        size = self._micro_batch_size or len(actions)
+        for start in range(0, len(actions), size):
+            part = slice(start, start + size)
+            with self._computing():
+                seen = {name: column[part] for name, column in inputs.items()}
+                loss = self.policy.sft_loss(seen, actions[part], self._streams.imitation)
+            loss = loss.float() * (len(actions[part]) / len(actions))
+            loss.backward()
+            parts.append(loss.detach())
+        return torch.stack(parts).sum()
+
+    def _one_pass(self, columns: Columns, sentences: Sequence[str], history: list[Metrics]) -> bool:
         """One epoch; False if the policy moved so far from the rollout's that it ended early."""
-        for index, share in self._minibatches(columns):
-            total = self._loss({name: column[index] for name, column in columns.items()}, sentences, share)
-            history.append(total.metrics)
+        for minibatch, share in self._minibatches(columns):
+            loss, metrics = self._gradients(minibatch, sentences, share)
+            history.append(metrics)
             target = self.algorithm.target_kl
-            if target is not None and float(total.metrics["approx_kl"]) > target:
+            if target is not None and float(metrics["approx_kl"]) > target:
                 return False
-            total.metrics["grad_norm"] = self._descend(total.loss)
+            metrics["grad_norm"] = self._descend(loss)
         return True
 
-    def _minibatches(self, columns: Columns) -> Iterator[tuple[Tensor, float]]:
-        """Numbers of the decisions of each minibatch, and the minibatch's share of the batch.
+    def _minibatches(self, columns: Columns) -> Iterator[tuple[Columns, float]]:
+        """Minibatches, each with its share of the batch: drawn decision by decision, or episode by episode for a loss
+        that compares whole ones."""
+        count, whole = self.algorithm.minibatches, self._whole_episodes
+        for index, share in draw_minibatches(columns["sequence"], count, whole, self._streams.shuffling):
+            yield rows(columns, index), share
 
-        Drawn decision by decision, or episode by episode for a loss that compares whole ones.
-        """
-        unit = torch.arange(len(columns["task"]), device=self.device)
-        if asks_for(self.loss, "sequence"):
-            unit = torch.unique(columns["sequence"], return_inverse=True)[1]
-        count = int(unit.max()) + 1
-        order = torch.randperm(count, generator=self._streams.shuffling).to(self.device)
-        for chosen in order.tensor_split(min(self.algorithm.minibatches, count)):
-            index = chosen if count == len(unit) else torch.nonzero(torch.isin(unit, chosen)).squeeze(1)
-            yield index, len(chosen) / count
+    def _gradients(self, minibatch: Columns, sentences: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
+        """Leave the gradients of a minibatch's loss, a micro-batch at a time; returns the loss and its metrics."""
+        totals = []
+        self.optimizer.clear()
+        for part in split_minibatch(minibatch, self._micro_batch_size, self._whole_episodes):
+            total = self._loss(part, sentences, share, length(minibatch))
+            total.loss.backward()
+            total.loss = total.loss.detach()
+            totals.append(total)
+        return torch.stack([total.loss for total in totals]).sum(), summarize(totals)
 
     @torch.no_grad()
     def _score(self, policy: Policy, columns: Columns, sentences: Sequence[str]) -> Tensor:
-        """Log-probs of the batch's decisions under a policy, at the level of the loss; a minibatch at a time."""
-        pieces = []
-        for index in torch.arange(len(columns["task"])).tensor_split(self.algorithm.minibatches):
-            piece = {name: column[index] for name, column in columns.items()}
-            pieces.append(self._logprobs(policy, piece, sentences)[0])
-        return torch.cat(pieces)
+        """Log-probs of the batch's decisions under a policy, at the level of the loss; a part at a time."""
+        size = self._micro_batch_size or -(-length(columns) // self.algorithm.minibatches)
+        parts = split_minibatch(columns, size, whole=False)
+        return torch.cat([self._logprobs(policy, part, sentences)[0] for part in parts])
 
-    def _logprobs(self, policy: Policy, piece: Columns, sentences: Sequence[str]) -> tuple[Tensor, EvalOutput]:
+    def _inputs(self, part: Columns, sentences: Sequence[str]) -> Inputs:
+        """What the policy sees."""
+        inputs: Inputs | None = part.get("inputs")
+        return self._preprocess(observation_from(part, sentences)) if inputs is None else inputs
+
+    def _logprobs(self, policy: Policy, part: Columns, sentences: Sequence[str]) -> tuple[Tensor, EvalOutput]:
         """Log-probs of decisions under a policy at the level of the loss, and what else it says about them."""
-        inputs = self._preprocess(policy, observation_from(piece, sentences))
-        evaluated = policy.evaluate(inputs, dict(piece["trace"].items()))
-        return entries_at(self.algorithm.logprob_level, evaluated.logprobs, piece["executed"]), evaluated
+        inputs = self._inputs(part, sentences)
+        with self._computing():
+            evaluated = policy.evaluate(inputs, part["trace"])
+        return entries_at(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
 
-    def _loss(self, minibatch: Columns, sentences: Sequence[str], share: float) -> Total:
-        """Policy loss + KL penalty - entropy bonus + value loss of one minibatch.
+    def _loss(self, part: Columns, sentences: Sequence[str], share: float, decisions: int) -> Total:
+        """Policy loss + KL penalty - entropy bonus + value loss, of a minibatch or of a part of it.
 
         Args:
-            minibatch: the batch's columns, of some decisions.
+            part: the batch's columns, of some decisions.
             sentences: see `update`.
-            share: of the batch; the weights of entries are such that the sum over the whole batch is the loss.
+            share: of the minibatch in the batch; the weights of entries are such that the sum over the whole batch is
+                the loss.
+            decisions: in the minibatch.
         """
-        settings, valid = self.algorithm, minibatch["valid"]
-        logprobs, evaluated = self._logprobs(self.policy, minibatch, sentences)
-        output = self._policy_loss(logprobs, minibatch)
-        entropy = entries_at(settings.logprob_level, evaluated.entropy, minibatch["executed"])
-        difference = log_ratio(logprobs.detach(), minibatch["old_logprobs"])
+        settings = self.algorithm
+        logprobs, evaluated = self._logprobs(self.policy, part, sentences)
+        output = self._policy_loss(logprobs, part)
+        entropy = entries_at(settings.logprob_level, evaluated.entropy, part["executed"])
+        difference = log_ratio(logprobs.detach(), part["old_logprobs"])
+        ratio = difference.exp()
         logged = output.metrics | {
             "policy_loss": output.losses.detach(),
             "entropy": entropy.detach(),
-            "approx_kl": difference.exp() - 1.0 - difference,
+            "ratio": ratio,
+            "approx_kl": ratio - 1.0 - difference,
         }
         losses = output.losses
         if settings.entropy_coef > 0.0:
             losses = losses - settings.entropy_coef * entropy
         if self.reference is not None:
-            divergence = kl_divergence(logprobs, minibatch["reference_logprobs"], settings.kl_estimator)
+            divergence = kl_divergence(logprobs, part["reference_logprobs"], settings.kl_estimator)
             logged["reference_kl"] = divergence.detach()
             losses = losses + settings.kl_coef * divergence
-        metrics = {name: masked_mean(column, valid) for name, column in logged.items()}
-        total = Total(loss=(minibatch["weights"] * losses).sum() / share, metrics=metrics)
+        total = Total(loss=(part["weights"] * losses).sum() / share, entries=logged, valid=part["valid"])
         if settings.value_coef > 0.0:
-            error = self._value_loss(evaluated.values, minibatch)
-            metrics["value_loss"] = error.detach()
-            total.loss = total.loss + settings.value_coef * error
+            errors = self._value_losses(evaluated.values, part)
+            total.value_losses = errors.detach()
+            total.loss = total.loss + settings.value_coef * errors.sum() / decisions
         return total
 
-    def _policy_loss(self, logprobs: Tensor, minibatch: Columns) -> LossOutput:
+    def _policy_loss(self, logprobs: Tensor, part: Columns) -> LossOutput:
         """The registered loss, with the columns and settings that it names."""
         settings = self.algorithm
         available: dict[str, Any] = {name: getattr(settings, name) for name in SETTINGS_FOR_LOSSES}
-        available |= minibatch | {"logprobs": logprobs}
-        if asks_for(self.loss, "proximal_logprobs") and "proximal_logprobs" not in minibatch:
+        available |= part | {"logprobs": logprobs}
+        if asks_for(self.loss, "proximal_logprobs") and "proximal_logprobs" not in part:
             available["proximal_logprobs"] = proximal_logprobs(
-                logprobs, minibatch["old_logprobs"], minibatch["version"], self.version + 1, settings.proximal
+                logprobs, part["old_logprobs"], part["version"], self.version + 1, settings.proximal
             )
         return call_with(self.loss, available)
 
-    def _value_loss(self, values: Tensor | None, minibatch: Columns) -> Tensor:
-        """Mean over decisions, each counting once."""
+    def _value_losses(self, values: Tensor | None, part: Columns) -> Tensor:
+        """Of every decision `[M]`, each counting once."""
         assert values is not None, "the config rules ask for a critic"
         settings = self.algorithm
         return value_loss(
-            values,
-            minibatch["old_values"],
-            minibatch["returns"],
-            clip=settings.value_clip,
-            huber=settings.value_huber,
-        ).mean()
+            values, part["old_values"], part["returns"], clip=settings.value_clip, huber=settings.value_huber
+        )
 
     def _descend(self, loss: Tensor) -> Tensor:
-        """One optimiser step; returns the gradient norm before clipping."""
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = norm_of(torch.nn.utils.clip_grad_norm_(self._trainable(), self._optimizer_config.max_grad_norm))
+        """One optimiser step along the gradients of a loss; returns their norm before clipping."""
+        norm = norm_of(self.optimizer.clip())
         if not torch.isfinite(norm):
             raise NumericsError(
                 f"the gradient norm is {float(norm)} in update {self.version + 1} (loss {float(loss.detach())}); "
                 "weights were left as they were. Lower engine.optimizer.lr, or look at the rewards and observations"
             )
-        self._optimizer.step()
+        self.optimizer.step()
         return norm.detach()
-
-    def _trainable(self) -> list[Tensor]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-    def _set_learning_rate(self) -> None:
-        config = self._optimizer_config
-        done = min(self.version / self._iterations, 1.0)
-        share = {
-            LearningRate.constant: 1.0,
-            LearningRate.linear: 1.0 - done,
-            LearningRate.cosine: 0.5 * (1.0 + math.cos(math.pi * done)),
-        }
-        for group in self._optimizer.param_groups:
-            group["lr"] = config.lr * share[config.schedule]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights: optimiser, random streams, version; and the weights of the reference policy,
         which the run cannot make again once it has learned."""
         reference = {} if self.reference is None else {"reference": self.reference.state_dict()}
         return reference | {
-            "optimizer": whole(self._optimizer.state_dict(), keep=self.ranks.is_first),
+            "optimizer": whole(self.optimizer.state_dict(), keep=self.ranks.is_first),
             "streams": self._streams.state_dict(),
             "version": self.version,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self._optimizer.load_state_dict(place_moments(state["optimizer"], self._optimizer))
+        moments = place_moments(state["optimizer"]["moments"], self.optimizer.inner)
+        self.optimizer.load_state_dict(state["optimizer"] | {"moments": moments})
         self._streams.load_state_dict(state["streams"], state["version"])
         self._set_version(state["version"])
         if self.reference is not None:
@@ -363,18 +367,3 @@ class HybridEngine:
 def frozen_copy(policy: Policy) -> Policy:
     """The same policy, which never changes again."""
     return copy.deepcopy(policy).requires_grad_(False)
-
-
-def mean_metrics(history: Sequence[dict[str, Tensor]]) -> dict[str, float]:
-    """Mean of each metric over the rows that have it, under `train/`."""
-    names = dict.fromkeys(name for row in history for name in row)
-    return {f"train/{name}": float(torch.stack([row[name] for row in history if name in row]).mean()) for name in names}
-
-
-def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW over the parameters that require gradients."""
-    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    beta1, beta2 = config.betas
-    return torch.optim.AdamW(
-        parameters, lr=config.lr, betas=(beta1, beta2), eps=config.eps, weight_decay=config.weight_decay, fused=True
-    )

@@ -10,7 +10,7 @@ SupportedModel.register(
     "mlp",
     target="embodyrl.models.mlp.policy:MLPPolicy",
     options="embodyrl.models.mlp.options:MLPConfig",
-    facts={"critic": True, "max_chunk": 32},
+    facts={"critic": True, "max_chunk": 32, "blocks": False},
     summary="policy and value network on state observations; continuous or discrete actions",
 )
 SupportedModel.register(
@@ -18,7 +18,7 @@ SupportedModel.register(
     target="embodyrl.models.openvla.policy:OpenVLAPolicy",
     options="embodyrl.models.openvla.options:OpenVLAConfig",
     requires=VLA,
-    facts={"critic": True, "max_chunk": 1, "check": "embodyrl.models.openvla.check:check"},
+    facts={"critic": True, "max_chunk": 1, "blocks": True, "check": "embodyrl.models.openvla.check:check"},
     summary="OpenVLA (7B): one picture and a sentence; an action in tokens, entry by entry",
 )
 SupportedModel.register(
@@ -26,7 +26,7 @@ SupportedModel.register(
     target="embodyrl.models.openvla_oft.policy:OpenVLAOFTPolicy",
     options="embodyrl.models.openvla_oft.options:OpenVLAOFTConfig",
     requires=VLA,
-    facts={"critic": True, "usual_chunk": 8, "check": "embodyrl.models.openvla_oft.check:check"},
+    facts={"critic": True, "usual_chunk": 8, "blocks": True, "check": "embodyrl.models.openvla_oft.check:check"},
     summary="OpenVLA-OFT (7B): pictures, robot state and a sentence; a chunk of actions in one pass",
 )
 SupportedModel.register(

@@ -1,4 +1,4 @@
-"""Evaluation: the deterministic policy on start states that training never sees, in the training simulators."""
+"""Evaluation on start states that training never sees, in the training simulators."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import Config
@@ -21,6 +23,7 @@ from embodyrl.rollout.collector import take
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.runner.film import Film
 from embodyrl.runner.statistics import wilson_interval
+from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
 
 Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequence[EpisodeSpec | None]], StepResult]
@@ -38,6 +41,8 @@ class Evaluation:
     mean_length: float
     """Control steps."""
     seconds: float
+    sampled: bool
+    """Actions were drawn from the policy's distribution; else they were its most likely ones."""
 
     @property
     def success_once(self) -> float:
@@ -59,13 +64,15 @@ class Evaluation:
             "eval/return": self.mean_return,
             "eval/episode_length": self.mean_length,
             "eval/episodes": float(self.episodes),
+            "eval/sampled": float(self.sampled),
         }
 
     def line(self) -> str:
         """One line for people."""
         low, high = self.interval
+        sampled = " with sampled actions" if self.sampled else ""
         return (
-            f"evaluation  {self.episodes} episodes  success {self.success_once:.2f} [{low:.2f}, {high:.2f}]  "
+            f"evaluation  {self.episodes} episodes{sampled}  success {self.success_once:.2f} [{low:.2f}, {high:.2f}]  "
             f"return {self.mean_return:.2f}  length {self.mean_length:.0f}  ({self.seconds:.1f} s)"
         )
 
@@ -80,21 +87,37 @@ def held_out_episodes(config: Config) -> list[EpisodeSpec]:
     )
 
 
+def evaluation_noise(config: Config, engine: HybridEngine) -> torch.Generator | None:
+    """The random stream that an evaluation draws actions from, the same for all of a run; None if it draws none."""
+    if not config.eval.sample:
+        return None
+    return torch.Generator(engine.device).manual_seed(derive_seed(config.seed, "evaluation"))
+
+
 def evaluate(
-    manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec], film: Film | None = None
+    manager: EnvManager,
+    engine: HybridEngine,
+    episodes: Sequence[EpisodeSpec],
+    film: Film | None = None,
+    noise: torch.Generator | None = None,
 ) -> Evaluation:
-    """Play `episodes` with the most likely actions and report. Slots are refilled as they finish; those without an
-    episode left are neither stepped nor inferred. Which slot plays which episode changes nothing, and neither does a
-    film of the first ones. An episode that dies with its simulator is played again."""
+    """Play `episodes` and report. Slots are refilled as they finish; those without an episode left are neither stepped
+    nor inferred. An episode that dies with its simulator is played again.
+
+    Without `noise` the policy takes its most likely actions; then it changes nothing which slot plays which episode, or
+    whether the first ones are filmed. With it actions are drawn, and the same number of slots draws the same ones.
+    """
     start = time.perf_counter()
     finished: list[FinishedEpisode] = []
     filmed = engine.ranks.from_first(0 if film is None else film.count)
     numbers = share_of_episodes(len(episodes), filmed, engine.ranks)
     with engine.rollout_mode(), engine.clock.measure(Phase.record):
         if film is not None:
-            finished += _play(manager, engine, episodes, numbers[: film.count], film.step)
+            finished += _play(manager, engine, noise, episodes, numbers[: film.count], film.step)
             numbers = numbers[film.count :]
-        finished += _play(manager, engine, episodes, numbers, lambda slots, _, *chunk: manager.step(slots, *chunk))
+        finished += _play(
+            manager, engine, noise, episodes, numbers, lambda slots, _, *chunk: manager.step(slots, *chunk)
+        )
         with engine.clock.measure(Phase.sync):
             finished = gather_episodes(finished, engine.ranks)
     return Evaluation(
@@ -103,6 +126,7 @@ def evaluate(
         mean_return=float(np.mean(sorted(each.total_reward for each in finished))),
         mean_length=float(np.mean([each.length for each in finished])),
         seconds=time.perf_counter() - start,
+        sampled=noise is not None,
     )
 
 
@@ -120,11 +144,17 @@ def gather_episodes(finished: list[FinishedEpisode], ranks: Ranks) -> list[Finis
 
 
 def _play(
-    manager: EnvManager, engine: HybridEngine, episodes: Sequence[EpisodeSpec], numbers: Sequence[int], step: Step
+    manager: EnvManager,
+    engine: HybridEngine,
+    noise: torch.Generator | None,
+    episodes: Sequence[EpisodeSpec],
+    numbers: Sequence[int],
+    step: Step,
 ) -> list[FinishedEpisode]:
     """Play the episodes with these numbers."""
     if not numbers:
         return []
+    mode: Literal["train", "eval"] = "eval" if noise is None else "train"
     slots = np.arange(min(manager.num_envs, len(numbers)))
     waiting = [deque(numbers[slot :: len(slots)]) for slot in range(len(slots))]
     playing = np.array([queue.popleft() for queue in waiting])
@@ -134,7 +164,7 @@ def _play(
     with engine.clock.measure(Phase.simulate):
         observation = manager.reset(slots, [episodes[number] for number in playing])
     while len(slots):
-        actions = engine.act(observation, "eval").actions.cpu().numpy()
+        actions = engine.act(observation, mode, noise).actions.cpu().numpy()
         following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
         with engine.clock.measure(Phase.simulate):
             result = step(slots, playing[slots], actions, following)
@@ -145,7 +175,7 @@ def _play(
         for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
         slots, observation = slots[running], take(result.observation, running)
-    return finished + _play(manager, engine, episodes, lost, step)
+    return finished + _play(manager, engine, noise, episodes, lost, step)
 
 
 @contextmanager

@@ -99,10 +99,16 @@ class RunDir:
 
 
 def write_config(folder: Path, loaded: LoadedConfig) -> None:
-    """Write the whole config into a run directory or a checkpoint, and where it and its plug-ins came from."""
-    (folder / CONFIG_FILE).write_text(to_commented_yaml(loaded.config))
+    """Write the whole config into a run directory or a checkpoint, and where it and its plug-ins came from. Files that
+    are there already are replaced as a whole."""
     origin = {"source": loaded.source, "plugin_dir": str(loaded.plugin_dir.absolute())}
-    (folder / ORIGIN_FILE).write_text(json.dumps(origin, indent=2) + "\n")
+    for name, text in {
+        CONFIG_FILE: to_commented_yaml(loaded.config),
+        ORIGIN_FILE: json.dumps(origin, indent=2) + "\n",
+    }.items():
+        temporary = folder / f".{name}.tmp"
+        temporary.write_text(text)
+        temporary.replace(folder / name)
 
 
 def read_config(folder: Path, overrides: Sequence[str]) -> LoadedConfig:

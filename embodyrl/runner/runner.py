@@ -20,7 +20,7 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.pipeline import Pipeline
 from embodyrl.rollout.collector import Collector
-from embodyrl.runner.evaluation import borrowed, evaluate, held_out_episodes
+from embodyrl.runner.evaluation import borrowed, evaluate, evaluation_noise, held_out_episodes
 from embodyrl.runner.film import Film
 from embodyrl.runner.publishing import Retention
 from embodyrl.runner.rundir import RunDir
@@ -211,8 +211,9 @@ class Runner:
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
         episodes = held_out_episodes(self.config)
+        noise = evaluation_noise(self.config, self.engine)
         with borrowed(self.manager, self.clock, self.collector.in_progress), self._film(episodes) as film:
-            result = evaluate(self.manager, self.engine, episodes, film)
+            result = evaluate(self.manager, self.engine, episodes, film, noise)
         metrics = result.metrics()
         self.progress.evaluations[str(self.progress.iteration)] = {
             name: value for name, value in metrics.items() if name.startswith("eval/")

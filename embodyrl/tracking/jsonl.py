@@ -18,7 +18,9 @@ class JsonlSink:
         path = context.run_dir / METRICS_FILE
         if path.exists():
             lines = [line for line in path.read_text().splitlines() if _is_valid(line, context.start_iteration)]
-            path.write_text("".join(line + "\n" for line in lines))
+            temporary = path.with_name(f".{METRICS_FILE}.tmp")  # a kill in between leaves the old file
+            temporary.write_text("".join(line + "\n" for line in lines))
+            temporary.replace(path)
         self._file = path.open("a", buffering=1)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:

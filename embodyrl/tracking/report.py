@@ -39,7 +39,8 @@ pre {{ background: #f5f7fa; padding: .8rem; border-radius: 6px; overflow-x: auto
 <h2>Curves</h2>
 <div class="curves">{curves}</div>
 <h2>Evaluations</h2>
-<table><tr><th>iteration</th><th>success</th><th>95 % interval</th><th>return</th><th>length</th><th>episodes</th></tr>
+<table><tr><th>iteration</th><th>success</th><th>95 % interval</th><th>return</th><th>length</th><th>episodes</th>
+<th>actions</th></tr>
 {evaluations}</table>
 {times}{films}{iteration}<h2>Config</h2>
 <pre>{config}</pre>
@@ -118,6 +119,7 @@ def evaluation_row(iteration: str, metrics: dict[str, float]) -> str:
         f"{metrics['eval/return']:.2f}",
         f"{metrics['eval/episode_length']:.0f}",
         f"{metrics['eval/episodes']:.0f}",
+        "sampled" if metrics.get("eval/sampled") else "likeliest",
     ]
     return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>\n"
 

@@ -30,8 +30,8 @@ def composed_by_hydra(source: Source, *overrides: str):
 
 
 @pytest.mark.parametrize("experiment", list_experiments())
-def test_shipped_experiments_are_without_fault(experiment):
-    loaded = load_config(experiment)
+def test_shipped_experiments_are_without_fault(experiment, not_made_yet):
+    loaded = load_config(experiment, not_made_yet)
     assert loaded.source == experiment
     assert loaded.path is None
     assert loaded.values > 40

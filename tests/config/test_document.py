@@ -19,8 +19,8 @@ PENDULUM = "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\n"
 
 
 @pytest.mark.parametrize("experiment", list_experiments())
-def test_the_document_loads_as_an_equal_config(workplace, experiment):
-    config = load_config(experiment).config
+def test_the_document_loads_as_an_equal_config(workplace, experiment, not_made_yet):
+    config = load_config(experiment, not_made_yet).config
     workplace.write(to_commented_yaml(config))
     again = load_config("my.yaml").config
     assert again == config

@@ -9,6 +9,7 @@ import torch
 from engines import SPEC, make_batch, make_engine, weights
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
+from embodyrl.engine.columns import draw_minibatches, to_columns
 from embodyrl.engine.hybrid import HybridEngine, NumericsError, frozen_copy
 from embodyrl.envs import Observation
 from embodyrl.errors import UserError
@@ -142,8 +143,9 @@ def test_a_fresh_batch_has_ratio_one_under_every_loss() -> None:
 
 
 def minibatches(engine: HybridEngine) -> list[tuple[list[int], float]]:
-    columns = dict(make_batch(engine).items())
-    return [(index.tolist(), share) for index, share in engine._minibatches(columns)]
+    sequence = make_batch(engine)["sequence"]
+    drawn = draw_minibatches(sequence, 2, engine._whole_episodes, torch.Generator().manual_seed(0))
+    return [(index.tolist(), share) for index, share in drawn]
 
 
 def test_minibatches_are_drawn_by_decision_or_by_episode_and_cover_the_batch_once() -> None:
@@ -158,15 +160,12 @@ def test_minibatches_are_drawn_by_decision_or_by_episode_and_cover_the_batch_onc
 @pytest.mark.parametrize("loss", ["ppo", "gspo"])
 def test_the_losses_of_minibatches_make_up_the_loss_of_the_batch(loss: str) -> None:
     engine = make_engine(loss=loss, value_coef=0.0, entropy_coef=0.1)
-    columns = dict(make_batch(engine).items())
+    columns = to_columns(make_batch(engine), engine.device)
     # Entries of different weight, and a policy that has moved.
     columns["weights"] = torch.arange(1.0, 17.0) / 136
     columns["old_logprobs"] = columns["old_logprobs"] + 0.1 * torch.arange(16) / 16
-    whole = engine._loss(columns, ["push"], 1.0).loss
-    parts = [
-        (engine._loss({name: column[index] for name, column in columns.items()}, ["push"], share).loss, share)
-        for index, share in engine._minibatches(columns)
-    ]
+    whole = engine._loss(columns, ["push"], 1.0, 16).loss
+    parts = [(engine._loss(part, ["push"], share, 16).loss, share) for part, share in engine._minibatches(columns)]
     assert len(parts) == 2
     torch.testing.assert_close(sum(part * share for part, share in parts), whole)
 

@@ -156,7 +156,7 @@ def test_the_objects_stay_the_same(disk: Path) -> None:
     def objects() -> list[int]:
         assert engine.reference is not None
         held = [*engine.policy.parameters(), *engine.reference.parameters()]
-        return [id(tensor) for tensor in [*held, *optimizer_tensors(engine._optimizer, set())]]
+        return [id(tensor) for tensor in [*held, *optimizer_tensors(engine.optimizer.inner, set())]]
 
     engine.update(make_batch(engine), ["push"])
     before = objects()

@@ -37,13 +37,16 @@ def statistics(shift: float) -> dict[str, object]:
     return {"action": {**listed[0], "mask": [True] * 6 + [False]}, "proprio": listed[1]}
 
 
-def fill(module: torch.nn.Module) -> None:
-    """Weights by name and place: the sine of a place, scaled by 0.15; 1 plus that where a norm multiplies by it."""
+MULTIPLY = ("norm.weight", "norm1.weight", "norm2.weight", "ffn.0.weight", "gamma")
+"""How names of a norm's weights end."""
+
+
+def fill(module: torch.nn.Module, multiply: tuple[str, ...] = MULTIPLY, scale: float = 0.15) -> None:
+    """Weights by name and place: the sine of a place, scaled; 1 plus that where a norm multiplies by it."""
     for name, parameter in module.named_parameters():
         start = zlib.crc32(name.encode()) % 1000
-        wave = 0.15 * np.sin(1.7 * np.arange(parameter.numel()) + start)
-        multiplies = name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ffn.0.weight", "gamma"))
-        values = torch.from_numpy(wave + multiplies).reshape(parameter.shape)
+        wave = scale * np.sin(1.7 * np.arange(parameter.numel()) + start)
+        values = torch.from_numpy(wave + name.endswith(multiply)).reshape(parameter.shape)
         parameter.data.copy_(values.to(torch.bfloat16))
 
 

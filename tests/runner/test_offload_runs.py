@@ -14,7 +14,7 @@ from embodyrl.errors import UserError
 
 MOVES = ["algorithm.kl_coef=0.1", "engine.offload=all"]
 FREED = {"memory/optimizer_freed_mib", "memory/reference_freed_mib"}
-WEIGHTS, STATE = "policy/model.safetensors", "trainer/engine.pt"
+WEIGHTS, STATE = "policy/model.safetensors", "trainer/engine.safetensors"
 
 
 @pytest.fixture(autouse=True)

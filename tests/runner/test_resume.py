@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_is_refused_by_file(small_run: Callable[..., Run]) 
 
 def test_only_settings_of_the_run_may_change_on_resume(small_run: Callable[..., Run]) -> None:
     run = small_run("run", "run.iterations=1")
-    with pytest.raises(UserError, match=r"'algorithm\.gamma=0\.5' cannot change when a run goes on"):
+    with pytest.raises(UserError, match=r"algorithm\.gamma = 0\.5 \(it was 0\.\d+\) cannot change when a run"):
         train.resume(run.path, ["algorithm.gamma=0.5"])
 
 

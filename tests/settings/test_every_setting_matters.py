@@ -14,6 +14,7 @@ from embodyrl.config.fields import settings_of
 from embodyrl.config.schema import (
     AlgorithmConfig,
     Config,
+    EngineConfig,
     FilterConfig,
     NormConfig,
     OptimizerConfig,
@@ -91,6 +92,7 @@ CHANGES = {
     "algorithm.kl_coef": ["algorithm.kl_coef=0.1"],
     "algorithm.entropy_coef": ["algorithm.entropy_coef=0.1"],
     "algorithm.target_kl": ["algorithm.target_kl=1.0e-9"],
+    "engine.precision": ["engine.precision=bfloat16"],
     "engine.optimizer.lr": ["engine.optimizer.lr=0.02"],
     "engine.optimizer.schedule": ["engine.optimizer.schedule=linear"],
     "engine.optimizer.betas": ["engine.optimizer.betas=[0.5,0.999]"],
@@ -102,6 +104,12 @@ CHANGES = {
 ELSEWHERE = {
     "rollout.ready_slots": "tests/rollout/test_schedules.py",
     "rollout.observe": "tests/rollout/test_schedules.py: what is kept, not what is learned",
+    "engine.device": "tests/engine/test_hybrid.py, on a machine without a GPU",
+    "engine.micro_batch_size": "tests/engine/test_microbatches.py: what is learned stays the same",
+    "engine.offload": "tests/engine/test_offload.py: what is learned stays the same, bit for bit",
+    "engine.parallel": "how fast, not what is learned",
+    "engine.threads": "how fast, not what is learned",
+    "engine.optimizer.master_weights": "tests/engine/test_optimizer.py: only matters for weights in bfloat16",
     "model.name": "tests/cli/test_commands.py runs another model",
     "model.checkpoint": "tests/models/test_policies.py",
     "algorithm.srpo.encoder": "tests/pipelines/test_stages.py registers another one",
@@ -211,6 +219,7 @@ def test_no_setting_was_forgotten() -> None:
         "algorithm.norm": NormConfig,
         "algorithm.filter": FilterConfig,
         "algorithm.srpo": SRPOConfig,
+        "engine": EngineConfig,
         "engine.optimizer": OptimizerConfig,
     }
     every = {f"{section}.{field.name}" for section, kind in sections.items() for field in dataclasses.fields(kind)}

@@ -6,7 +6,8 @@ from embodyrl.errors import RunError
 
 
 class SyncError(RunError):
-    """Raised when weights did not arrive. Whoever was to receive them still has those it had before, whole."""
+    """Raised when weights did not arrive. Whoever was to receive them still has those that it received before, whole;
+    its `version` is None if there are none."""
 
 
 class LayoutError(SyncError):

@@ -116,10 +116,14 @@ def from_json(text: bytes) -> list[Entry]:
 
 
 def pack(entries: Sequence[Entry], weights: Mapping[str, Tensor], out: Tensor) -> None:
-    """Copy tensors into their bytes `out`, uint8, one after the other, converting where types differ."""
+    """Copy tensors into their bytes `out`, uint8, one after the other, converting where types differ. What lies between
+    them is 0, so that equal tensors make equal bytes."""
     start = 0
     for entry in entries:
-        entry.view(out[start : start + entry.num_bytes]).copy_(weights[entry.name])
+        data = out[start : start + entry.num_bytes]
+        tensor = entry.view(data)
+        tensor.copy_(weights[entry.name])
+        data[tensor.nbytes :].zero_()
         start += entry.num_bytes
 
 

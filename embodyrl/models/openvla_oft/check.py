@@ -24,4 +24,10 @@ def check(config: Config) -> Iterator[Objection]:
             f"model.action_head = l1 says numbers without probabilities, which algorithm {algorithm!r} cannot improve",
             "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
         )
+    if says_numbers and config.eval.sample:
+        yield (
+            "eval.sample",
+            "eval.sample = true draws actions, but model.action_head = l1 says numbers without probabilities",
+            "set eval.sample to false",
+        )
     yield from check_common(config, model.num_images, tuple(heads))

@@ -58,7 +58,7 @@ class PrismaticConfig(ModelConfig):
     """Cut off the picture's border (5 % of each side's length), as public evaluations do with models that were
     fine-tuned on random crops."""
     dtype: WeightType = setting(WeightType.float32)
-    """Type that weights are held and computed with; log-probabilities and values are float32."""
+    """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
     action_units: ActionUnits = setting(ActionUnits.simulator)
     """simulator: the model was trained on actions of this simulator. metric: its motions are in metres and radians."""
     gripper: Gripper = setting(Gripper.auto)

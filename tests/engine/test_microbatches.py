@@ -1,0 +1,134 @@
+"""Gradients of micro-batches add up to that of their minibatch, whatever is descended."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engines import SPEC, make_batch, make_engine, make_policy
+
+from embodyrl.algorithms.aggregation import entry_weights
+from embodyrl.config.schema import Aggregation, Level
+from embodyrl.engine.columns import Columns, pack, rows, split_minibatch, to_columns
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import Observation
+from embodyrl.models import build_policy
+from embodyrl.models.mlp.options import MLPConfig
+from embodyrl.registry import LOSSES
+
+SIZE = 22
+TERMS = {"entropy_coef": 0.1, "kl_coef": 0.3, "value_clip": 0.2, "value_huber": 0.5}
+"""Everything that a loss may have beside the policy's."""
+
+
+def prepared(engine: HybridEngine, how: Aggregation) -> Columns:
+    """A batch of unequal episodes, in no order, decided by a policy that was elsewhere."""
+    batch = make_batch(engine, SIZE)
+    draw = torch.Generator().manual_seed(3)
+    batch["sequence"] = torch.tensor([0] * 2 + [4] * 7 + [9] * 5 + [1] * 8)[torch.randperm(SIZE, generator=draw)]
+    batch["valid"] = torch.rand(SIZE, generator=draw) < 0.8
+    batch["old_logprobs"] += 0.3 * torch.randn(SIZE, generator=draw)
+    batch["old_values"] += 0.5 * torch.randn(SIZE, generator=draw)
+    batch["weights"] = entry_weights(batch["valid"], batch["sequence"], how, longest=8)
+    columns = to_columns(batch, engine.device)
+    columns["reference_logprobs"] = columns["old_logprobs"] - 0.2
+    columns["proximal_logprobs"] = columns["old_logprobs"] + 0.1
+    return columns
+
+
+def gradients(loss: str, how: Aggregation, size: int | None) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    engine = make_engine(loss=loss, engine={"micro_batch_size": size}, **TERMS)
+    descended, metrics = engine._gradients(prepared(engine, how), ["push"], 0.5)
+    found = torch.cat([parameter.grad.flatten() for parameter in engine.optimizer.parameters])
+    return found, descended, {name: float(value) for name, value in metrics.items()}
+
+
+@pytest.mark.parametrize(("loss", "how"), [*itertools.product(LOSSES.names(), Aggregation)])
+def test_micro_batches_give_the_gradient_and_the_metrics_of_their_minibatch(loss: str, how: Aggregation) -> None:
+    wanted, whole, metrics = gradients(loss, how, None)
+    assert wanted.abs().max() > 0.01
+    for size in (1, 5, 13):
+        found, descended, of_parts = gradients(loss, how, size)
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(descended, whole, atol=1e-6, rtol=1e-6)
+        assert of_parts == pytest.approx(metrics, abs=1e-6)
+    assert {"policy_loss", "value_loss", "entropy", "reference_kl", "approx_kl", "ratio", "ratio_max"} <= metrics.keys()
+
+
+def test_minibatches_of_several_numbers_per_decision_are_exact_too() -> None:
+    def found(size: int | None) -> torch.Tensor:
+        engine = make_engine(loss="gspo", logprob_level=Level.action, engine={"micro_batch_size": size}, value_coef=0.0)
+        columns = prepared(engine, Aggregation.seq_mean_token_mean)
+        for name in ("old_logprobs", "advantages", "valid", "weights"):
+            columns[name] = columns[name].unsqueeze(1)
+        engine._gradients(columns, ["push"], 1.0)
+        return torch.cat([each.grad.flatten() for each in engine.optimizer.parameters if each.grad is not None])
+
+    torch.testing.assert_close(found(6), found(None), atol=1e-6, rtol=1e-6)
+
+
+def test_an_update_in_micro_batches_learns_the_same() -> None:
+    learned = []
+    for size in (None, 3):
+        engine = make_engine(engine={"micro_batch_size": size}, policy=make_policy(normalize_observations=False))
+        metrics = engine.update(make_batch(engine), ["push"])
+        learned.append((torch.nn.utils.parameters_to_vector(engine.policy.parameters()), metrics))
+    (one, of_one), (other, of_other) = learned
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert of_one == pytest.approx(of_other, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 4, 10])
+def test_imitation_in_micro_batches_has_the_gradient_of_the_minibatch(size: int) -> None:
+    def found(size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        engine = make_engine(engine={"micro_batch_size": size})
+        draw = np.random.default_rng(0)
+        seen = Observation(proprio=draw.normal(size=(10, 3)).astype(np.float32), tasks=["push"] * 10)
+        actions = torch.from_numpy(draw.uniform(-1, 1, (10, 1, 1)).astype(np.float32))
+        loss = engine._imitation(engine.policy.preprocess(seen), actions)
+        return loss, torch.cat([each.grad.flatten() for each in engine.optimizer.parameters if each.grad is not None])
+
+    (loss, gradient), (whole, wanted) = found(size), found(None)
+    torch.testing.assert_close(loss, whole, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-6)
+    assert wanted.abs().max() > 0.01
+
+
+def test_micro_batches_hold_every_decision_once_and_no_more_than_fit() -> None:
+    columns: Columns = {"task": torch.arange(7), "trace": {"sample": torch.arange(7)}}
+    parts = list(split_minibatch(columns, 3, whole=False))
+    assert [part["task"].tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert all(torch.equal(part["trace"]["sample"], part["task"]) for part in parts)
+    assert [*split_minibatch(columns, None, whole=True)] == [columns] == [*split_minibatch(columns, 7, whole=False)]
+    assert torch.equal(rows(columns, torch.tensor([5]))["trace"]["sample"], torch.tensor([5]))
+
+
+def test_episodes_stay_whole_where_a_loss_compares_them() -> None:
+    sequence = torch.tensor([3, 8, 3, 8, 5, 3, 5])
+    columns: Columns = {"task": torch.arange(7), "sequence": sequence}
+    parts = [part["sequence"].tolist() for part in split_minibatch(columns, 4, whole=True)]
+    assert parts == [[3, 3, 3], [8, 8, 5, 5]]
+    assert [*pack([9, 1, 2, 3, 1], 4)] == [[0], [1, 2], [3, 4]], "an episode that is too long is on its own"
+
+
+def test_pictures_wait_for_their_micro_batch() -> None:
+    seen: list[int] = []
+    policy = build_policy(MLPConfig(name="mlp", hidden_sizes=[8]), SPEC, chunk_size=1, seed=1)
+    original = policy.preprocess
+
+    def noting(observation: Observation) -> Any:
+        seen.append(len(observation.tasks))
+        return original(observation)
+
+    engine = make_engine(policy=policy, engine={"micro_batch_size": 4}, epochs=1, minibatches=2)
+    batch = make_batch(engine)
+    policy.preprocess = noting  # type: ignore[method-assign]
+    engine.update(batch, ["push"])
+    assert seen == [16], "states are prepared once"
+    batch["images"] = torch.zeros(16, 1, 4, 4, 3, dtype=torch.uint8)
+    seen.clear()
+    engine.update(batch, ["push"])
+    assert seen == [4, 4, 4, 4, 16], "the last one is for the normalisation"

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from embodyrl.config.schema import LearningRate, OptimizerConfig
+from embodyrl.engine.optimizer import Optimizer
+
+TINY = OptimizerConfig(lr=1e-4, max_grad_norm=1e9)
+"""A step of 1e-4 is a fortieth of the distance between neighbours of 1 in bfloat16."""
+
+
+def learn(parameters: list[nn.Parameter], optimizer: Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.clear()
+        sum(parameter.float().sum() for parameter in parameters).backward()
+        optimizer.clip()
+        optimizer.step()
+
+
+def ones(dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(torch.ones(3, dtype=dtype))
+
+
+def test_small_steps_add_up_in_master_weights_and_are_lost_without() -> None:
+    kept, lost = ones(torch.bfloat16), ones(torch.bfloat16)
+    learn([kept], Optimizer([kept], TINY, 1), 100)
+    learn([lost], Optimizer([lost], OptimizerConfig(lr=1e-4, master_weights=False), 1), 100)
+    assert torch.equal(lost, ones(torch.bfloat16))
+    assert kept.float().tolist() == pytest.approx([0.99] * 3, abs=0.004)
+
+
+def test_master_weights_are_those_that_float32_would_learn() -> None:
+    half, single = ones(torch.bfloat16), ones(torch.float32)
+    of_half, of_single = Optimizer([half], TINY, 1), Optimizer([single], TINY, 1)
+    learn([half], of_half, 20)
+    learn([single], of_single, 20)
+    assert torch.equal(of_half.stepped[0], single) and torch.equal(half, single.to(torch.bfloat16))
+    assert of_single.stepped[0] is single, "float32 needs no copy"
+    assert of_half.inner.state[of_half.stepped[0]]["exp_avg"].dtype is torch.float32
+
+
+def test_master_weights_are_part_of_the_state() -> None:
+    first = [ones(torch.bfloat16), ones(torch.float32)]
+    optimizer = Optimizer(first, TINY, 1)
+    learn(first, optimizer, 7)
+    second = [nn.Parameter(parameter.detach().clone()) for parameter in first]
+    other = Optimizer(second, TINY, 1)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for parameters, each in ((first, optimizer), (second, other)):
+        learn(parameters, each, 7)
+    assert all(torch.equal(one, two) for one, two in zip(optimizer.stepped, other.stepped, strict=True))
+    assert list(optimizer.state_dict()["copies"]) == ["0"]
+
+
+def test_what_is_frozen_has_no_state() -> None:
+    frozen, free = ones(torch.float32).requires_grad_(False), ones(torch.float32)
+    optimizer = Optimizer([frozen, free], TINY, 1)
+    learn([free], optimizer, 1)
+    assert optimizer.parameters == [free] and len(optimizer.state_dict()["moments"]["state"]) == 1
+
+
+def test_gradients_are_scaled_to_the_norm_and_the_norm_is_told() -> None:
+    parameter = ones(torch.float32)
+    optimizer = Optimizer([parameter], OptimizerConfig(max_grad_norm=0.5), 1)
+    parameter.grad = torch.tensor([3.0, 0.0, 4.0])
+    assert float(optimizer.clip()) == pytest.approx(5.0)
+    assert parameter.grad.norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_the_learning_rate_follows_its_schedule() -> None:
+    def rates(schedule: LearningRate) -> list[float]:
+        optimizer = Optimizer([ones(torch.float32)], OptimizerConfig(lr=1.0, schedule=schedule), 4)
+        found = [optimizer.set_learning_rate(update) for update in range(6)]
+        assert optimizer.inner.param_groups[0]["lr"] == found[-1]
+        return found
+
+    assert rates(LearningRate.constant) == [1.0] * 6
+    assert rates(LearningRate.linear) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+    assert rates(LearningRate.cosine) == pytest.approx([1.0, 0.8536, 0.5, 0.1464, 0.0, 0.0], abs=1e-4)

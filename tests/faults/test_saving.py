@@ -1,0 +1,62 @@
+"""Processes that are killed while they save, and disks that are full: a checkpoint that was published stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+MOUNT = ["unshare", "--mount"]
+
+
+def saving(program: str, folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Run one of the programs in `saving.py`."""
+    command = [*prefix, sys.executable, str(Path(__file__).with_name("saving.py")), program, str(folder), *words]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    findings: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return findings
+
+
+def test_killed_before_any_line_of_saving_a_whole_checkpoint_is_found(tmp_path: Path) -> None:
+    findings = saving("every_line", tmp_path / "runs")
+    for found in findings.values():
+        assert len(found) > 80, "the lines of saving were not seen"
+        contents = [content for content, _ in found]
+        assert contents == sorted(contents, reverse=True), "once the new one is there it stays"  # "old 3" > "new"
+        assert set(contents) == {"old 3", "new"} and {warning for _, warning in found} == {None}
+
+
+def test_killed_at_any_moment_nothing_published_is_lost_or_torn(tmp_path: Path) -> None:
+    findings = saving("any_moment", tmp_path / "run")
+    assert findings["kills"] == 24 and findings["torn"] >= 3, "the kills did not fall into the saving"
+
+
+def may_mount(folder: Path) -> bool:
+    """Whether this process may mount a file system of its own, that nobody else sees."""
+    command = [*MOUNT, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("words", [(), ("run.save_async=true",)], ids=["waiting", "in_background"])
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path, words: tuple[str, ...]) -> None:
+    if not may_mount(tmp_path):
+        pytest.skip("no right to mount a small disk (unshare --mount)")
+    findings = saving("full_disk", tmp_path / "disk", *words, prefix=tuple(MOUNT))
+    full, room = findings["full"], findings["room"]
+    assert full["code"] == 1 and "Traceback" not in full["stderr"]
+    failed = int(full["last"]) + 1
+    assert f"error: the checkpoint of iteration {failed} could not be written to" in full["stderr"]
+    assert "No space left on device" in full["stderr"] and "Make room, then go on: embodyrl resume" in full["stderr"]
+    assert f"checkpoints/{full['last']} is whole and remains the last" in full["stderr"]
+    assert full["left"][-2:] == [full["last"], "last"] and not full["left"][0].startswith(".")
+    assert room == {"code": 0, "stderr": "", "last": "000008", "left": ["000008", "last"]}
