@@ -20,7 +20,7 @@ from embodyrl.config.schema import Config, Device, EnvConfig
 from embodyrl.errors import UserError
 from embodyrl.placement.errors import WorkerDied
 from embodyrl.placement.plan import Inventory, largest_divisor
-from embodyrl.placement.process import Process, end_of, spawn
+from embodyrl.placement.process import EXIT_S, Process, end_of, spawn
 
 MEETING_FILE = ".ranks"
 """File of the run directory through which ranks of one machine find each other."""
@@ -183,13 +183,13 @@ class Peers:
         return first
 
     def raise_if_ended(self, ranks: Sequence[int] | None = None) -> None:
-        """Raise the error of the first one (of these) that has ended.
+        """Raise the error of the first one that has ended, or of these, which are ending.
 
         Raises:
             WorkerDied: names rank, pid and how it ended.
         """
         for peer in self._peers:
-            if (ranks is None or peer.rank in ranks) and peer.process.has_exited(0.0):
+            if (ranks is None or peer.rank in ranks) and peer.process.has_exited(0.0 if ranks is None else EXIT_S):
                 raise peer.ended()
 
     def finish(self, timeout: float) -> None:

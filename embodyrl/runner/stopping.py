@@ -51,6 +51,9 @@ class Stopper:
     ) -> None:
         for each, handler in self._previous.items():
             signal.signal(each, handler)
+        if error is not None and self._ranks.size > 1:
+            # torchrun ends all ranks as soon as one has died; this one has something to say first.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._wish is not None:

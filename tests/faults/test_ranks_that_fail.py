@@ -1,0 +1,134 @@
+"""Rows 10, 12, 13 and 32 of the fault matrix for runs of two ranks: the one that is gone is named, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.faults
+
+SMALL = [
+    "env.num_envs=4",
+    "env.workers=2",
+    "env.max_episode_steps=40",
+    "rollout.chunks=8",
+    "algorithm.epochs=1",
+    "algorithm.minibatches=2",
+    "model.hidden_sizes=[8]",
+    "run.eval_every=0",
+    "run.iterations=100000",
+    "tracking.sinks=[jsonl]",
+]
+OWN = ("-m", "embodyrl", "run", "experiment/gym_pendulum", "engine.parallel.ranks=2")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *OWN[:4])
+
+
+@dataclass
+class Started:
+    """A run of two ranks that has begun to learn."""
+
+    path: Path
+    process: subprocess.Popen[str]
+    ranks: list[psutil.Process]
+    everyone: list[psutil.Process]
+
+    def ending(self) -> tuple[int, str]:
+        """Exit code and stderr, once it has ended and every process with it."""
+        _, err = self.process.communicate(timeout=60)
+        assert not psutil.wait_procs(self.everyone, timeout=10)[1], "processes are left"
+        return self.process.returncode, err
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*command: str) -> Started:
+        path = tmp_path / "run"
+        words = [sys.executable, *command, *SMALL, f"run.dir={path}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        running.append(process)
+        deadline = time.monotonic() + 90
+        metrics = path / "metrics.jsonl"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "the run does not get going"
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        if command[:4] == OWN[:4]:
+            ranks = [psutil.Process(process.pid), *(each for each in children if "rank 1" in each.cmdline())]
+        else:
+            ranks = sorted(
+                (each for each in children if "run" in each.cmdline()), key=lambda each: int(each.environ()["RANK"])
+            )
+        assert len(ranks) == 2
+        return Started(path, process, ranks, children)
+
+    yield begin
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def test_a_killed_rank_is_named_and_the_run_fails(start: Callable[..., Started]) -> None:
+    run = start(*OWN)
+    run.ranks[1].kill()
+    code, err = run.ending()
+    assert code == 1 and "Traceback" not in err
+    assert f"error: rank 1 (pid {run.ranks[1].pid}) was killed by SIGKILL" in err
+    assert "rank 1" in (run.path / "run.log").read_text().splitlines()[-1]
+
+
+def test_a_rank_whose_simulator_died_is_quoted(start: Callable[..., Started]) -> None:
+    run = start(*OWN)
+    victim = next(each for each in run.everyone if is_worker(each, run.ranks[1]))
+    victim.kill()
+    code, err = run.ending()
+    assert code == 1 and f"rank 1 (pid {run.ranks[1].pid}) exited with code 1" in err
+    assert f"pid {victim.pid}" in err and "SIGKILL" in err, "what the rank itself said"
+
+
+def is_worker(process: psutil.Process, rank: psutil.Process) -> bool:
+    """Whether a process simulates for a rank."""
+    return process.is_running() and rank in process.parents() and not process.children()
+
+
+def test_a_hung_rank_is_named_when_time_is_up(start: Callable[..., Started]) -> None:
+    run = start(*OWN, "engine.parallel.timeout_s=3")
+    run.ranks[1].suspend()
+    code, err = run.ending()
+    assert code == 1
+    assert f"rank 1 (pid {run.ranks[1].pid}) did not answer within 3 s" in err and "engine.parallel.timeout_s" in err
+
+
+def test_ranks_die_with_the_first_one(start: Callable[..., Started]) -> None:
+    run = start(*OWN)
+    run.ranks[0].kill()
+    assert run.ending()[0] == -signal.SIGKILL
+
+
+def test_the_others_name_a_rank_that_torchrun_started(start: Callable[..., Started]) -> None:
+    run = start(*TORCHRUN)
+    run.ranks[1].kill()
+    code, err = run.ending()
+    assert code == 1
+    assert f"rank 0 cannot go on: rank 1 (pid {run.ranks[1].pid}) ended" in err
+
+
+def test_a_signal_to_any_rank_stops_all_and_is_saved(start: Callable[..., Started]) -> None:
+    run = start(*OWN)
+    run.ranks[1].send_signal(signal.SIGTERM)
+    code, err = run.ending()
+    assert code == 143, err
+    assert (run.path / "checkpoints" / "last" / "manifest.json").is_file()
