@@ -18,9 +18,12 @@ from embodyrl.errors import UserError
 from embodyrl.placement.ranks import Place, is_follower, place_here
 from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, write_config
 
-RESUMABLE = ("run.", "tracking.", "env.workers", "env.numa", "env.offload", "engine.offload", "engine.parallel.")
-"""Settings that may change when a run goes on, because they do not change what is learned; a dot at the end stands for
-the whole section."""
+RESUMABLE = (
+    *("run.", "tracking.", "env.workers", "env.numa", "env.offload"),
+    *("engine.offload", "engine.micro_batch_size", "engine.parallel."),
+)
+"""Settings that may change when a run goes on, because they do not change what is learned (micro-batches: but for
+rounding); a dot at the end stands for the whole section."""
 FIXED = ("run.name", "run.dir")
 """Settings of those sections that may not."""
 FILMED = 4
@@ -73,7 +76,7 @@ def refuse_another_run(saved: Config, wanted: Config) -> None:
     if changed:
         raise UserError(
             f"{', '.join(changed)} cannot change when a run goes on: only settings of the sections run and tracking, "
-            f"{', '.join(key for key in RESUMABLE if not key.endswith('.'))} can; start a new run for anything else"
+            f"{', '.join(key.rstrip('.') for key in RESUMABLE[2:])} can; start a new run for anything else"
         )
 
 

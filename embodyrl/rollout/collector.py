@@ -133,6 +133,10 @@ class Collector:
             batch=self._batch(harvest), finished=[episode for _, episode in finished], env_steps=harvest.env_steps
         )
 
+    def give_up_episodes(self) -> None:
+        """Begin new episodes with the next rollout; for a rollout that failed half way."""
+        self._held = []
+
     def offload(self) -> int:
         """End the simulators' processes until the next rollout; returns the bytes of memory that this frees."""
         with self.clock.measure(Phase.simulate, detail="offload"):

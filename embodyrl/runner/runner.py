@@ -17,11 +17,13 @@ from embodyrl.config.schema import KeepBest
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager
+from embodyrl.errors import RunError
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.pipeline import Pipeline
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.evaluation import borrowed, evaluate, evaluation_noise, held_out_episodes
 from embodyrl.runner.film import Film
+from embodyrl.runner.memory import OutOfMemoryError, is_out_of_memory, reason_of, release, remedies
 from embodyrl.runner.publishing import Retention
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.saver import Saved, Saver, Snapshot
@@ -147,7 +149,7 @@ class Runner:
                     self._save()  # with what was found, as if it had been in time
             self._take_times()
             while self._goes_on():
-                metrics = self._iterate()
+                metrics = self._iterate_or_rescue()
                 last = self.progress.iteration == config.iterations
                 if self.stopper.agree() is None and (last or is_due(self.progress.iteration, config.eval_every)):
                     metrics |= self._evaluate()
@@ -164,6 +166,37 @@ class Runner:
         if self.ranks.is_first:
             self._write_summary()
         return self.stopper.exit_code
+
+    def _iterate_or_rescue(self) -> dict[str, float]:
+        """One iteration; if memory runs out in it, save what was learned before it ends the run."""
+        try:
+            return self._iterate()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            release(error)
+            reason = reason_of(error)
+        fate = self._rescue()  # outside of the handler, which would hold on to what the iteration used
+        raise OutOfMemoryError(
+            f"memory ran out in iteration {self.progress.iteration + 1}: {reason}. {fate}. Less memory is needed with "
+            f"{remedies(self.config)}: embodyrl resume {self.run_dir} KEY=VALUE"
+        )
+
+    def _rescue(self) -> str:
+        """Save outside of the usual turn, without the episodes in progress; says what became of it. The last iteration
+        may have learned in part, which is no harm."""
+        if self._saved_at == self.progress.iteration:
+            return "The iteration before it is saved"
+        if self.ranks.size > 1:
+            return "What was learned since the last checkpoint is lost, because the other ranks cannot be asked for it"
+        self.collector.give_up_episodes()
+        try:
+            self._saver.wait()
+            if (snapshot := self._snapshot()) is not None:
+                self._report_saved([self._saver.save_now(snapshot)])
+        except (RunError, RuntimeError, MemoryError) as error:
+            return f"What was learned since the last checkpoint is lost, because saving failed as well ({error})"
+        return "What was learned before it is saved"
 
     def _iterate(self) -> dict[str, float]:
         """One iteration of the pipeline."""

@@ -101,13 +101,21 @@ class Saver:
         Raises:
             SaveError: this checkpoint, or in the background the previous one, could not be written.
         """
-        start = time.perf_counter()
         if self._thread is None:
-            return [self._write(snapshot, start, waited_s=None)]
+            return [self.save_now(snapshot)]
+        start = time.perf_counter()
         finished = self.wait()
         snapshot = snapshot.apart()
         self._pending = self._thread.submit(self._write, snapshot, start, time.perf_counter() - start)
         return finished
+
+    def save_now(self, snapshot: Snapshot) -> Saved:
+        """Save while the run waits, with no copy; nothing may be under way.
+
+        Raises:
+            SaveError: the checkpoint could not be written.
+        """
+        return self._write(snapshot, time.perf_counter(), waited_s=None)
 
     def poll(self) -> list[Saved]:
         """What was published in the background since the last call; does not wait.
