@@ -16,6 +16,7 @@ from embodyrl.config.build import differences
 from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 from embodyrl.placement.ranks import Place, is_follower, place_here
+from embodyrl.runner.checkpoint import POLICY, Manifest, find, find_and_tell
 from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, write_config
 
 RESUMABLE = (
@@ -49,17 +50,25 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
         config = read_config(run_dir, overrides).config
         return follow(config, place_here(config), started=started)
     with held(RunDir.open(run_dir)) as directory:
-        from embodyrl.runner.checkpoint import find
-
         found = find(run_dir)
         loaded = read_config(run_dir, overrides)
         refuse_another_run(read_config(found.place, []).config, loaded.config)
+        if is_over(Manifest.read(found.place), loaded.config) and (run_dir / "summary.json").exists():
+            show(directory, f"{run_dir} is done. For more: embodyrl resume {run_dir} run.iterations=N")
+            return 0
         write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
         show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}")
         if found.warning is not None:
             show(directory, found.warning)
         place = place_here(loaded.config)
         return _train(loaded, directory, place, started=started, checkpoint=found.place)
+
+
+def is_over(manifest: Manifest, config: Config) -> bool:
+    """Whether a run has nothing left to do: it has come to its end, and what that is worth is known."""
+    success, target = manifest.metrics.get("eval/success_once"), config.run.stop_at_success
+    enough = manifest.iteration >= config.run.iterations or (target is not None and (success or 0.0) >= target)
+    return success is not None and enough
 
 
 def refuse_another_run(saved: Config, wanted: Config) -> None:
@@ -142,8 +151,6 @@ def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) ->
     """Evaluate a checkpoint; `video` is where a film of its first episodes goes."""
     if video is not None and video.suffix != ".mp4":
         raise UserError(f"--video {video}: films are MP4 files, so name one that ends in .mp4")
-    from embodyrl.runner.checkpoint import POLICY, find_and_tell
-
     checkpoint = find_and_tell(path)
     loaded = read_config(checkpoint, overrides)
 

@@ -101,9 +101,10 @@ def find(path: Path) -> Found:
     """
     if not path.exists():
         raise CheckpointError(f"{path} does not exist: give a run directory, or one of its {CHECKPOINTS}/ folders")
-    if (path / CHECKPOINTS).is_dir():
-        return _find_in_run(path)
+    is_run = (path / CHECKPOINTS).is_dir() or (path / "config.yaml").is_file()
     place = path.resolve()
+    if is_run and not (place / MANIFEST).exists():
+        return _find_in_run(path)
     if not (place / MANIFEST).is_file():
         raise CheckpointError(
             f"{path} is not a checkpoint (no {MANIFEST}): give a run directory or one of its {CHECKPOINTS}/ folders"

@@ -13,6 +13,7 @@ from pathlib import Path
 from embodyrl.config import LoadedConfig, load_config, to_commented_yaml
 from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
+from embodyrl.runner.checkpoint import MANIFEST
 
 CONFIG_FILE = "config.yaml"
 ORIGIN_FILE = "origin.json"
@@ -75,6 +76,9 @@ class RunDir:
             raise RunDirError(
                 f"{path} is not a run directory (no {CONFIG_FILE}): give the folder that `embodyrl run` made"
             )
+        if (path / MANIFEST).exists():  # nothing may be written there
+            run_dir = path.absolute().parents[1]
+            raise RunDirError(f"{path} is a checkpoint, and only a whole run can go on: embodyrl resume {run_dir}")
         return cls(path)
 
     @classmethod

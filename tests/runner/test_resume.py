@@ -17,7 +17,7 @@ from small_runs import SMALL, Run
 from embodyrl.cli import train
 from embodyrl.config import load_config
 from embodyrl.errors import UserError
-from embodyrl.runner.checkpoint import CheckpointError
+from embodyrl.runner.checkpoint import CheckpointError, verify
 from embodyrl.runner.rundir import RunDirError
 
 WEIGHTS, OPTIMISER, SIMULATOR = (
@@ -119,6 +119,24 @@ def test_a_run_that_is_good_enough_at_once_stops_and_is_saved(small_run: Callabl
     run = small_run("run", "env.success_return=-1.0e9", "run.stop_at_success=0.5")
     assert run.summary["iterations"] == 0 and run.summary["eval/success_once"] == 1.0
     assert train.evaluate(run.path, []) == 0
+
+
+def test_a_run_that_is_done_says_so_and_starts_nothing(
+    small_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_run("run", "run.iterations=1")
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.name != "run.log"}
+    capsys.readouterr()
+    assert train.resume(run.path, []) == 0
+    assert capsys.readouterr().out == f"{run.path} is done. For more: embodyrl resume {run.path} run.iterations=N\n"
+    assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.name != "run.log"}
+
+
+def test_a_checkpoint_that_is_taken_for_a_run_stays_as_it_is(small_run: Callable[..., Run]) -> None:
+    run = small_run("run", "run.iterations=1")
+    with pytest.raises(RunDirError, match=rf"is a checkpoint, and only a whole run can go on: .* resume {run.path}$"):
+        train.resume(run.path / "checkpoints" / "last", [])
+    verify((run.path / "checkpoints" / "last").resolve())
 
 
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:

@@ -76,7 +76,10 @@ def test_a_config_that_was_cut_short_or_changed_in_the_folder_is_refused(small_r
     run = small_run("run", "run.iterations=1")
     path = run.path / "config.yaml"
     text = path.read_text()
-    for damaged, words in ((text.replace("gamma: 0.9", "gamma: 0.5"), r"algorithm\.gamma = 0\.5"), (text[:2000], "")):
+    for damaged, words in (
+        (text.replace("gamma: 0.9", "gamma: 0.5"), r"algorithm\.gamma = 0\.5"),
+        (text[:2000], "faults"),
+    ):
         assert damaged != text
         path.write_text(damaged)
         with pytest.raises(ValueError, match=words):
