@@ -75,10 +75,10 @@ def run(
     from embodyrl.config import load_config, to_commented_yaml
 
     source, overrides = split_words(words)
-    loaded = load_config(source, overrides)
     if print_config:
-        sys.stdout.write(to_commented_yaml(loaded.config))
+        sys.stdout.write(to_commented_yaml(load_config(source, overrides).config))
         return
+    loaded = load_config(source, overrides, complete=True)
     raise typer.Exit(train.run(loaded))
 
 
@@ -165,7 +165,7 @@ def collect(
         after_success=after_success,
         pictures=pictures,
     )
-    raise typer.Exit(recording.collect(load_config(source, overrides), options))
+    raise typer.Exit(recording.collect(load_config(source, overrides, complete=policy is not None), options))
 
 
 @app.command()
@@ -180,10 +180,13 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) ->
 def validate(words: Words = None) -> None:
     """Check a config completely and start nothing."""
     from embodyrl.config import load_config
+    from embodyrl.config.schema import LEFT_OPEN
 
     source, overrides = split_words(words)
     loaded = load_config(source, overrides)
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
+    if loaded.config.model.checkpoint == LEFT_OPEN:
+        typer.echo("note: model.checkpoint is left open; to run, name the folder of the weights: model.checkpoint=DIR")
     function = loaded.config.pipeline.function
     code = [*loaded.config.plugins, *([function] if function else [])]
     if code:
@@ -205,14 +208,29 @@ def plan(
     cpus: Annotated[
         str | None, typer.Option(metavar="LIST", help="Plan for these CPUs, e.g. 0-7,16.", show_default=False)
     ] = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(metavar="GB", help="Plan for a GPU with so much memory.", show_default=False, min=0.0),
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(metavar="GB", help="Plan for so much main memory.", show_default=False, min=0.0),
+    ] = None,
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start", help="Start one simulator process, to learn what it takes and what its tasks are like."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Show which processes a run would start and where, and start nothing."""
+    """Show what a run would need: processes and where they go, parameters, batches, memory; and whether it fits."""
     from embodyrl.cli import plan as planning
-    from embodyrl.config import load_config
 
     source, overrides = split_words(words)
-    planning.show(load_config(source, overrides), planning.read_machine(machine, cpus), as_json=as_json)
+    inventory = planning.read_machine(machine, cpus)
+    asked = planning.Asked(gpu_gb=gpu_memory, host_gb=memory, elsewhere=machine is not None, start=start)
+    raise typer.Exit(planning.show(source, overrides, inventory, asked, as_json=as_json))
 
 
 @app.command()

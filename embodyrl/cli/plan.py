@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from embodyrl.config import LoadedConfig
-from embodyrl.config.schema import Config
+from embodyrl.cli.plan_advice import Adviser
+from embodyrl.cli.plan_memory import Limits, Planner, Simulators
+from embodyrl.cli.plan_text import memory_table, model_rows, verdict
+from embodyrl.config import LoadedConfig, load_config
+from embodyrl.config.schema import Config, Device, Observe
+from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.manager.memory import layout
-from embodyrl.envs.types import SimulatorSpec
+from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory, WorkerSpec, describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.topology import ROOT, format_ids, parse_ids
 
-MIB = 2**20
+GB, MIB = 10**9, 2**20
 
 
 def read_machine(folder: Path | None, cpus: str | None) -> Inventory:
@@ -110,19 +115,92 @@ def _memory(config: Config) -> dict[str, Any]:
     }
 
 
-def show(loaded: LoadedConfig, machine: Inventory, *, as_json: bool) -> None:
-    """Print the plan."""
-    plan = make_plan(loaded.config, machine)
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says about the machine."""
+
+    gpu_gb: float | None
+    host_gb: float | None
+    elsewhere: bool
+    """The plan is for another machine than this one."""
+    start: bool
+    """Start a simulator process."""
+
+
+def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked: Asked, *, as_json: bool) -> int:
+    """Print the plan; returns the exit code."""
+    loaded = load_config(source, overrides)
+    config = loaded.config
+    plan = make_plan(config, machine)
+    simulators = start_one(loaded, len(plan["workers"])) if asked.start else None
+    planner = Planner(limits_of(config, machine, asked), len(plan["workers"]), simulators)
+    try:
+        plan |= planner.plan(config)
+        excesses = planner.excesses(config)
+        plan["fits"] = not excesses
+        plan["advice"] = Adviser(planner, source, overrides).advise(config) if excesses else []
+    except UserError as error:
+        plan |= {"model": None, "why_not": str(error)}
     if as_json:
         print(json.dumps(plan, indent=2))
-        return
+        return 0
     console = Console(highlight=False)
     for title, text in _rows(loaded, plan):
-        console.print(f"{title:<11}{text}", soft_wrap=True)
+        console.print(f"{title:<11}{text}", soft_wrap=True, markup=False)
     console.print()
     console.print(_worker_table(plan["workers"]))
     console.print()
     console.print(f"{'variables':<11}{_pairs(plan['env_vars'])}", soft_wrap=True)
+    if plan["model"] is not None:
+        console.print()
+        console.print(memory_table(plan["needs"]))
+        for line in verdict(plan):
+            console.print(line, soft_wrap=True, markup=False)
+    return 0
+
+
+def limits_of(config: Config, machine: Inventory, asked: Asked) -> Limits:
+    """What the policy's GPU and the main memory hold: what was asked, else what this machine has."""
+    device = config.engine.device
+    cuda = device is Device.cuda or (device is Device.auto and bool(machine.gpus or asked.gpu_gb))
+    gpu = None if asked.gpu_gb is None else asked.gpu_gb * GB
+    host = None if asked.host_gb is None else asked.host_gb * GB
+    if not asked.elsewhere:
+        gpu = gpu if gpu is not None or not cuda else _gpu_memory()
+        host = host or float(psutil.virtual_memory().total)
+    return Limits(cuda=cuda, gpu=gpu, host=host)
+
+
+def _gpu_memory() -> float | None:
+    """Bytes of this machine's first GPU, if it has one that works."""
+    import torch
+
+    return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
+def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
+    """Start one of the simulator processes with its share of slots, begin an episode in each, and end it.
+
+    Raises:
+        UserError: it cannot be started, for a reason that the user can mend.
+        WorkerError: it failed.
+    """
+    config = loaded.config
+    share = config.env.num_envs // workers
+    env = replace(config.env, num_envs=share, workers=1)
+    with EnvManager(
+        env,
+        chunk_size=config.rollout.chunk_size,
+        every_step=config.rollout.observe is Observe.every_step,
+        plugins=config.plugins,
+        plugin_path=str(loaded.plugin_dir),
+    ) as manager:
+        episodes = [
+            EpisodeSpec(task=config.env.tasks[slot % len(config.env.tasks)], start_state=0, seed=0)
+            for slot in range(share)
+        ]
+        manager.reset(range(share), episodes)
+        return Simulators(spec=manager.spec, bytes_per_worker=manager.offload())
 
 
 def _rows(loaded: LoadedConfig, plan: dict[str, Any]) -> list[tuple[str, str]]:
@@ -137,13 +215,14 @@ def _rows(loaded: LoadedConfig, plan: dict[str, Any]) -> list[tuple[str, str]]:
         for gpu in machine["gpus"]
     ]
     return [
-        ("config", f"{loaded.source}: OK, nothing was started"),
+        ("config", f"{loaded.source}: OK"),
         ("machine", f"CPUs {machine['cpus']}, of which {machine['cores']} can be busy at once"),
         ("nodes", "; ".join(nodes) or "the kernel shows none"),
         ("GPUs", "; ".join(gpus) or "no NVIDIA GPU"),
         ("NUMA", plan["numa"]),
         ("start", _start(plan["preload"])),
         ("memory", f"{_size(memory['shared_segment_mib'])} shared segment, plus {memory['not_included'][0]}"),
+        *model_rows(plan),
         ("threads", f"{threads['per_worker']} per simulator process; main process: {threads['main_process']}"),
     ]
 

@@ -37,7 +37,11 @@ class LoadedConfig:
 
 
 def load_config(
-    source: str | Path | None, overrides: Sequence[str] = (), *, plugin_dir: Path | None = None
+    source: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    plugin_dir: Path | None = None,
+    complete: bool = False,
 ) -> LoadedConfig:
     """Load and check a config; nothing but the plug-ins it names is run.
 
@@ -45,6 +49,7 @@ def load_config(
         source: a YAML file, the name of a built-in experiment, or None for the default experiment.
         overrides: `key=value` from the command line.
         plugin_dir: where to look for plug-ins; by default the file's folder (the working directory for built-in ones).
+        complete: it is to run, so that nothing may be left open (`<weights>`).
 
     Raises:
         ConfigError: with every fault.
@@ -57,14 +62,14 @@ def load_config(
     composed = compose(found, main, asked.groups)
     if not composed.readable:
         raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
-    config, faults = _finish(composed, asked, found)
+    config, faults = _finish(composed, asked, found, complete)
     if faults:
         raise ConfigError(in_reading_order(faults, composed.files))
     path = None if found.is_builtin else found.path
     return LoadedConfig(config, found.label, count_settings(config), path, found.plugin_dir)
 
 
-def _finish(composed: Composed, asked: Overrides, source: Source) -> tuple[Config, list[Fault]]:
+def _finish(composed: Composed, asked: Overrides, source: Source, complete: bool) -> tuple[Config, list[Fault]]:
     """Bring the settings into their final form and check them; returns the config and all faults."""
     settings = composed.settings
     code = [override for override in asked.values if override.path in NAME_CODE]
@@ -76,7 +81,7 @@ def _finish(composed: Composed, asked: Overrides, source: Source) -> tuple[Confi
     faults += check_settings(settings, Config, composed.whole, composed.incomplete)
     doubtful = {fault.path for fault in faults} | {(name,) for name in composed.incomplete}
     config, doubtful = build_draft(settings.data, doubtful)
-    return config, faults + check_rules(config, composed, doubtful)
+    return config, faults + check_rules(config, composed, doubtful, complete=complete)
 
 
 def _apply(settings: Settings, overrides: Sequence[Override]) -> list[Fault]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from embodyrl.config.compose import Composed
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
-from embodyrl.config.schema import Config, Episodes
+from embodyrl.config.schema import LEFT_OPEN, Config, Episodes
 from embodyrl.registry import SIMULATORS, Registry, SupportedModel, load_target, near_match
 
 
@@ -36,16 +36,17 @@ def rule(function: Rule) -> Rule:
     return function
 
 
-def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath]) -> list[Fault]:
+def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], *, complete: bool) -> list[Fault]:
     """Apply every rule, except to settings that have a fault of their own.
 
     Args:
         config: the config.
         composed: what it was built from, for the places of the settings.
         doubtful: settings of which `config` has stand-ins, because they are wrong or missing.
+        complete: nothing may be left open either.
     """
     faults = []
-    for check in RULES:
+    for check in [*RULES, *([nothing_is_left_open] if complete else [])]:
         for finding in check(config):
             paths = [_key_path(text) for text in finding.paths]
             if not any(_overlap(path, bad) for path in paths for bad in doubtful):
@@ -251,12 +252,22 @@ def evaluation_is_held_out(config: Config) -> Iterator[Finding]:
 def checkpoint_exists(config: Config) -> Iterator[Finding]:
     """The policy to start from is there."""
     checkpoint = config.model.checkpoint
-    if checkpoint is not None and not Path(checkpoint).is_dir():
+    if checkpoint not in (None, LEFT_OPEN) and not Path(checkpoint).is_dir():
         what = "is a file" if Path(checkpoint).exists() else "does not exist"
         yield Finding(
             ("model.checkpoint",),
             f"model.checkpoint = {checkpoint!r} {what}",
             "name the folder of a saved policy, as in runs/<name>/<time>/checkpoints/last/policy",
+        )
+
+
+def nothing_is_left_open(config: Config) -> Iterator[Finding]:
+    """What is to be given when the config runs was given."""
+    if config.model.checkpoint == LEFT_OPEN:
+        yield Finding(
+            ("model.checkpoint",),
+            f"model.checkpoint is left open ({LEFT_OPEN})",
+            "name the folder of the weights to start from, as in model.checkpoint=/weights/openvla-7b",
         )
 
 

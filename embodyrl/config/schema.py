@@ -36,6 +36,10 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+LEFT_OPEN = "<weights>"
+"""Stands for a value that is to be given when the config runs."""
+
+
 class Episodes(StrEnum):
     """How episodes fill a rollout."""
 
@@ -302,7 +306,8 @@ class ModelConfig:
     name: str = setting(registry="SupportedModel")
     """Model; `embodyrl list models` shows them."""
     checkpoint: str | None = setting(None)
-    """Folder of a saved policy to start from; null: random weights."""
+    """Folder of a saved policy to start from; null: random weights. <weights>: left open, to be named when it runs, so
+    that a config can be checked and planned where the weights are not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,13 @@ SupportedModel.register(
     target="embodyrl.models.openvla.policy:OpenVLAPolicy",
     options="embodyrl.models.openvla.options:OpenVLAConfig",
     requires=VLA,
-    facts={"critic": True, "max_chunk": 1, "blocks": True, "check": "embodyrl.models.openvla.check:check"},
+    facts={
+        "critic": True,
+        "max_chunk": 1,
+        "check": "embodyrl.models.openvla.check:check",
+        "blocks": True,
+        "published": "the published OpenVLA 7B",
+    },
     summary="OpenVLA (7B): one picture and a sentence; an action in tokens, entry by entry",
 )
 SupportedModel.register(
@@ -26,7 +32,13 @@ SupportedModel.register(
     target="embodyrl.models.openvla_oft.policy:OpenVLAOFTPolicy",
     options="embodyrl.models.openvla_oft.options:OpenVLAOFTConfig",
     requires=VLA,
-    facts={"critic": True, "usual_chunk": 8, "blocks": True, "check": "embodyrl.models.openvla_oft.check:check"},
+    facts={
+        "critic": True,
+        "usual_chunk": 8,
+        "check": "embodyrl.models.openvla_oft.check:check",
+        "blocks": True,
+        "published": "the published OpenVLA-OFT 7B",
+    },
     summary="OpenVLA-OFT (7B): pictures, robot state and a sentence; a chunk of actions in one pass",
 )
 SupportedModel.register(

@@ -24,6 +24,8 @@ from embodyrl.models.errors import PolicyError
 Inputs = dict[str, Tensor]
 """What `preprocess` makes of an observation; every tensor is `[B, ...]`."""
 
+PUBLISHED = "<published>"
+"""As a config's checkpoint: a model of the size that was published, for looking at without weights."""
 WEIGHTS_FILE = "model.safetensors"
 DESCRIPTION_FILE = "policy.json"
 
@@ -132,6 +134,15 @@ class Policy(nn.Module, ABC):
     def set_progress(self, done: float) -> None:
         """Be told which share of the run's updates is done, 0 .. 1, whenever that changes: some explore less and less.
         What a decision was drawn with belongs into its trace. The default does not care."""
+
+    def tokens_per_observation(self, task: str) -> int:
+        """Positions that the policy's largest transformer reads for a decision about `task`, its answer included. The
+        default: 0, there is none."""
+        return 0
+
+    def cache_bytes(self, task: str) -> int:
+        """Bytes that a slot's decision keeps between its parts (keys and values of attention). The default: 0."""
+        return 0
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Take note of an iteration's observations `[M, ...]` (running normalisation). Called once after each

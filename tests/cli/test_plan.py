@@ -90,3 +90,85 @@ def test_what_cannot_be_read_is_said(words: list[str], said: str, tmp_path: Path
     (tmp_path / "sys").mkdir()
     with pytest.raises(UserError, match=said):
         plan(*SMALL, *(word.format(tmp_path) for word in words))
+
+
+PICTURES = ["experiment/gym_pendulum", "env=gym/pendulum_rgb", "model=openvla_oft", "engine.device=cuda"]
+
+
+def test_what_the_policy_needs() -> None:
+    planned = plan_json("experiment/metaworld_reach_grpo", "algorithm.kl_coef=0.1", "engine.device=cpu")
+    assert planned["model"]["parameters"] == planned["model"]["trainable"] > 1000
+    assert planned["model"]["tokens_per_observation"] == 0 and "states of 32" in planned["model"]["assumed"]
+    learning = planned["learning"]
+    assert learning["decisions_per_iteration"] == 64 * 100 and learning["optimizer_steps_per_iteration"] == 4 * 4
+    assert learning["minibatch"] == learning["micro_batch"] == 1600 and learning["slots_decided_at_once"] == 64
+    rollout, train = planned["needs"]["host"]["rollout"], planned["needs"]["host"]["train"]
+    weights = planned["model"]["parameters"] * 4 / 2**20
+    for phase in (rollout, train):
+        assert phase["weights"] == pytest.approx(weights, abs=0.02) == phase["reference policy"]
+        assert phase["optimiser"] == pytest.approx(2 * weights, abs=0.02)
+        assert phase["total"] == pytest.approx(sum(phase.values()) - phase["total"], abs=0.1)
+    assert "gradients" in train and "gradients" not in rollout
+    assert planned["fits"] and planned["advice"] == []
+
+
+def test_the_rollout_buffer_is_mostly_pictures() -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    planned = plan_json(*PICTURES, "env.image_size=[64,128]", "rollout.chunks=100")
+    pictures = 100 * 8 * 64 * 128 * 3 / 2**20
+    assert pictures < planned["needs"]["host"]["both"]["rollout buffer"] < 1.02 * pictures
+    assert planned["needs"]["gpu"]["train"]["batch"] == planned["needs"]["host"]["both"]["rollout buffer"]
+
+
+def test_what_does_not_fit_comes_with_settings_that_do() -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    small = [*PICTURES, "--gpu-memory", "0.8"]
+    planned = plan_json(*small)
+    train = planned["needs"]["gpu"]["train"]
+    assert not planned["fits"] and train["total"] * 2**20 > 0.8e9 > planned["needs"]["gpu"]["rollout"]["total"] * 2**20
+    assert planned["advice"]
+    for settings in planned["advice"]:
+        assert plan_json(*small, *settings)["fits"], settings
+    (micro,) = planned["advice"][0]
+    assert micro.startswith("engine.micro_batch_size=")
+    doubled = f"engine.micro_batch_size={2 * int(micro.partition('=')[2])}"
+    assert not plan_json(*small, doubled)["fits"], "a milder setting would have been enough"
+    text = plan(*small)
+    assert "does not fit: needs" in text and f"try {micro}" in text
+
+
+def test_nothing_helps_against_far_too_little() -> None:
+    assert "no setting that was tried" in plan(*SMALL, "engine.device=cuda", "--gpu-memory", "0.1")
+
+
+def test_a_started_simulator_says_what_it_needs() -> None:
+    planned = plan_json(*SMALL, "engine.device=cpu", "--start")
+    assert planned["model"]["assumed"] is None and planned["model"]["parameters"] < 40_000  # 3 numbers in, 1 out
+    assert 1 < planned["simulators_per_worker"] < 500
+    simulators = planned["needs"]["host"]["rollout"]["simulators"]
+    assert simulators == pytest.approx(2 * planned["simulators_per_worker"], abs=0.02)
+
+
+def test_a_model_that_cannot_be_looked_at_does_not_stop_the_plan(two_nodes: str) -> None:
+    planned = plan_json("experiment/gym_pendulum", "env=gym/pendulum_rgb", "--machine", two_nodes, "env.cameras=[]")
+    assert planned["model"] is not None
+    text = plan(*SMALL, "--machine", two_nodes)
+    assert "main memory: needs" in text and "say what there is with --memory" in text
+
+
+@pytest.mark.slow
+def test_the_published_size_is_planned_without_its_weights() -> None:
+    """Figures by hand: 7.541e9 weights in bfloat16, their float32 copies and two moments of each."""
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    weights = ["model.checkpoint=<weights>", "model.dtype=bfloat16", "engine.micro_batch_size=1"]
+    planned = plan_json(*PICTURES, *weights, "rollout.chunk_size=8", "--gpu-memory", "80")
+    assert planned["model"]["origin"].startswith("the published OpenVLA-OFT 7B")
+    assert 7.541e9 < planned["model"]["parameters"] < 7.55e9 and 330 < planned["model"]["tokens_per_observation"] < 360
+    train = planned["needs"]["gpu"]["train"]
+    assert train["weights"] * 2**20 == pytest.approx(15.08e9, rel=0.01)
+    assert train["optimiser"] * 2**20 == pytest.approx(12 * 7.5e9, rel=0.01)
+    assert not planned["fits"]
+    assert all(
+        plan_json(*PICTURES, *weights, "rollout.chunk_size=8", "--gpu-memory", "80", *settings)["fits"]
+        for settings in planned["advice"]
+    )

@@ -117,3 +117,11 @@ def test_the_nearest_multiples(number, of, words):
 )
 def test_the_nearest_divisors(number, of, words):
     assert _divisors(number, of) == words
+
+
+def test_a_checkpoint_may_be_left_open_until_the_config_runs() -> None:
+    words = ["model.checkpoint=<weights>"]
+    assert load_config("metaworld_reach", words).config.model.checkpoint == "<weights>"
+    with pytest.raises(ConfigError, match="left open") as caught:
+        load_config("metaworld_reach", words, complete=True)
+    assert "as in model.checkpoint=/weights/openvla-7b" in str(caught.value)

@@ -255,3 +255,23 @@ def test_categorical_logprobs_and_entropy_by_hand() -> None:
     assert head.mode(outputs).tolist() == [[3]]
     drawn = head.sample(outputs.expand(20000, -1), torch.Generator().manual_seed(0))
     assert (drawn == 1).float().mean().item() == pytest.approx(0.2, abs=0.01)
+
+
+def test_its_size_is_known_without_weights(case: Case) -> None:
+    """As `embodyrl plan` does it: on tensors without memory, which a model's code must not ask for their numbers."""
+    from embodyrl.config.schema import EngineConfig
+    from embodyrl.engine.dry_run import trace
+    from embodyrl.models.weightless import build_weightless
+
+    real = case.policy()
+    blank, _ = build_weightless(case.config, case.simulator, chunk_size=case.chunk)
+    shapes = [{name: (each.shape, each.dtype) for name, each in some.named_parameters()} for some in (real, blank)]
+    assert shapes[0] == shapes[1] and all(parameter.is_meta for parameter in blank.parameters())
+    sentence = next(iter(case.simulator.tasks.values()))
+    assert blank.tokens_per_observation(sentence) == real.tokens_per_observation(sentence)
+    assert (blank.tokens_per_observation(sentence) > 0) == bool(case.simulator.cameras)
+    traced = trace(blank, case.observation, EngineConfig(), cuda=False)
+    assert traced.lines.learning.slope >= traced.lines.deciding.slope > 0
+    decision = real.act(real.preprocess(case.observation(4)), "eval")
+    assert traced.entries == decision.logprobs.shape[1]
+    assert traced.trace_bytes * 4 == sum(each.nbytes for each in decision.trace.values())

@@ -5,7 +5,7 @@ Shapes: `B` samples, `P` picture tokens, `L` prompt tokens, `E` width of the lan
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,17 @@ class OpenVLAPolicy(PrismaticPolicy):
         if chunk_size != 1:
             raise PolicyError(f"openvla decides on one action at a time: set rollout.chunk_size=1, not {chunk_size}")
         super().__init__(config, simulator, chunk_size)
+
+    @property
+    def positions_of_answer(self) -> int:
+        """Every entry but the last is read again to say the next."""
+        return self.entries - 1
+
+    def cache_bytes(self, task: str) -> int:
+        """See `Policy.cache_bytes`; a key and a value for every position in every layer."""
+        llama: Any = self.network.language_model.config
+        width = llama.hidden_size // llama.num_attention_heads * llama.num_key_value_heads
+        return int(2 * llama.num_hidden_layers * width * self.dtype.itemsize) * self.tokens_per_observation(task)
 
     def act(
         self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None

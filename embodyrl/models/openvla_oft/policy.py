@@ -55,6 +55,11 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         """See `PrismaticPolicy.bounds`."""
         return self.config.normalization.value
 
+    @property
+    def positions_of_answer(self) -> int:
+        """A slot for every entry, and the stop token."""
+        return self.entries + self.config.append_stop_token
+
     def heads(self) -> dict[str, nn.Module]:
         """See `PrismaticPolicy.heads`."""
         heads: dict[str, nn.Module | None] = {ACTION_HEAD: self.l1_head, PROPRIO_PROJECTOR: self.proprio_projector}

@@ -24,6 +24,7 @@ from embodyrl.models.observations import check_images
 from embodyrl.models.options import ActionUnits, WeightType
 from embodyrl.models.policy import (
     DESCRIPTION_FILE,
+    PUBLISHED,
     ActOutput,
     EvalOutput,
     Inputs,
@@ -41,6 +42,7 @@ from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork
 from embodyrl.models.prismatic.options import Gripper, PrismaticConfig
 from embodyrl.models.prismatic.pictures import PicturePipeline
 from embodyrl.models.prismatic.prompts import Prompts
+from embodyrl.models.prismatic.published import published_files
 from embodyrl.models.prismatic.scratch import scratch_files
 from embodyrl.models.prismatic.statistics import Bounds, Range
 from embodyrl.models.prismatic.value_head import ValueHead
@@ -74,9 +76,11 @@ class PrismaticPolicy(Policy):
         self.files = _read_files(config, simulator)
         architecture = Architecture.from_config(self.files.config)
         if config.checkpoint is None:
-            self.network = PrismaticNetwork.with_random_weights(architecture).to(self.dtype)
+            self.network = PrismaticNetwork.with_random_weights(architecture)
         else:
             self.network = PrismaticNetwork.on_meta(architecture)
+        for parameter in self.network.parameters():  # buffers stay float32: positions need its digits
+            parameter.data = parameter.data.to(self.dtype)
         self.value_head = ValueHead(self.network.width)
         statistics = self.files.statistics
         self._statistics = statistics[choose_key(statistics, config.unnorm_key)]
@@ -225,6 +229,16 @@ class PrismaticPolicy(Policy):
 
     # ---------------------------------------------------------------------------------------------------------- parts
 
+    @property
+    def positions_of_answer(self) -> int:
+        """Positions behind the prompt."""
+        raise NotImplementedError
+
+    def tokens_per_observation(self, task: str) -> int:
+        """See `Policy.tokens_per_observation`."""
+        pictures = self.num_images * self.network.vision_backbone.patches
+        return pictures + bool(self.proprio_dim) + len(self.prompts.encode(task)) + self.positions_of_answer
+
     def parallel_plan(self) -> ParallelPlan:
         """Every transformer layer of the towers and of the language model; every linear layer of the network but the
         output layer, as in the published LoRA recipes ("all-linear")."""
@@ -283,6 +297,8 @@ class Choice:
 
 
 def _read_files(config: PrismaticConfig, simulator: SimulatorSpec | None) -> CheckpointFiles:
+    if config.checkpoint == PUBLISHED:
+        return published_files(config.unnorm_key)
     if config.checkpoint is not None:
         return CheckpointFiles.read(Path(config.checkpoint))
     if simulator is None:

@@ -1,0 +1,82 @@
+"""Settings with which a run would fit, found by planning again with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from embodyrl.cli.plan_memory import Planner, batches_of
+from embodyrl.config import ConfigError, load_config
+from embodyrl.config.schema import Config
+from embodyrl.errors import UserError
+
+MOST_SETTINGS, MOST_ADVICE = 3, 3
+
+
+def remedies(config: Config) -> Iterator[list[str]]:
+    """Settings that save memory, those that cost least first. Each may have several values, the mildest first."""
+    micro, slots = batches_of(config).micro_batch, config.env.num_envs
+    yield [f"engine.micro_batch_size={2**power}" for power in range(micro.bit_length() - 1, -1, -1) if 2**power < micro]
+    yield ["engine.gradient_checkpointing=true"]
+    yield ["engine.offload=optimizer", "engine.offload=all"]
+    yield ["model.dtype=bfloat16"]
+    yield ["engine.lora.rank=32"]
+    yield ["engine.optimizer.name=adamw_8bit"]
+    yield ["engine.optimizer.master_weights=false"]
+    yield ["rollout.schedule=pipeline"]
+    yield [f"env.num_envs={slots // parts}" for parts in (2, 4, 8) if slots % parts == 0]
+
+
+class Adviser:
+    """Plans a config again with other settings.
+
+    Args:
+        planner: for the machine.
+        source, overrides: what the config is loaded from.
+    """
+
+    def __init__(self, planner: Planner, source: str | None, overrides: Sequence[str]) -> None:
+        self._planner, self._source, self._overrides = planner, source, list(overrides)
+
+    def advise(self, config: Config) -> list[list[str]]:
+        """The smallest sets of settings with which a config that does not fit would; none if nothing helps."""
+        known = [values for values in remedies(config) if values and self._loads(values[-1])]
+        for count in range(1, MOST_SETTINGS + 1):
+            found = []
+            for chosen in combinations(known, count):
+                if self._fits([values[-1] for values in chosen]):
+                    found.append(self._mildest(chosen))
+                if len(found) == MOST_ADVICE:
+                    break
+            if found:
+                return found
+        return []
+
+    def _mildest(self, chosen: Sequence[list[str]]) -> list[str]:
+        """For one setting after the other, the first of its values that is enough."""
+        settings = [values[-1] for values in chosen]
+        for number, values in enumerate(chosen):
+            for value in values:
+                trial = [*settings[:number], value, *settings[number + 1 :]]
+                if self._fits(trial):
+                    settings = trial
+                    break
+        return settings
+
+    def _loads(self, setting: str) -> bool:
+        """Whether the config has such a setting, and it changes something."""
+        try:
+            return load_config(self._source, [*self._overrides, setting]).config != self._config
+        except ConfigError:
+            return False
+
+    @property
+    def _config(self) -> Config:
+        return load_config(self._source, self._overrides).config
+
+    def _fits(self, settings: Sequence[str]) -> bool:
+        try:
+            changed = load_config(self._source, [*self._overrides, *settings]).config
+            return not self._planner.excesses(changed)
+        except UserError:  # these settings do not go together, or not with this model
+            return False

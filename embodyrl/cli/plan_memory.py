@@ -1,0 +1,264 @@
+"""What a run would need: parameters, batches, and memory by phase. Nothing is started, and no weights are read.
+
+The policy's own code runs once without memory (`engine.dry_run`); the rest is arithmetic (`engine.memory`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embodyrl.config.schema import Config, Observe, Offload, Schedule
+from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
+from embodyrl.registry import ADVANTAGES, ALGORITHMS
+
+if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
+    from embodyrl.engine.dry_run import Traced
+    from embodyrl.engine.memory import Learning, Need
+
+GIB, MIB, FLOAT = 2**30, 2**20, 4
+ACTION_DIM, PROPRIO_DIM, WORDS = 7, 32, 16
+ASSUMED = f"states of {PROPRIO_DIM} and actions of {ACTION_DIM} numbers, sentences of {WORDS} words"
+"""What stands for the simulator until one has told its own."""
+CUDA_CONTEXT = 0.6 * GIB
+"""What CUDA itself takes of a GPU, and what its allocator cannot use."""
+PROCESS = 0.6 * GIB
+"""Main memory of the main process with torch, before it does anything."""
+SMALL_COLUMNS = 8 * 6 + 2 * FLOAT + 3
+"""Bytes of a decision in columns that hold one number each: where it is from, values, flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the machine has."""
+
+    cuda: bool
+    """The policy computes on a GPU."""
+    gpu: float | None
+    """Bytes of that GPU; None: there is none, or nothing says how much."""
+    host: float | None
+    """Bytes of main memory; None: nothing says how much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulators:
+    """What was found out by starting one of the simulator processes."""
+
+    spec: SimulatorSpec
+    bytes_per_worker: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """How many decisions an iteration has, and how they are learned from."""
+
+    decisions_per_iteration: int
+    """At most; of supervised learning, samples."""
+    optimizer_steps_per_iteration: int
+    minibatch: int
+    micro_batch: int
+    slots_decided_at_once: int
+    """At most; with a critic also the observations at which it looks when the rollout is over."""
+
+
+def supervised(config: Config) -> bool:
+    """Whether the run learns from demonstrations."""
+    return bool(ALGORITHMS.entry(config.algorithm.name).facts.get("demonstrations"))
+
+
+def batches_of(config: Config) -> Batches:
+    """What follows from the settings."""
+    rollout, algorithm, slots = config.rollout, config.algorithm, config.env.num_envs
+    deciding = math.ceil(slots / 2) if rollout.schedule is Schedule.pipeline else slots
+    if ADVANTAGES.entry(algorithm.advantage).facts["critic"]:
+        cuts = rollout.chunks * rollout.chunk_size // config.env.max_episode_steps + 1
+        deciding = max(deciding, slots * cuts)
+    if supervised(config):
+        steps, minibatch = config.data.steps, config.data.batch_size
+        decisions = steps * minibatch
+    else:
+        decisions = rollout.chunks * slots * rollout.episodes_per_slot
+        steps, minibatch = algorithm.epochs * algorithm.minibatches, math.ceil(decisions / algorithm.minibatches)
+    return Batches(
+        decisions_per_iteration=decisions,
+        optimizer_steps_per_iteration=steps,
+        minibatch=minibatch,
+        micro_batch=min(config.engine.micro_batch_size or minibatch, minibatch),
+        slots_decided_at_once=deciding,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What looking at a policy found out."""
+
+    origin: str
+    """What its shape was taken from."""
+    tokens: int
+    """Positions that it reads for a decision."""
+    cache: int
+    """Bytes of keys and values of a slot."""
+    traced: Traced
+
+
+class Planner:
+    """Plans configs for one machine.
+
+    Args:
+        limits: what the machine has.
+        workers: simulator processes that the run starts.
+        simulators: what is known of them, or None.
+    """
+
+    def __init__(self, limits: Limits, workers: int, simulators: Simulators | None) -> None:
+        self.limits = {"gpu": limits.gpu, "host": limits.host}
+        self._cuda = limits.cuda
+        self._workers = workers
+        self._simulators = simulators
+        self._looks: dict[str, Look] = {}
+
+    def plan(self, config: Config) -> dict[str, Any]:
+        """Everything that is known, as plain data; sizes in MiB.
+
+        Raises:
+            UserError: the model cannot be looked at: it does not fit the simulator, or lacks a package.
+        """
+        look, needs = self._look(config), self.needs(config)
+        weights, known = look.traced.weights, self._simulators
+        return {
+            "model": {
+                "name": config.model.name,
+                "origin": look.origin,
+                "assumed": ASSUMED if known is None else None,
+                "parameters": weights.parameters,
+                "trainable": weights.trainable,
+                "tokens_per_observation": look.tokens,
+            },
+            "learning": asdict(batches_of(config)),
+            "needs": {place: {phase: _in_mib(need) for phase, need in at.items()} for place, at in needs.items()},
+            "limits": {place: None if limit is None else _mib(limit) for place, limit in self.limits.items()},
+            "simulators_per_worker": None if known is None else _mib(known.bytes_per_worker),
+        }
+
+    def needs(self, config: Config) -> dict[str, dict[str, Need]]:
+        """What each place (gpu, host) must hold in each phase."""
+        from embodyrl.engine.memory import Need, kept_away, rollout_need, train_need
+
+        look, settings = self._look(config), learning_of(config)
+        weights, lines = look.traced.weights, look.traced.lines
+        buffer = self._buffer(config, look.traced)
+        simulators = 0 if self._simulators is None else self._simulators.bytes_per_worker * self._workers
+        host = {"main process": int(PROCESS), "rollout buffer": buffer, "simulators": simulators}
+        if supervised(config):
+            host["demonstrations"] = config.data.memory_mib * MIB
+        phases = {
+            "rollout": rollout_need(weights, lines, look.cache, settings),
+            "train": train_need(weights, lines, settings, batch=buffer if self._cuda else 0),
+        }
+        if not self._cuda:
+            return {"host": {name: Need(parts={**need.parts, **host}) for name, need in phases.items()}}
+        gpu = {name: Need(parts={**need.parts, "CUDA": int(CUDA_CONTEXT)}) for name, need in phases.items()}
+        return {"gpu": gpu, "host": {"both": Need(parts=host | {"offloaded": kept_away(weights, settings)})}}
+
+    def excesses(self, config: Config) -> dict[str, tuple[int, float]]:
+        """Where a config does not fit: what is needed, and what is there [bytes]."""
+        worst = {place: max(need.total for need in at.values()) for place, at in self.needs(config).items()}
+        limits = {place: limit for place, limit in self.limits.items() if limit is not None}
+        return {place: (need, limits[place]) for place, need in worst.items() if need > limits.get(place, math.inf)}
+
+    def _buffer(self, config: Config, traced: Traced) -> int:
+        """Bytes of the decisions of an iteration, as they are kept for learning."""
+        if supervised(config):
+            return 0
+        spec, chunk = self._spec(config), config.rollout.chunk_size
+        seen = len(spec.cameras) * math.prod(spec.image_size) * 3 + FLOAT * spec.proprio_dim
+        looks = 1 + (chunk if config.rollout.observe is Observe.every_step else 0)
+        acted = FLOAT * (chunk * spec.action_dim + traced.entries) + traced.trace_bytes
+        outcome = (FLOAT + 1) * chunk + SMALL_COLUMNS
+        return (looks * seen + acted + outcome) * batches_of(config).decisions_per_iteration
+
+    def _spec(self, config: Config) -> SimulatorSpec:
+        return assumed_spec(config) if self._simulators is None else self._simulators.spec
+
+    def _look(self, config: Config) -> Look:
+        """Look at a policy; once for each kind of it."""
+        engine = config.engine
+        kind = repr((config.model, engine.precision, config.rollout.chunk_size, _critic(config), supervised(config)))
+        if kind not in self._looks:
+            self._looks[kind] = self._looked(config)
+        return self._looks[kind]
+
+    def _looked(self, config: Config) -> Look:
+        from embodyrl.engine.dry_run import trace
+        from embodyrl.models.weightless import build_weightless
+
+        spec = self._spec(config)
+        sentence = max(spec.tasks.values(), key=len)
+        policy, origin = build_weightless(config.model, spec, chunk_size=config.rollout.chunk_size)
+        tokens, cache = policy.tokens_per_observation(sentence), policy.cache_bytes(sentence)
+        states = policy.spec.proprio_dim
+
+        def observe(samples: int) -> Observation:
+            shape = (samples, len(spec.cameras), *spec.image_size, 3)
+            return Observation(
+                images=np.zeros(shape, np.uint8) if spec.cameras else None,
+                proprio=np.zeros((samples, states), np.float32) if states else None,
+                tasks=[sentence] * samples,
+            )
+
+        traced = trace(
+            policy,
+            observe,
+            config.engine,
+            cuda=self._cuda,
+            supervised=supervised(config),
+            critic=_critic(config),
+        )
+        return Look(origin=origin, tokens=tokens, cache=cache, traced=traced)
+
+
+def assumed_spec(config: Config) -> SimulatorSpec:
+    """What stands for a simulator's spec until one was started; cameras and times are the config's."""
+    env = config.env
+    entries = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * ACTION_DIM, high=(1.0,) * ACTION_DIM)
+    return SimulatorSpec(
+        tasks=dict.fromkeys(env.tasks, " ".join(["word"] * WORDS)),
+        actions=(entries,),
+        proprio_dim=PROPRIO_DIM,
+        max_episode_steps=env.max_episode_steps,
+        control_frequency=1.0,
+        cameras=tuple(env.cameras),
+        image_size=(env.image_size[0], env.image_size[1]) if env.cameras else (0, 0),
+    )
+
+
+def learning_of(config: Config) -> Learning:
+    """The settings that decide about memory."""
+    from embodyrl.engine.memory import Learning
+
+    batches, engine = batches_of(config), config.engine
+    return Learning(
+        deciding_samples=batches.slots_decided_at_once,
+        minibatch=batches.minibatch,
+        micro_batch=batches.micro_batch,
+        reference=config.algorithm.kl_coef > 0.0,
+        master_weights=engine.optimizer.master_weights,
+        offload_optimizer=engine.offload is not Offload.none,
+        offload_reference=engine.offload is Offload.all,
+    )
+
+
+def _critic(config: Config) -> bool:
+    return config.algorithm.value_coef > 0.0
+
+
+def _mib(size: float) -> float:
+    return round(size / MIB, 2)
+
+
+def _in_mib(need: Need) -> dict[str, float]:
+    """The parts that are not nothing, and their sum."""
+    return {name: _mib(size) for name, size in need.parts.items() if size} | {"total": _mib(need.total)}

@@ -1,0 +1,211 @@
+"""What deciding and learning need, found out without weights: the policy's own code runs on tensors without memory.
+
+Every tensor that it makes is counted while it lives, so that whatever a model does (caches, checkpointing, adapters,
+lower precision) is in the figures without a formula for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from embodyrl.config.schema import EngineConfig, Precision
+from embodyrl.engine.memory import Line, Lines, Weights
+from embodyrl.engine.optimizer import HALF_TYPES
+from embodyrl.engine.precision import choose_precision, computing_in
+from embodyrl.envs import Observation
+from embodyrl.models.policy import ActOutput, Inputs, Policy
+from embodyrl.models.weightless import Assuming
+
+CPU = torch.device("cpu")
+SAMPLES = (4, 512)
+"""Batches that are tried; memory is taken to be a straight line. In a tiny batch other tensors are the largest (gradients
+of weights) than in a large one, so the second must be large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What a policy needs."""
+
+    weights: Weights
+    lines: Lines
+    trace_bytes: int
+    """What a decision leaves in the batch for scoring it again."""
+    entries: int
+    """Log-probabilities of a decision."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made inside the block, while they live.
+
+    Args:
+        known: tensors that were there before; neither they nor what shares their memory counts.
+    """
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known = [tensor.untyped_storage() for tensor in known]
+        self._alive: dict[int, int] = {id(storage): 0 for storage in self._known}
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._note(tensor.untyped_storage())
+        return made
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if id(storage) not in self._alive:
+            self._alive[id(storage)] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._forget, id(storage))
+
+    def _forget(self, key: int) -> None:
+        self.now -= self._alive.pop(key)
+
+
+def trace(
+    policy: Policy,
+    observe: Callable[[int], Observation],
+    config: EngineConfig,
+    *,
+    cuda: bool,
+    supervised: bool = False,
+    critic: bool = True,
+) -> Traced:
+    """Let a weightless policy decide and learn once, for a few batch sizes.
+
+    Args:
+        policy: from `build_weightless`; changed as the engine changes it.
+        observe: observations of so many samples.
+        config: of the engine.
+        cuda: whether it computes on a GPU, which decides about precision.
+        supervised: it learns from demonstrations, not from its own decisions.
+        critic: its values are learned too.
+    """
+    mode = FakeTensorMode()
+    dtype = _precision(config, policy, cuda)
+    with Assuming():
+        prepared = [policy.preprocess(observe(samples)) for samples in SAMPLES]
+    weights = weights_of(policy)
+    _give_bodies(policy, mode)
+    inputs = [{name: _body(tensor, mode) for name, tensor in each.items()} for each in prepared]
+    runs = [_Run(policy, each, samples, dtype) for samples, each in zip(SAMPLES, inputs, strict=True)]
+    with mode, Assuming():
+        deciding = [run.decide() for run in runs]
+        learning = [run.learn(supervised, critic) for run in runs]
+    decision = runs[-1].decision
+    return Traced(
+        weights=weights,
+        lines=Lines(
+            deciding=_line(deciding),
+            kept=_line([kept for kept, _ in learning]),
+            learning=_line([peak for _, peak in learning]),
+        ),
+        trace_bytes=sum(tensor.nbytes for tensor in decision.trace.values()) // SAMPLES[-1],
+        entries=decision.logprobs.shape[1],
+    )
+
+
+def _precision(config: EngineConfig, policy: Policy, cuda: bool) -> torch.dtype:
+    """What `choose_precision` says where there is such a device."""
+    if config.precision is Precision.auto and cuda and policy.parallel_plan().blocks:
+        return torch.bfloat16
+    return choose_precision(config.precision, policy, CPU)
+
+
+def weights_of(policy: nn.Module) -> Weights:
+    """The numbers that a policy consists of, as they are held."""
+    parameters = list(policy.parameters())
+    learned = [parameter for parameter in parameters if parameter.requires_grad]
+    return Weights(
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trainable=sum(parameter.numel() for parameter in learned),
+        weight_bytes=sum(tensor.nbytes for tensor in [*parameters, *policy.buffers()]),
+        gradient_bytes=sum(parameter.nbytes for parameter in learned),
+        half_trainable=sum(parameter.numel() for parameter in learned if parameter.dtype in HALF_TYPES),
+    )
+
+
+def _line(peaks: Sequence[int]) -> Line:
+    (low, high), (first, last) = SAMPLES, peaks
+    return Line.through((low, first), (high, last))
+
+
+def _body(tensor: Tensor, mode: FakeTensorMode) -> Any:
+    """A tensor without memory that says it is on the CPU, where torch chooses the same kernels for attention as on a
+    GPU (on `meta` it would choose one that keeps all weights of attention)."""
+    return FakeTensor(mode, tensor.to("meta"), CPU)
+
+
+def _give_bodies(policy: nn.Module, mode: FakeTensorMode) -> None:
+    for module in policy.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(
+                name, nn.Parameter(_body(parameter.data, mode), requires_grad=parameter.requires_grad)
+            )
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = _body(buffer, mode)
+
+
+class _Run:
+    """Deciding and learning with one batch."""
+
+    decision: ActOutput
+
+    def __init__(
+        self,
+        policy: Policy,
+        inputs: Inputs,
+        samples: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._policy, self._inputs, self._samples, self._dtype = policy, inputs, samples, dtype
+        self._input_bytes = sum(tensor.nbytes for tensor in inputs.values())
+
+    def decide(self) -> int:
+        """Most bytes alive at once."""
+        live = self._counter()
+        with torch.no_grad(), live, computing_in(self._dtype, CPU):
+            self.decision = self._policy.act(self._inputs, "eval")
+        return self._input_bytes + live.peak
+
+    def learn(self, supervised: bool, critic: bool) -> tuple[int, int]:
+        """Bytes alive after the forward pass, and most at once, beside gradients that are there already."""
+        for parameter in self._policy.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        live = self._counter()
+        with live:
+            with computing_in(self._dtype, CPU):
+                loss = self._imitation() if supervised else self._reinforcement(critic)
+            kept = live.now
+            loss.backward()
+        return self._input_bytes + kept, self._input_bytes + live.peak
+
+    def _counter(self) -> LiveBytes:
+        parameters = list(self._policy.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return LiveBytes([*parameters, *self._policy.buffers(), *gradients, *self._inputs.values()])
+
+    def _imitation(self) -> Tensor:
+        spec = self._policy.spec
+        actions = torch.zeros(self._samples, spec.chunk_size, spec.action_dim)
+        return self._policy.sft_loss(self._inputs, actions, torch.Generator())
+
+    def _reinforcement(self, critic: bool) -> Tensor:
+        """A scalar that depends on everything that is learned."""
+        output = self._policy.evaluate(self._inputs, dict(self.decision.trace))
+        loss = output.logprobs.float().sum() + output.entropy.float().sum()
+        return loss + output.values.float().sum() if critic and output.values is not None else loss

@@ -1,0 +1,60 @@
+"""Policies without memory for their weights, for finding out how large they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from embodyrl.config.schema import ModelConfig
+from embodyrl.envs import SimulatorSpec
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.policy import PUBLISHED, Policy
+from embodyrl.registry import SupportedModel
+
+
+class Assuming(TorchFunctionMode):
+    """Takes every condition on a tensor that has no numbers as false."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See `TorchFunctionMode`."""
+        if function is torch.Tensor.__bool__ and (args[0].is_meta or type(args[0]).__name__ == "FakeTensor"):
+            return False
+        return function(*args, **(kwargs or {}))
+
+
+def build_weightless(config: ModelConfig, simulator: SimulatorSpec, *, chunk_size: int) -> tuple[Policy, str]:
+    """The policy that `config` names without memory for its weights, and what its shape was taken from.
+
+    A checkpoint that is there says its shape without being read; for one that is not, it is that of the published
+    model.
+
+    Args:
+        config: the model's options.
+        simulator: what the simulator offers, as far as it is known; models with a checkpoint do without.
+        chunk_size: actions per decision.
+
+    Raises:
+        PolicyError: the model cannot serve this simulator, or its checkpoint is not there and none was published.
+    """
+    entry = SupportedModel.entry(config.name)
+    policy_type: Callable[..., Policy] = entry.load()
+    origin = "as it begins, with random weights"
+    known: SimulatorSpec | None = simulator
+    if config.checkpoint is not None and Path(config.checkpoint).is_dir():
+        origin, known = f"shape of {config.checkpoint}", None if entry.facts.get("published") else simulator
+    elif config.checkpoint is not None:
+        if "published" not in entry.facts:
+            raise PolicyError(f"model.checkpoint = {config.checkpoint!r} does not exist, so its shape is not known")
+        origin, known = f"{entry.facts['published']} (model.checkpoint is not there)", None
+        config = dataclasses.replace(config, checkpoint=PUBLISHED)
+    with Assuming(), torch.device("meta"):
+        policy = policy_type(config, known, chunk_size)
+    policy.name = config.name
+    return policy, origin

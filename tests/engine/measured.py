@@ -1,0 +1,24 @@
+"""Peak memory of a block, as torch's allocators saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def peak_bytes(block: Callable[[], object], device: torch.device) -> int:
+    """Most bytes that `block` had allocated at once, beyond those that were allocated before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        block()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        block()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events))

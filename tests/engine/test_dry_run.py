@@ -1,0 +1,134 @@
+"""What a dry run says a policy needs, against what torch's allocator sees in a real engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engines import SPEC
+from measured import peak_bytes
+from tensordict import TensorDict
+
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, ModelConfig
+from embodyrl.engine.dry_run import trace
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.memory import Learning, rollout_need, train_need
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.models import build_policy
+from embodyrl.models.weightless import build_weightless
+from embodyrl.registry import LOSSES, SupportedModel
+
+PICTURES = SimulatorSpec(
+    tasks={"push": "push the red cube to the left"},
+    actions=(ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 4, high=(1.0,) * 4),),
+    proprio_dim=12,
+    max_episode_steps=10,
+    control_frequency=1.0,
+    cameras=("front",),
+    image_size=(48, 48),
+)
+CASES: dict[str, tuple[str, dict[str, Any], SimulatorSpec, int, int]] = {
+    "mlp": ("mlp", {"hidden_sizes": [256, 256]}, SPEC, 1, 4096),
+    "openvla_oft": ("openvla_oft", {}, PICTURES, 4, 12),
+    "openvla": ("openvla", {}, PICTURES, 1, 12),
+}
+"""Model, options, simulator, actions in a chunk, decisions in the batch."""
+
+
+def make_config(model: str, options: dict[str, Any]) -> ModelConfig:
+    entry = SupportedModel.entry(model)
+    if missing := entry.missing():
+        pytest.skip(f"{model} needs {missing[0].module}: {missing[0].install}")
+    make: Any = entry.load_options()
+    return make(name=model, **options)
+
+
+def make_observation(spec: SimulatorSpec, samples: int) -> Observation:
+    return Observation(
+        images=np.zeros((samples, 1, *spec.image_size, 3), np.uint8) if spec.cameras else None,
+        proprio=np.zeros((samples, spec.proprio_dim), np.float32),
+        tasks=list(spec.tasks.values()) * samples,
+    )
+
+
+def make_batch(engine: HybridEngine, spec: SimulatorSpec, samples: int) -> TensorDict:
+    observation = make_observation(spec, samples)
+    decision = engine.act(observation, "train")
+    chunk = engine.policy.spec.chunk_size
+    columns: dict[str, Any] = {
+        "proprio": torch.from_numpy(observation.proprio),
+        "task": torch.zeros(samples, dtype=torch.int64),
+        "trace": TensorDict({name: tensor.clone().cpu() for name, tensor in decision.trace.items()}, [samples]),
+        "version": torch.zeros(samples, dtype=torch.int64),
+        "sequence": torch.arange(samples),
+        "executed": torch.ones(samples, chunk, dtype=torch.bool),
+        "valid": torch.ones(samples, dtype=torch.bool),
+        "weights": torch.full((samples,), 1 / samples),
+        "advantages": torch.ones(samples),
+        "returns": torch.ones(samples),
+        "old_logprobs": decision.logprobs.sum(1).cpu(),
+        "old_values": decision.values.clone().cpu(),
+    }
+    if spec.cameras:
+        columns["images"] = torch.from_numpy(observation.images)
+    return TensorDict(columns, [samples])
+
+
+def needs_and_measured(
+    case: str, micro: int | None, device: Device = Device.cpu, **engine_settings: Any
+) -> dict[str, tuple[int, int]]:
+    """For each phase, what was planned and what was measured, beside weights and optimiser [bytes]."""
+    model, options, spec, chunk, samples = CASES[case]
+    config, cuda = make_config(model, options), device is Device.cuda
+    engine_config = EngineConfig(device=device, micro_batch_size=micro, **engine_settings)
+    weightless, _ = build_weightless(config, spec, chunk_size=chunk)
+    traced = trace(weightless, lambda count: make_observation(spec, count), engine_config, cuda=cuda)
+    settings = Learning(
+        deciding_samples=samples,
+        minibatch=samples,
+        micro_batch=micro or samples,
+        reference=False,
+        master_weights=True,
+    )
+    engine = HybridEngine(
+        build_policy(config, spec, chunk_size=chunk, seed=1),
+        config=engine_config,
+        algorithm=AlgorithmConfig(name="ppo", minibatches=1, epochs=1),
+        loss=LOSSES.load("ppo"),
+        iterations=4,
+        seed=1,
+    )
+    own = sum(tensor.nbytes for tensor in [*engine.policy.parameters(), *engine.policy.buffers()])
+    assert traced.weights.weight_bytes == own
+    batch, observation = make_batch(engine, spec, samples), make_observation(spec, samples)
+    sentences = list(spec.tasks.values())
+    engine.update(batch, sentences)  # the optimiser makes its state
+    on_gpu = sum(tensor.nbytes for tensor in batch.values(True, True)) if cuda else 0
+    rollout = rollout_need(traced.weights, traced.lines, 0, settings)
+    train = train_need(traced.weights, traced.lines, settings, batch=on_gpu)
+    return {
+        "rollout": (rollout.parts["activations"], peak_bytes(lambda: engine.act(observation, "eval"), engine.device)),
+        "train": (
+            sum(train.parts[name] for name in ("gradients", "activations", "batch")),
+            peak_bytes(lambda: engine.update(batch, sentences), engine.device),
+        ),
+    }
+
+
+@pytest.mark.parametrize("micro", [None, 4], ids=["whole", "micro-batches"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_is_within_20_percent_of_what_is_measured(case: str, micro: int | None) -> None:
+    micro = micro and micro * CASES[case][4] // 12
+    for phase, (planned, measured) in needs_and_measured(case, micro).items():
+        assert planned == pytest.approx(measured, rel=0.2), (phase, planned, measured)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["openvla_oft", "openvla"])
+def test_the_plan_is_within_20_percent_on_a_gpu(case: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    for phase, (planned, measured) in needs_and_measured(case, None, Device.cuda).items():
+        assert planned == pytest.approx(measured, rel=0.2), (phase, planned, measured)

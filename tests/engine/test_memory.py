@@ -1,0 +1,115 @@
+"""The arithmetic of memory: by hand, and by how it must change with the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from embodyrl.engine.memory import Learning, Line, Lines, Weights, kept_away, optimizer_bytes, rollout_need, train_need
+
+OPENVLA = 7_541_237_184
+BIG = Weights(
+    parameters=OPENVLA,
+    trainable=OPENVLA,
+    weight_bytes=2 * OPENVLA,
+    gradient_bytes=2 * OPENVLA,
+    half_trainable=OPENVLA,
+)
+SMALL = Weights(parameters=100, trainable=60, weight_bytes=400, gradient_bytes=240, half_trainable=0)
+LINES = Lines(deciding=Line(100.0, 10.0), kept=Line(0.0, 50.0), learning=Line(30.0, 52.0))
+SETTINGS = Learning(deciding_samples=4, minibatch=16, micro_batch=8, reference=False, master_weights=True)
+
+
+def changed(**settings: Any) -> Learning:
+    return dataclasses.replace(SETTINGS, **settings)
+
+
+def test_a_line_goes_through_its_points_and_never_falls() -> None:
+    line = Line.through((2, 30.0), (4, 50.0))
+    assert (line.at(2), line.at(4), line.at(10), line.at(0)) == (30, 50, 110, 0)
+    flat = Line.through((2, 50.0), (4, 30.0))
+    assert flat.at(2) == flat.at(100) == 50
+
+
+def test_full_training_of_openvla_by_hand() -> None:
+    """Two bytes for a weight and for its gradient; four for its copy, and four for each of two moments."""
+    assert optimizer_bytes(BIG, SETTINGS) == 12 * OPENVLA
+    assert optimizer_bytes(BIG, changed(master_weights=False)) == 4 * OPENVLA
+    backward = train_need(BIG, LINES, SETTINGS, batch=0)
+    assert backward.total == (2 + 12 + 2 + 4) * OPENVLA  # the copies' float32 gradients are more than the activations
+    assert train_need(BIG, LINES, changed(master_weights=False), batch=0).total == 8 * OPENVLA + 30 + 8 * 52
+
+
+def test_float32_weights_by_hand() -> None:
+    assert optimizer_bytes(SMALL, SETTINGS) == 2 * 4 * 60
+    need = train_need(SMALL, LINES, SETTINGS, batch=7)
+    assert need.parts == {
+        "weights": 400,
+        "optimiser": 480,
+        "batch": 7,
+        "reference policy": 0,
+        "gradients": 240,
+        "activations": 30 + 52 * 8,
+    }
+    assert need.total == 400 + 480 + 7 + 240 + 446
+
+
+def test_gradients_of_a_whole_minibatch_come_while_activations_go() -> None:
+    whole = train_need(SMALL, LINES, changed(micro_batch=16), batch=0)
+    assert whole.parts["activations"] == 30 + 52 * 16 - 240
+    tiny = train_need(SMALL, LINES, changed(micro_batch=1, minibatch=1), batch=0)
+    assert tiny.parts["activations"] == (30 + 52) - 50  # what comes on top of all gradients
+
+
+def test_rolling_out_by_hand() -> None:
+    need = rollout_need(SMALL, LINES, 5, SETTINGS)
+    assert need.parts == {
+        "weights": 400,
+        "reference policy": 0,
+        "optimiser": 480,
+        "KV cache": 20,
+        "activations": 120,
+    }
+
+
+def test_what_is_offloaded_is_elsewhere() -> None:
+    away = changed(offload_optimizer=True, offload_reference=True, reference=True)
+    assert rollout_need(SMALL, LINES, 0, away).total == rollout_need(SMALL, LINES, 0, SETTINGS).total - 480
+    assert kept_away(SMALL, away) == 480 + 400 and kept_away(SMALL, SETTINGS) == 0
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"micro_batch": 2}, {"micro_batch": 4}),
+        ({"deciding_samples": 2}, {"deciding_samples": 3}),
+        ({"reference": False}, {"reference": True}),
+        ({"reference": True, "offload_reference": True}, {"reference": True}),
+        ({"offload_optimizer": True}, {"offload_optimizer": False}),
+        ({"moment_bytes": 1}, {"moment_bytes": 4}),
+        ({"master_weights": False}, {"master_weights": True}),
+    ],
+)
+@pytest.mark.parametrize("weights", [SMALL, BIG])
+def test_more_never_needs_less(weights: Weights, less: dict[str, Any], more: dict[str, Any]) -> None:
+    smaller, larger = changed(**less), changed(**more)
+    rollouts = [rollout_need(weights, LINES, 1, each).total for each in (smaller, larger)]
+    trainings = [train_need(weights, LINES, each, batch=1).total for each in (smaller, larger)]
+    assert rollouts[0] <= rollouts[1] and trainings[0] <= trainings[1]
+    decided_elsewhere = (weights is SMALL and "master_weights" in less) or (weights is BIG and "micro_batch" in less)
+    assert rollouts[0] < rollouts[1] or trainings[0] < trainings[1] or decided_elsewhere
+
+
+def test_fewer_weights_that_learn_need_less() -> None:
+    needs = [
+        train_need(
+            dataclasses.replace(BIG, trainable=count, half_trainable=count, gradient_bytes=2 * count),
+            LINES,
+            SETTINGS,
+            batch=0,
+        ).total
+        for count in (1_000, 100_000_000, OPENVLA)
+    ]
+    assert needs == sorted(needs) and needs[0] < needs[1] < needs[2]
