@@ -37,10 +37,11 @@ class Adviser:
 
     def __init__(self, planner: Planner, source: str | None, overrides: Sequence[str]) -> None:
         self._planner, self._source, self._overrides = planner, source, list(overrides)
+        self._known: dict[tuple[str, ...], bool] = {}
 
     def advise(self, config: Config) -> list[list[str]]:
         """The smallest sets of settings with which a config that does not fit would; none if nothing helps."""
-        known = [values for values in remedies(config) if values and self._loads(values[-1])]
+        known = [values for values in remedies(config) if values and self._changes(config, values[-1])]
         for count in range(1, MOST_SETTINGS + 1):
             found = []
             for chosen in combinations(known, count):
@@ -63,20 +64,19 @@ class Adviser:
                     break
         return settings
 
-    def _loads(self, setting: str) -> bool:
-        """Whether the config has such a setting, and it changes something."""
+    def _changes(self, config: Config, setting: str) -> bool:
+        """Whether the config has such a setting, and it is another one."""
         try:
-            return load_config(self._source, [*self._overrides, setting]).config != self._config
+            return load_config(self._source, [*self._overrides, setting]).config != config
         except ConfigError:
             return False
 
-    @property
-    def _config(self) -> Config:
-        return load_config(self._source, self._overrides).config
-
     def _fits(self, settings: Sequence[str]) -> bool:
-        try:
-            changed = load_config(self._source, [*self._overrides, *settings]).config
-            return not self._planner.excesses(changed)
-        except UserError:  # these settings do not go together, or not with this model
-            return False
+        key = tuple(settings)
+        if key not in self._known:
+            try:
+                changed = load_config(self._source, [*self._overrides, *settings]).config
+                self._known[key] = not self._planner.excesses(changed)
+            except UserError:  # these settings do not go together, or not with this model
+                self._known[key] = False
+        return self._known[key]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from embodyrl.config.schema import EngineConfig, Precision
 from embodyrl.engine.memory import Line, Lines, Weights
@@ -27,8 +28,16 @@ from embodyrl.models.weightless import Assuming
 
 CPU = torch.device("cpu")
 SAMPLES = (4, 512)
-"""Batches that are tried; memory is taken to be a straight line. In a tiny batch other tensors are the largest (gradients
-of weights) than in a large one, so the second must be large."""
+"""Batches that are tried; memory is taken to be a straight line. Which tensors are the largest differs between a tiny
+batch (gradients of weights) and a large one, so the second must be large."""
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of attention on a CPU, which torch does not count by itself; arguments are shapes."""
+    return int(sdpa_flop_count(query, key, value))
+
+
+ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +128,27 @@ def trace(
     )
 
 
+def count_flops(policy: Policy, observe: Callable[[int], Observation]) -> tuple[float, float]:
+    """Floating-point operations of matrix products for one sample: of a decision, and of scoring it again.
+
+    Args:
+        policy: from `build_weightless`.
+        observe: observations of so many samples.
+    """
+    mode, samples = FakeTensorMode(), SAMPLES[0]
+    with Assuming():
+        prepared = policy.preprocess(observe(samples))
+    _give_bodies(policy, mode)
+    run = _Run(policy, {name: _body(tensor, mode) for name, tensor in prepared.items()}, samples, torch.float32)
+    counts = []
+    with mode, Assuming(), torch.no_grad():
+        for step in (run.decide, run.score):
+            with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
+                step()
+            counts.append(counter.get_total_flops() / samples)
+    return counts[0], counts[1]
+
+
 def _precision(config: EngineConfig, policy: Policy, cuda: bool) -> torch.dtype:
     """What `choose_precision` says where there is such a device."""
     if config.precision is Precision.auto and cuda and policy.parallel_plan().blocks:
@@ -181,6 +211,10 @@ class _Run:
         with torch.no_grad(), live, computing_in(self._dtype, CPU):
             self.decision = self._policy.act(self._inputs, "eval")
         return self._input_bytes + live.peak
+
+    def score(self) -> None:
+        """Score what was decided."""
+        self._policy.evaluate(self._inputs, dict(self.decision.trace))
 
     def learn(self, supervised: bool, critic: bool) -> tuple[int, int]:
         """Bytes alive after the forward pass, and most at once, beside gradients that are there already."""

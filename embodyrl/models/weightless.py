@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from embodyrl.config.build import build_section
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import PUBLISHED, Policy
 from embodyrl.registry import SupportedModel
+
+INITIAL_STD = 0.02
+"""Standard deviation of random weights of the published size, as language models begin."""
 
 
 class Assuming(TorchFunctionMode):
@@ -58,3 +63,35 @@ def build_weightless(config: ModelConfig, simulator: SimulatorSpec, *, chunk_siz
         policy = policy_type(config, known, chunk_size)
     policy.name = config.name
     return policy, origin
+
+
+def build_published(
+    name: str, options: Mapping[str, Any], *, chunk_size: int, device: torch.device, seed: int = 0
+) -> Policy:
+    """A model of the published size with random weights, made where it is to compute: for measuring speed and memory.
+
+    Args:
+        name: of the model.
+        options: of its `model:` section, without `checkpoint`.
+        chunk_size: actions per decision.
+        device: where the weights are made.
+        seed: of the weights.
+
+    Raises:
+        PolicyError: no size of it was published, or an option does not fit.
+    """
+    entry = SupportedModel.entry(name)
+    if "published" not in entry.facts:
+        raise PolicyError(f"no size of model {name!r} is known here: measure it with a checkpoint's shape")
+    policy_type: Callable[..., Policy] = entry.load()
+    config: Any = build_section(ModelConfig, {**options, "name": name})
+    policy = policy_type(dataclasses.replace(config, checkpoint=PUBLISHED), None, chunk_size)
+    policy.name = name
+    generator = torch.Generator(device).manual_seed(seed)
+    for module in policy.modules():
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.is_meta:
+                made = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                made.normal_(std=INITIAL_STD, generator=generator)
+                module.register_parameter(key, nn.Parameter(made, requires_grad=parameter.requires_grad))
+    return policy.to(device)

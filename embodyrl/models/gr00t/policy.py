@@ -178,6 +178,10 @@ class Gr00tPolicy(FlowPolicy):
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
+    def tokens_per_observation(self, task: str) -> int:
+        """See `Policy.tokens_per_observation`; those of the backbone, pictures included."""
+        return self.prompts.batch([task])[0].shape[1]
+
     def parallel_plan(self) -> ParallelPlan:
         """Every transformer layer; every linear layer of the vision-language model."""
         blocks = re.compile(r"network\..*\.(layers|transformer_blocks)\.\d+")
