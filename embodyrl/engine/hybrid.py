@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -347,16 +347,19 @@ class HybridEngine:
         """Everything but the weights: optimiser, random streams, version; and the weights of the reference policy,
         which the run cannot make again once it has learned."""
         reference = {} if self.reference is None else {"reference": self.reference.state_dict()}
+        with nullcontext() if self.ranks.size == 1 else self.offload.optimizer_here():  # ranks exchange what is there
+            optimizer = whole(self.optimizer.state_dict(), keep=self.ranks.is_first)
         return reference | {
-            "optimizer": whole(self.optimizer.state_dict(), keep=self.ranks.is_first),
+            "optimizer": optimizer,
             "streams": self._streams.state_dict(),
             "version": self.version,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        moments = place_moments(state["optimizer"]["moments"], self.optimizer.inner)
-        self.optimizer.load_state_dict(state["optimizer"] | {"moments": moments})
+        with self.offload.optimizer_here():
+            moments = place_moments(state["optimizer"]["moments"], self.optimizer.inner)
+            self.optimizer.load_state_dict(state["optimizer"] | {"moments": moments})
         self._streams.load_state_dict(state["streams"], state["version"])
         self._set_version(state["version"])
         if self.reference is not None:

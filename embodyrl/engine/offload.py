@@ -121,7 +121,8 @@ class EngineOffload:
             self._parts["reference"] = Offloaded(
                 lambda: (*reference.parameters(), *reference.buffers()), device=device, folder=folder
             )
-            self._parts["reference"].offload()
+        self._here_now: set[str] = set()
+        self.put_away()
 
     def optimizer_here(self) -> AbstractContextManager[None]:
         """Have the optimiser's state on the device for the length of a block."""
@@ -134,19 +135,21 @@ class EngineOffload:
     @contextmanager
     def _here(self, name: str) -> Iterator[None]:
         part = self._parts.get(name)
-        if part is None:
+        if part is None or name in self._here_now:
             yield
             return
         with self._clock.measure(Phase.sync):
             part.onload()
+        self._here_now.add(name)
         try:
             yield
         finally:
+            self._here_now.remove(name)
             with self._clock.measure(Phase.sync):
                 part.offload()
 
     def put_away(self) -> None:
-        """Take off the device what a checkpoint has just brought there."""
+        """Take everything off the device: at the beginning, and after a checkpoint has brought it there."""
         for part in self._parts.values():
             part.offload()
 

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, OptimizerConfig
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.parallel import ALONE, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.mlp.options import MLPConfig
@@ -36,6 +37,7 @@ def make_engine(
     loss: str = "ppo",
     engine: dict[str, Any] | None = None,
     folder: Path | None = None,
+    ranks: Ranks = ALONE,
     **algorithm: Any,
 ) -> HybridEngine:
     return HybridEngine(
@@ -46,6 +48,7 @@ def make_engine(
         iterations=4,
         seed=1,
         folder=folder,
+        ranks=ranks,
     )
 
 

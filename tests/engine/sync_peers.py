@@ -26,6 +26,7 @@ from torch import nn
 
 from embodyrl.config.schema import OptimizerConfig
 from embodyrl.engine.sync import BroadcastReceiver, BroadcastSender, SharedReceiver, SharedSender, SyncError, shared
+from embodyrl.engine.sync.layout import weights_of
 from embodyrl.envs import Observation
 from embodyrl.models import Policy
 
@@ -178,9 +179,9 @@ def share_numbers(line: Connection, versions: int) -> Outcome:
 WORLD = 3
 
 
-def joined(rank: int, meeting: Path, timeout_s: float = PATIENCE_S) -> None:
+def joined(rank: int, meeting: Path, timeout_s: float = PATIENCE_S, backend: str = "gloo") -> None:
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=timeout_s)
+        backend, init_method=f"file://{meeting}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=timeout_s)
     )
 
 
@@ -255,6 +256,19 @@ def broadcast_cases(line: Connection, rank: int, meeting: Path) -> Outcome:
     found["after drift"] = _content(module)
     found["duplicate"] = outcome(_step, side, 3) if rank == 0 else None
     return found
+
+
+def broadcast_on_gpus(line: Connection, rank: int, meeting: Path) -> Outcome:
+    """Two transfers between GPUs, the second one in patches; returns what each rank holds."""
+    torch.cuda.set_device(rank)
+    joined(rank, meeting, backend="nccl")
+    module = Adapted(float(rank + 1), torch.float32).cuda()
+    side = _side(module, rank)
+    _step(side, 0)
+    if rank == 0:
+        module.adapter.data[3] = 1.5
+    _step(side, 1)
+    return {name: tensor.cpu().numpy() for name, tensor in weights_of(module).items()}
 
 
 def _side(module: nn.Module, rank: int) -> BroadcastSender | BroadcastReceiver:

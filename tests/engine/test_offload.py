@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import resource
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ import psutil
 import pytest
 import torch
 from engines import make_batch, make_engine, make_policy, weights
+from sync_peers import peers
 from torch import Tensor, nn
 
-from embodyrl.config.schema import Offload, OptimizerConfig
+from embodyrl.config.schema import Offload, OptimizerConfig, ParallelBackend, ParallelConfig
 from embodyrl.engine.host_memory import FileMemory, refuse_memory_disk
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.offload import Offloaded, optimizer_tensors
+from embodyrl.engine.parallel import connected
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import RunError, UserError
 from embodyrl.models import build_policy
+from embodyrl.placement.ranks import Place
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -168,9 +172,9 @@ def test_the_objects_stay_the_same(disk: Path) -> None:
 
 @pytest.mark.faults
 def test_the_memory_of_the_process_falls(disk: Path) -> None:
-    """131 MiB of optimiser state and 66 MiB of reference policy; the C library keeps a little."""
+    """75 MiB of optimiser state and 37 MiB of reference policy; the C library keeps a little."""
     engine = make_engine(
-        policy=make_policy(hidden_sizes=[2900, 2900]),
+        policy=make_policy(hidden_sizes=[2200, 2200]),
         engine={"offload": Offload.all},
         kl_coef=0.1,
         folder=disk,
@@ -183,9 +187,38 @@ def test_the_memory_of_the_process_falls(disk: Path) -> None:
     acting = rss()
     with engine.train_mode():
         learning = rss()
-    assert learning - acting > 0.9 * 2 * size and rss() - acting < 0.1 * size
+    assert learning - acting > 0.9 * 2 * size and rss() - acting < 0.2 * size
     freed = engine.offload.metrics()
     assert freed["memory/optimizer_freed_mib"] > 0.9 * 2 * size and freed["memory/reference_freed_mib"] > 0.9 * size
+
+
+def learn_in_shards(line: Connection, rank: int, folder: Path, setting: Offload) -> list[bytes]:
+    """A rank's part of the weights after two updates, a checkpoint and another update."""
+    place = Place(rank=rank, size=2, meeting=str(folder / f"meeting-{setting}"))
+    with connected(place, CPU, 60.0, lambda _: None) as ranks:
+        settings = {"offload": setting, "parallel": ParallelConfig(backend=ParallelBackend.fsdp)}
+        engine = make_engine(engine=settings, folder=folder, ranks=ranks)
+        for _ in range(2):
+            engine.update(make_batch(engine), ["push"])
+        kept = state(engine)
+        if setting is not Offload.none:
+            assert all(away(engine, "optimizer")) and len(away(engine, "optimizer")) >= 8
+        if ranks.is_first:
+            torch.save(kept, folder / f"state-{setting}")
+        ranks.meet()
+        engine.load_state_dict(torch.load(folder / f"state-{setting}", weights_only=True))
+        engine.update(make_batch(engine), ["push"])
+        return [parameter.to_local().detach().numpy().tobytes() for parameter in engine.policy.parameters()]
+
+
+def test_shards_leave_and_come_back_on_every_rank(disk: Path) -> None:
+    learned = {}
+    for setting in (Offload.none, Offload.optimizer):
+        with peers(*((learn_in_shards, rank, disk, setting) for rank in range(2))) as ranks:
+            learned[setting] = [rank.get() for rank in ranks]
+    assert learned[Offload.none] == learned[Offload.optimizer]
+    first, second = learned[Offload.none]
+    assert all(isinstance(part, bytes) for part in first) and first != second, first
 
 
 def test_a_tensor_that_numpy_has_seen_can_leave(disk: Path) -> None:

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sync_peers import UPDATES, WORLD, broadcast_cases, broadcast_training, broadcast_until, peers
+from sync_peers import (
+    UPDATES,
+    WORLD,
+    broadcast_cases,
+    broadcast_on_gpus,
+    broadcast_training,
+    broadcast_until,
+    peers,
+)
 
 
 @pytest.mark.parametrize("patches", [False, True])
@@ -23,6 +31,14 @@ def test_policies_on_other_ranks_decide_like_the_one_that_learns(tmp_path: Path,
         assert [np.array_equal(one, other) for one, other in zip(decisions, expected, strict=True)] == [True] * 4
     assert len({decision.tobytes() for decision in expected}) == UPDATES + 1, "nothing was learned"
     assert (max(sizes[1:]) < sizes[0]) == patches, "all of an MLP learns; a small step is a smaller patch"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < WORLD, reason=f"needs {WORLD} NVIDIA GPUs")
+def test_weights_go_from_gpu_to_gpu_through_nccl(tmp_path: Path) -> None:
+    with peers(*((broadcast_on_gpus, rank, tmp_path / "meeting") for rank in range(WORLD))) as ranks:
+        sent, *received = [rank.get() for rank in ranks]
+    assert all(np.array_equal(found[name], sent[name]) for found in received for name in sent)
 
 
 @pytest.fixture(scope="module")

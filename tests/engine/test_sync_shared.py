@@ -66,6 +66,23 @@ def test_float32_weights_arrive_as_bfloat16_where_those_are_held() -> None:
         torch.nn.init.normal_(next(sender_policy.parameters()))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_weights_go_from_gpu_to_gpu_and_from_gpu_to_cpu() -> None:
+    module = make_policy().cuda()
+    sender = SharedSender(module, timeout_s=SOON)
+    receivers = [
+        SharedReceiver(policy, sender.address, timeout_s=SOON) for policy in (other_policy().cuda(), other_policy())
+    ]
+    for version in (0, 1):
+        sender.send(version)
+        for receiver in receivers:
+            receiver.receive(version)
+            for name, tensor in receiver._module.state_dict().items():
+                assert torch.equal(tensor.cpu(), module.state_dict()[name].cpu()), name
+        torch.nn.init.normal_(next(module.parameters()))
+
+
 def test_later_transfers_carry_what_learns_and_buffers_alone() -> None:
     module, receiving = Adapted(1.0, torch.float32), Adapted(2.0, torch.float32)
     sender = SharedSender(module, timeout_s=SOON)
