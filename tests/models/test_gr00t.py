@@ -1,0 +1,517 @@
+"""GR00T N1.5: files, statistics, prompts, pictures, options, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+
+from embodyrl.config import ConfigError, load_config
+from embodyrl.envs import ActionField, Observation
+from embodyrl.models import PolicyError, build_policy, load_policy
+from embodyrl.models.flow.options import NoiseMethod
+from embodyrl.models.gr00t.architecture import Architecture
+from embodyrl.models.gr00t.backbone import causal_mask
+from embodyrl.models.gr00t.files import EAGLE, METADATA, CheckpointFiles
+from embodyrl.models.gr00t.network import LEROBOT_PREFIX, POOLING, TEXT, Gr00tNetwork, checkpoint_name, parameter_name
+from embodyrl.models.gr00t.options import Gr00tConfig, Interpolation, ScratchConfig
+from embodyrl.models.gr00t.pictures import PicturePipeline
+from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
+from embodyrl.models.shards import INDEX_FILE, SINGLE_FILE
+from tests.parity.formula import SPEC, TASKS
+from tests.parity.gr00t_formula import CHUNK, HORIZON, TAG, two_views, write_checkpoint
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "reference"
+SHARD = "model-00001-of-00001.safetensors"
+HEAD = TEXT + "lm_head.weight"
+TABLE = TEXT + "model.embed_tokens.weight"
+OPTIONS = {"embodiment_tag": TAG, "embodiment_id": 0, "chunk_size": CHUNK}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(whole, tmp_path / "checkpoint"))
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return load_policy("gr00t", checkpoint=folder, **(OPTIONS | options))
+
+
+def rewrite(path: Path, edit: Any) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def test_names_and_shapes_at_real_size() -> None:
+    parameters = dict(Gr00tNetwork.on_meta(Architecture()).named_parameters())
+    shapes = {checkpoint_name(name): list(parameter.shape) for name, parameter in parameters.items()}
+    assert all(parameter.is_meta for parameter in parameters.values())
+    assert all(parameter_name(checkpoint_name(name)) == name for name in parameters)
+    assert len(shapes) == 887 and sum(map(math.prod, shapes.values())) == 2_398_284_528
+    assert shapes["action_head.action_encoder.W2.W"] == [32, 3072, 1536]
+    reference = SHARED / "gr00t-n1.5-expected-keys.json"
+    if reference.is_file():
+        content = json.loads(reference.read_text())
+        used = {key: shape for key, shape in content["keys"].items() if key != HEAD and parameter_name(key) is not None}
+        assert shapes == used
+        assert shapes[TABLE] == content["keys"][HEAD]
+        assert {key for key in content["keys"] if parameter_name(key) is None} == {
+            key for key in content["keys"] if key.startswith(POOLING)
+        }
+        assert Architecture.from_config(content["config"], content["eagle_config"]) == Architecture()
+
+
+def test_the_published_sizes_are_the_defaults_and_survive_a_round_trip() -> None:
+    published = Architecture()
+    assert Architecture.from_config(published.to_config(), None) == published
+    other = Architecture(text_layers=2, image_token=7, vision={**published.vision, "image_size": 42}, embodiments=3)
+    assert Architecture.from_config(other.to_config(), other.to_eagle_config()) == other
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("action_head_cfg", "use_vlln", False),
+        ("backbone_cfg", "project_to_dim", 2048),
+        ("action_head_cfg", "noise_beta_alpha", 2.0),
+    ],
+)
+def test_what_config_json_must_not_ask_for(folder: Path, section: str, key: str, value: object) -> None:
+    rewrite(folder / "config.json", lambda content: content[section].update({key: value}))
+    with pytest.raises(PolicyError, match=rf"config.json: {section}.{key} is .*, only .* is supported"):
+        load(folder)
+
+
+def test_a_config_of_another_model(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "gr00t_n1_6"}')
+    with pytest.raises(PolicyError, match="model_type is 'gr00t_n1_6', expected 'gr00t_n1_5'"):
+        load(folder)
+
+
+def test_a_round_trip_in_bfloat16_is_exact_to_the_byte(whole: Path, tmp_path: Path) -> None:
+    policy = load(whole, dtype="bfloat16", noise_method="flow_noise")
+    policy.save(tmp_path, policy.config)
+    before, after = load_file(whole / SHARD), load_file(tmp_path / SHARD)
+    assert before.keys() == after.keys() and TABLE in before
+    assert all(after[key].dtype == torch.bfloat16 and torch.equal(before[key], after[key]) for key in before)
+    for name in ("config.json", f"{EAGLE}/config.json", f"{EAGLE}/tokenizer.json", METADATA):
+        assert json.loads((whole / name).read_text()) == json.loads((tmp_path / name).read_text())
+    for name in ("value_head.safetensors", "noise_network.safetensors"):
+        heads = [load_file(place / name) for place in (whole, tmp_path)]
+        assert heads[0].keys() == heads[1].keys()
+        assert all(torch.equal(heads[0][key], heads[1][key]) for key in heads[0])
+
+
+def in_other_layout(folder: Path, edit: Any) -> Path:
+    """The same weights, as one file that `edit` has changed."""
+    tensors = load_file(folder / SHARD)
+    (folder / SHARD).unlink()
+    (folder / INDEX_FILE).unlink()
+    save_file(edit(tensors), folder / SINGLE_FILE)
+    return folder
+
+
+LAYOUTS = {
+    "lerobot": lambda tensors: {LEROBOT_PREFIX + key: value for key, value in tensors.items()},
+    "output layer alone": lambda tensors: {(HEAD if key == TABLE else key): value for key, value in tensors.items()},
+    "both": lambda tensors: tensors | {HEAD: tensors[TABLE].clone()},
+    "with the pooling head": lambda tensors: tensors | {POOLING + "probe": torch.ones(1, 1, 3)},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_public_layouts_give_the_same_network(whole: Path, folder: Path, layout: str) -> None:
+    policy, other = load(whole), load(in_other_layout(folder, LAYOUTS[layout]))
+    assert all(torch.equal(a, b) for a, b in zip(policy.network.parameters(), other.network.parameters(), strict=True))
+
+
+def test_a_config_of_lerobot_stands_for_the_published_sizes(folder: Path) -> None:
+    (folder / "config.json").write_text('{"type": "groot", "chunk_size": 50}')
+    rewrite(folder / METADATA, lambda content: content.pop("oxe_droid"))
+    config = Gr00tConfig(name="gr00t", checkpoint=str(folder))
+    files = dataclasses.replace(CheckpointFiles.read(config), eagle=None)
+    assert files.architecture == Architecture()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.pop("action_head.vlln.bias"), "missing action_head.vlln.bias"),
+        (lambda t: t.pop(TABLE), rf"missing {TABLE}"),
+        (lambda t: t.update({"action_head.vlln.gain": torch.ones(2)}), "unexpected action_head.vlln.gain"),
+        (
+            lambda t: t.update({"action_head.vlln.bias": torch.ones(3)}),
+            r"action_head.vlln.bias has shape \[3\], expected \[32\]",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(folder: Path, edit: Any, message: str) -> None:
+    tensors = load_file(folder / SHARD)
+    edit(tensors)
+    save_file(tensors, folder / SHARD)
+    with pytest.raises(PolicyError, match=message):
+        load(folder)
+
+
+def test_heads_are_optional_and_apart(whole: Path, folder: Path) -> None:
+    """A checkpoint of public training has none, one that explored in another way has another."""
+    assert load(whole, noise_method="flow_sde").noise_network is None
+    (folder / "noise_network.safetensors").unlink()
+    kept, fresh = load(whole, noise_method="flow_noise"), load(folder, noise_method="flow_noise")
+    assert not torch.equal(kept.noise_network.mlp[0].weight, fresh.noise_network.mlp[0].weight)
+    assert torch.equal(kept.value_head.mlp[0].weight, fresh.value_head.mlp[0].weight)
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+def test_states_and_actions_by_hand(whole: Path) -> None:
+    content = json.loads((whole / METADATA).read_text())[TAG]["statistics"]
+    ends = [np.concatenate([content["state"][key][end] for key in ("hand", "fingers")]) for end in ("min", "max")]
+    policy, observation = load(whole), two_views()
+    state = policy.preprocess(observation)["state"][:, 0].numpy()
+    np.testing.assert_allclose(state, 2 * (observation.proprio - ends[0]) / (ends[1] - ends[0]) - 1, atol=1e-5)
+    low, high = (np.array(content["action"]["everything"][end]) for end in ("min", "max"))
+    said = torch.linspace(-1.5, 1.5, 2 * HORIZON * 7).view(2, HORIZON, 7)
+    wanted = (said[:, :CHUNK].numpy() + 1) / 2 * (high - low) + low
+    np.testing.assert_allclose(policy.finish(said, {}).numpy(), wanted, atol=1e-5)
+    assert low[0] == high[0]
+    data, counts = policy.imitated(policy.finish(said, {}), {})
+    assert torch.equal(data[..., 0], torch.zeros(2, HORIZON)) and bool(counts.all())
+    torch.testing.assert_close(data[:, :CHUNK, 1:], said[:, :CHUNK, 1:], atol=1e-5, rtol=0)
+    torch.testing.assert_close(data[:, CHUNK:], data[:, CHUNK - 1 : CHUNK].expand(-1, HORIZON - CHUNK, -1))
+
+
+def test_mean_and_standard_deviation(whole: Path) -> None:
+    content = json.loads((whole / METADATA).read_text())[TAG]["statistics"]
+    mean, std = (np.concatenate([content["state"][key][end] for key in ("hand", "fingers")]) for end in ("mean", "std"))
+    policy, observation = load(whole, state_normalization="mean_std", action_normalization="mean_std"), two_views()
+    state = policy.preprocess(observation)["state"][:, 0].numpy()
+    np.testing.assert_allclose(state, (observation.proprio - mean) / std, atol=1e-5)
+    action = content["action"]["everything"]
+    said = torch.ones(1, HORIZON, 7)
+    np.testing.assert_allclose(policy.finish(said, {})[0, 0], np.add(action["mean"], action["std"]), atol=1e-6)
+
+
+def test_parts_of_a_state_in_another_order(whole: Path) -> None:
+    policy, other = load(whole), load(whole, state_keys=["fingers", "hand"])
+    observation = two_views()
+    turned = dataclasses.replace(observation, proprio=np.roll(observation.proprio, 2, axis=1))
+    state, same = (p.preprocess(o)["state"] for p, o in ((policy, observation), (other, turned)))
+    torch.testing.assert_close(same.roll(-2, dims=-1), state)
+    assert load(whole, state_keys=["hand"]).spec.proprio_dim == 6
+
+
+def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) -> None:
+    numbers = {name: [0.0, 1.0] for name in ("min", "mean")} | {name: [1.0, 3.0] for name in ("max", "std")}
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps({"observation.state": numbers, "action": numbers, "observation.images.front": {}}))
+    spec = dataclasses.replace(
+        SPEC, proprio_dim=2, actions=(dataclasses.replace(SPEC.actions[0], low=(-9.0,) * 2, high=(9.0,) * 2),)
+    )
+    policy = load(whole, statistics=str(path), embodiment_tag=None, simulator=spec)
+    assert policy.finish(torch.ones(1, HORIZON, 7), {})[0, 0].tolist() == [1.0, 3.0]
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    policy.save(saved, policy.config)
+    again = load(saved, embodiment_tag=None, simulator=spec)
+    assert torch.equal(again.action_range.spread, policy.action_range.spread)
+
+
+# ------------------------------------------------------------------------------------------------------------- prompts
+
+
+def test_the_prompt_is_the_public_one() -> None:
+    assert prompt("pick it up", pictures=2, pieces=3) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+        "<image 1><img><IMG_CONTEXT><IMG_CONTEXT><IMG_CONTEXT></img>"
+        "<image 2><img><IMG_CONTEXT><IMG_CONTEXT><IMG_CONTEXT></img>"
+        "pick it up<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_both_forms_of_the_tokenizer_are_the_same() -> None:
+    vocabulary = {letter: number for number, letter in enumerate("abcdeGH")} | {"ab": 7, "abc": 8, "Ġ": 9}
+    added = {PIECE: 11, "<img>": 10}
+    merges = ["a b", "ab c"]
+    files = {
+        "vocab.json": json.dumps(vocabulary).encode(),
+        "merges.txt": ("#version: 0.2\n" + "\n".join(merges) + "\n").encode(),
+        "added_tokens.json": json.dumps(added | {PAD: 12}).encode(),
+    }
+    tokenizer = read_tokenizer(files)
+    assert tokenizer.encode(f"abc d<img>{PIECE}ab").tokens == ["abc", "Ġ", "d", "<img>", PIECE, "ab"]
+    again = read_tokenizer({"tokenizer.json": tokenizer.to_str().encode()})
+    assert again.encode(f"abc <img>{PIECE}").ids == tokenizer.encode(f"abc <img>{PIECE}").ids
+
+
+def test_prompts_have_one_length_and_padding_where_it_is_asked_for(whole: Path) -> None:
+    policy = load(whole, simulator=SPEC)
+    short, long = sorted(TASKS.values(), key=len)
+    alone, both = policy.preprocess(views([short])), policy.preprocess(views([short, long]))
+    assert torch.equal(alone["input_ids"][0], both["input_ids"][0])
+    assert both["attention_mask"].sum(1).tolist() == [len(policy.prompts.encode(task)) for task in (short, long)]
+    pad = read_tokenizer(policy.files.tokenizer).token_to_id(PAD)
+    assert both["input_ids"][0, 0] == pad and not both["attention_mask"][0, 0]
+    right = load(whole, simulator=SPEC, padding="right", prompt_length=60).preprocess(views([short]))
+    assert right["input_ids"].shape == (1, 60)
+    assert right["attention_mask"][0, 0] and right["input_ids"][0, -1] == 0 and not right["attention_mask"][0, -1]
+
+
+def views(tasks: list[str]) -> Observation:
+    observation = two_views()
+    count = len(tasks)
+    return Observation(images=observation.images[:count], proprio=observation.proprio[:count], tasks=tasks)
+
+
+def test_a_prompt_that_is_too_long(whole: Path) -> None:
+    with pytest.raises(PolicyError, match=r"a task's prompt has \d+ tokens, more than prompt_length = 20"):
+        load(whole, simulator=SPEC, prompt_length=20)
+    policy = load(whole, simulator=SPEC)
+    with pytest.raises(PolicyError, match="more than prompt_length"):
+        policy.preprocess(views(["turn " * 50]))
+
+
+def test_the_tokenizer_of_another_model(folder: Path) -> None:
+    rewrite(folder / EAGLE / "config.json", lambda content: content.update(image_token_index=3))
+    with pytest.raises(PolicyError, match=r"<IMG_CONTEXT> has id 4 in the tokenizer, 3 in the model"):
+        load(folder)
+
+
+def test_a_tokenizer_from_elsewhere(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(folder / EAGLE / "tokenizer.json", tmp_path / "elsewhere")
+    with pytest.raises(PolicyError, match=r"no tokenizer in .*: set model\.tokenizer to the folder eagle2_hg_model"):
+        load(folder)
+    load(folder, tokenizer=str(tmp_path / "elsewhere"))
+
+
+def test_padding_gets_nothing_from_attention_and_gradients_stay_finite(whole: Path) -> None:
+    """What FlashAttention leaves in the place of padding, which reaches the actions."""
+    network = load(whole).network
+    attention = network.backbone.eagle_model.language_model.layers[0].self_attn
+    seen: list[torch.Tensor] = []
+    hook = attention.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
+    policy = load(whole, simulator=SPEC, prompt_length=60)
+    policy.network = network
+    inputs = policy.preprocess(views(list(TASKS.values())))
+    policy.condition(inputs).context.square().sum().backward()
+    hook.remove()
+    padding = ~inputs["attention_mask"]
+    assert padding.any() and bool((seen[0][padding] == 0).all()) and bool((seen[0][~padding] != 0).any(-1).all())
+    assert all(bool(p.grad.isfinite().all()) for p in network.parameters() if p.grad is not None)
+
+
+def test_who_looks_at_whom() -> None:
+    mask = causal_mask(torch.tensor([[False, True, True]]))
+    assert mask[0, 0].tolist() == [[False, False, False], [False, True, False], [False, True, True]]
+
+
+# ------------------------------------------------------------------------------------------------------------ pictures
+
+
+def test_a_crop_keeps_the_middle() -> None:
+    picture = torch.arange(40 * 40 * 3).remainder(251).view(1, 1, 40, 40, 3).to(torch.uint8)
+    pixels = PicturePipeline(38, center_crop=True, interpolation=Interpolation.bilinear)(picture, CPU)
+    wanted = (picture[0, 0, 1:39, 1:39].permute(2, 0, 1).float() / 255 - 0.5) / 0.5
+    assert torch.equal(pixels[0, 0], wanted)
+
+
+def test_ways_to_resize_differ() -> None:
+    picture = two_views().images[:, :1]
+    linear, cubic = (
+        PicturePipeline(24, center_crop=False, interpolation=way)(torch.from_numpy(picture), CPU)
+        for way in Interpolation
+    )
+    assert linear.shape == cubic.shape == (2, 1, 3, 24, 24) and not torch.equal(linear, cubic)
+
+
+# -------------------------------------------------------------------------------------------------- acting and learning
+
+
+def scratch(**options: Any) -> Any:
+    small = ScratchConfig(image_size=32, hidden_size=32, layers=1, vision_layers=1, action_layers=2)
+    config = Gr00tConfig(name="gr00t", **({"scratch": small} | options))
+    return build_policy(config, SPEC, chunk_size=CHUNK, seed=1)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("method", NoiseMethod)
+def test_evaluation_repeats_a_rollout_bit_for_bit(method: NoiseMethod, joint: bool) -> None:
+    policy = scratch(noise_method=method, joint_logprob=joint)
+    inputs = policy.preprocess(two_views())
+    acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
+    scored = policy.evaluate(inputs, acted.trace)
+    assert torch.equal(scored.logprobs, acted.logprobs) and torch.equal(scored.values, acted.values)
+
+
+def test_pictures_and_sentence_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, count = scratch(), 0
+    original = policy.network.backbone.forward
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return original(*arguments)
+
+    monkeypatch.setattr(policy.network.backbone, "forward", counted)
+    inputs = policy.preprocess(two_views())
+    acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
+    assert count == 1
+    policy.evaluate(inputs, acted.trace)
+    assert count == 2
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_whether_the_critic_changes_the_network(detach: bool) -> None:
+    policy = scratch(detach_critic=detach)
+    inputs = policy.preprocess(two_views())
+    trace = policy.act(inputs, "train", torch.Generator().manual_seed(0)).trace
+    policy.evaluate(inputs, trace).values.sum().backward()
+    assert all(parameter.grad is not None for parameter in policy.value_head.parameters())
+    assert all((parameter.grad is None) == detach for parameter in policy.network.backbone.parameters())
+
+
+@pytest.mark.parametrize("part", ["vision", "language"])
+def test_frozen_parts(part: str) -> None:
+    policy = scratch(**{f"freeze_{part}": True})
+    eagle = policy.network.backbone.eagle_model
+    frozen = {name for name, parameter in eagle.named_parameters() if not parameter.requires_grad}
+    wanted = ("vision_model.", "mlp1.") if part == "vision" else ("language_model.",)
+    assert frozen == {name for name, _ in eagle.named_parameters() if name.startswith(wanted)}
+
+
+def test_the_gripper_and_units_of_the_simulator(whole: Path) -> None:
+    arm = ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 6, high=(1.0,) * 6, scale=0.05)
+    hand = ActionField(name="hand", meaning="gripper", unit="1", low=(-1.0,), high=(1.0,), opens=-1.0, closes=1.0)
+    spec = dataclasses.replace(SPEC, actions=(arm, hand))
+    said = torch.full((1, HORIZON, 7), 0.35)
+    plain = load(whole, simulator=spec).finish(said, {})
+    metric = load(whole, simulator=spec, action_units="metric").finish(said, {})
+    opened = load(whole, simulator=spec, gripper="one_opens").finish(said, {})
+    half = load(whole, simulator=spec, gripper="one_opens", binary_gripper=False).finish(said, {})
+    torch.testing.assert_close(metric[..., :6], (20 * plain[..., :6]).clamp(-1, 1))
+    amount = float(load(whole).finish(said, {})[0, 0, 6])
+    assert 0.1 < amount < 0.4
+    assert plain[0, 0, 6] == pytest.approx(amount) and half[0, 0, 6] == pytest.approx(1 - 2 * amount)
+    assert opened[0, 0, 6] == 1.0
+
+
+def test_parts_for_the_engine() -> None:
+    plan = scratch().parallel_plan()
+    assert len(plan.blocks) == 1 + 1 + 1 + 2
+    assert "network.action_head.model.transformer_blocks.1" in plan.blocks
+    assert "network.backbone.eagle_model.language_model.layers.0.self_attn.q_proj" in plan.adaptable
+    assert not any("action_head" in name for name in plan.adaptable)
+
+
+# -------------------------------------------------------------------------------------------------------- what is wrong
+
+
+def faults(folder: Path, *settings: str) -> str:
+    """What loading a config says before anything starts."""
+    common = ["env=metaworld/reach_rgb", "env.cameras=[corner,corner2]", "model=gr00t", f"model.checkpoint={folder}"]
+    common += [f"model.embodiment_tag={TAG}", "model.embodiment_id=0", "rollout.chunk_size=2"]
+    try:
+        load_config("gym_cartpole", [*common, *settings])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_config_that_fits(whole: Path) -> None:
+    assert faults(whole) == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.embodiment_tag=new_embodimnt", "no statistics of embodiment_tag = 'new_embodimnt' - did you mean"),
+        (
+            "model.embodiment_tag=null",
+            "statistics of several robots: set embodiment_tag to one of new_embodi",
+        ),
+        ("model.embodiment_id=9", r"embodiment_id = 9 \(new_embodiment\), but the checkpoint has networks for 0 .. 0"),
+        (
+            "model.state_keys=[hand,wheels]",
+            r"'wheels', which the statistics of new_embodiment.state lack \(known",
+        ),
+        ("env.cameras=[corner]", r"there are 1 camera\(s\) .* trained with 2 picture\(s\): front, hand"),
+        ("env.cameras=[]", "env.cameras is empty"),
+        ("rollout.chunk_size=6", "rollout.chunk_size = 6, but the model denoises 5 actions at a time"),
+        ("model.tokenizer=nowhere", "no tokenizer in nowhere"),
+        ("model.statistics=nowhere.json", r"holds no nowhere.json: set model.statistics to"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(whole: Path, setting: str, message: str) -> None:
+    said = faults(whole, setting)
+    assert re.search(message, said) and "nothing was started" in said
+
+
+def test_a_robot_whose_number_nobody_knows(folder: Path) -> None:
+    rewrite(folder / METADATA, lambda content: content.update(my_robot=content[TAG]))
+    said = faults(folder, "model.embodiment_tag=my_robot", "model.embodiment_id=null")
+    assert "nothing says which number embodiment 'my_robot' has" in said and "new_embodiment 31, gr1 24" in said
+
+
+def test_a_state_that_is_too_long(folder: Path) -> None:
+    rewrite(folder / "config.json", lambda content: content["action_head_cfg"].update(max_state_dim=7))
+    assert "has 8 numbers (hand, fingers), but the checkpoint takes 7 at most" in faults(folder)
+
+
+def test_statistics_without_a_number(folder: Path) -> None:
+    rewrite(folder / METADATA, lambda content: content[TAG]["statistics"]["state"]["hand"].pop("max"))
+    assert "the statistics of new_embodiment.state.hand lack max" in faults(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", METADATA, SHARD])
+def test_missing_and_damaged_files(folder: Path, name: str) -> None:
+    (folder / name).write_bytes((folder / name).read_bytes()[:40])
+    assert Path(name).name in faults(folder)
+    (folder / name).unlink()
+    assert Path(name).name in faults(folder)
+
+
+def test_widths_that_heads_do_not_divide() -> None:
+    with pytest.raises(ConfigError, match=r"model.scratch.hidden_size = 66 cannot be split over 4 heads"):
+        load_config("gym_cartpole", ["env=metaworld/reach_rgb", "model=gr00t", "model.scratch.hidden_size=66"])
+
+
+def test_a_simulator_with_another_state(whole: Path) -> None:
+    with pytest.raises(PolicyError, match=r"a state of 8 numbers \(hand, fingers\), the simulator has 5"):
+        load(whole, simulator=dataclasses.replace(SPEC, proprio_dim=5))
+
+
+def test_observations_that_do_not_fit(whole: Path) -> None:
+    policy, observation = load(whole), two_views()
+    with pytest.raises(PolicyError, match="needs a state of 8 numbers, the observation has none"):
+        policy.preprocess(dataclasses.replace(observation, proprio=None))
+    with pytest.raises(PolicyError, match=r"takes 2 picture\(s\) per observation, got 1"):
+        policy.preprocess(dataclasses.replace(observation, images=observation.images[:, :1]))
+
+
+def test_a_checkpoint_is_needed_without_a_simulator() -> None:
+    with pytest.raises(PolicyError, match="give a checkpoint"):
+        build_policy(Gr00tConfig(name="gr00t"), None, chunk_size=2, seed=0)
