@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from embodyrl.config.rules import Finding, fact, rule
 from embodyrl.config.schema import Config, Precision
-from embodyrl.registry import LOSSES
+from embodyrl.registry import LOSSES, Requirement, SupportedModel
+
+PEFT = Requirement(module="peft", install="pip install 'embodyrl[vla]'")
 
 
 @rule
@@ -31,4 +33,30 @@ def micro_batches_hold_whole_episodes(config: Config) -> Iterator[Finding]:
             f"engine.micro_batch_size = {size}, but loss {loss!r} needs the up to rollout.chunks = {chunks} decisions "
             "of an episode at once",
             f"set engine.micro_batch_size to {chunks} or more, or algorithm.loss to one that does not compare episodes",
+        )
+
+
+@rule
+def model_consists_of_blocks(config: Config) -> Iterator[Finding]:
+    """What is done layer by layer needs a model that has them."""
+    engine, name = config.engine, config.model.name
+    if engine.lora.rank and not PEFT.is_met():
+        yield Finding(
+            ("engine.lora.rank",),
+            f"engine.lora.rank = {engine.lora.rank} needs package {PEFT.module!r}, which is not installed",
+            f"run: {PEFT.install}",
+        )
+    if fact(SupportedModel, name, "blocks") is not False:
+        return
+    if engine.lora.rank:
+        yield Finding(
+            ("engine.lora.rank", "model.name"),
+            f"engine.lora.rank = {engine.lora.rank}, but model {name!r} is small and has no layers for adapters",
+            "set engine.lora.rank to 0",
+        )
+    if engine.gradient_checkpointing:
+        yield Finding(
+            ("engine.gradient_checkpointing", "model.name"),
+            f"engine.gradient_checkpointing is set, but model {name!r} is small and keeps next to nothing",
+            "set engine.gradient_checkpointing to false",
         )

@@ -555,6 +555,18 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Learn adapters instead of weights: W + alpha / rank * B A. Heads learn in full; the rest stays as it is."""
+
+    rank: int = setting(0, low=0)
+    """Rows of A and columns of B; 0: no adapters, the weights themselves learn."""
+    alpha: int = setting(32, low=1)
+    """Over the rank, what adapters are multiplied by."""
+    targets: list[str] = setting([])
+    """Endings of the names of the layers that get adapters, as in [q_proj, v_proj]; []: all that the model offers."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Where and how the policy computes and learns."""
 
@@ -569,6 +581,11 @@ class EngineConfig:
     micro_batch_size: int | None = setting(None, low=1)
     """Decisions (in supervised learning: samples) that go through the model at once in learning. The gradients of a
     minibatch are added up from them, which gives the same steps in less memory. null: a whole minibatch."""
+    gradient_checkpointing: bool = setting(False)
+    """Keep only what goes into the layers of a large model for the backward pass and compute the rest again: much less
+    memory for a third more computation; the same gradients."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Learn adapters instead of weights."""
     offload: Offload = setting(Offload.none)
     """What leaves the device while it is not needed, and comes back bit for bit: from a GPU to pinned memory, from the
     CPU to a file without a name in the run's folder. optimizer: the optimiser's state, which is there only while the

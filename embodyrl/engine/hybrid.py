@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,12 +27,15 @@ from embodyrl.engine.columns import (
     split_minibatch,
     to_columns,
 )
+from embodyrl.engine.lora import add_adapters, load_policy
 from embodyrl.engine.metrics import Metrics, Total, mean_metrics, summarize
 from embodyrl.engine.modes import Mode, Modes
 from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.optimizer import Optimizer
 from embodyrl.engine.parallel import ALONE, Ranks
 from embodyrl.engine.precision import choose_precision, computing_in
+from embodyrl.engine.recompute import recompute_blocks
+from embodyrl.engine.reference import reference_of
 from embodyrl.engine.sharding import norm_of, place_moments, spread, whole
 from embodyrl.engine.streams import Streams
 from embodyrl.envs import Observation
@@ -74,6 +76,7 @@ class HybridEngine:
         loss: policy loss from the registry.
         iterations: length of the run, for the learning-rate schedule.
         seed: the run's seed.
+        saved: folder of a saved policy (`lora.save_policy`) to go on from; the reference policy stays the given one.
         ranks: those of the run; each has an engine for its share of slots and minibatches.
         folder: on a disk, for what `engine.offload` takes off the CPU; None: where temporary files go.
     """
@@ -87,19 +90,27 @@ class HybridEngine:
         loss: Callable[..., LossOutput],
         iterations: int,
         seed: int,
+        saved: Path | None = None,
         folder: Path | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         self.device = choose_device(config.device)
         torch.set_num_threads(1 if config.threads == "auto" else int(config.threads))
-        self.policy = policy.to(self.device).eval()
+        self.policy = policy.eval()
+        if config.lora.rank:
+            add_adapters(policy, config.lora, seed)
+        self.policy.to(self.device)
         self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
         """Where the time goes of the thread that made the engine."""
         self.modes = Modes(self.clock)
         self.algorithm = algorithm
         self.loss = loss
-        self.reference = frozen_copy(self.policy) if algorithm.kl_coef > 0.0 else None
+        self.reference = reference_of(policy, adapted=config.lora.rank > 0) if algorithm.kl_coef > 0.0 else None
         """The policy as it was when the run began; only where the loss holds the policy near it."""
+        if saved is not None:
+            load_policy(policy, saved)
+        if config.gradient_checkpointing:
+            recompute_blocks(policy)
         self.ranks = ranks
         self.weights = spread(self.policy, ranks, config.parallel.backend, self.device)
         """How the policy's weights are spread over ranks."""
@@ -113,7 +124,7 @@ class HybridEngine:
             config.offload,
             policy=policy,
             optimizer=self.optimizer.inner,
-            reference=self.reference,
+            reference=None if self.reference is None else self.reference.weights,
             device=self.device,
             folder=Path(tempfile.gettempdir()) if folder is None else folder,
             clock=self.clock,
@@ -173,8 +184,8 @@ class HybridEngine:
         if "images" not in columns:  # pictures are bytes here and numbers afterwards: they wait for their minibatch
             columns["inputs"] = self._preprocess(observation_from(columns, sentences))
         if self.reference is not None:
-            with self.offload.reference_here():
-                columns["reference_logprobs"] = self._score(self.reference, columns, sentences)
+            with self.offload.reference_here(), self.reference.scoring() as reference:
+                columns["reference_logprobs"] = self._score(reference, columns, sentences)
         if asks_for(self.loss, "proximal_logprobs") and self.algorithm.proximal is Proximal.recompute:
             columns["proximal_logprobs"] = self._score(self.policy, columns, sentences)
         history: list[Metrics] = []
@@ -365,8 +376,3 @@ class HybridEngine:
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
         self.offload.put_away()
-
-
-def frozen_copy(policy: Policy) -> Policy:
-    """The same policy, which never changes again."""
-    return copy.deepcopy(policy).requires_grad_(False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,10 @@ class ParallelPlan:
     computed again in the backward pass, as one."""
     adaptable: tuple[str, ...] = ()
     """Linear layers that a LoRA adapter may change."""
+    heads: tuple[str, ...] = ()
+    """Small parts that learn in full beside adapters: value head, action head, ..."""
+    root: str = ""
+    """The part that the public checkpoint is of: adapter files name layers from there on. Empty: the whole policy."""
 
 
 @dataclass(kw_only=True)
@@ -84,6 +89,9 @@ class EvalOutput:
 class Policy(nn.Module, ABC):
     """Base class of all policies. A subclass sets `spec` and writes `act` and `evaluate`; the rest has working
     defaults.
+
+    The engine may run a policy under autocast (`engine.precision`), where products of matrices are bfloat16: what comes
+    out of the network goes through `.float()` before it becomes a distribution, a value, a loss or an action.
 
     Args:
         config: the model's options (its dataclass from the registry).
@@ -130,6 +138,11 @@ class Policy(nn.Module, ABC):
     def parallel_plan(self) -> ParallelPlan:
         """How the engine may shard, recompute and adapt the policy. The default: as one, and with no adapter."""
         return ParallelPlan()
+
+    def parts_beside(self, *parts: str) -> tuple[str, ...]:
+        """Names of the largest parts with weights that lie outside of `parts`, which are named as in `named_modules`:
+        what learns in full while adapters are around those."""
+        return tuple(_outside(self, "", parts))
 
     def set_progress(self, done: float) -> None:
         """Be told which share of the run's updates is done, 0 .. 1, whenever that changes: some explore less and less.
@@ -184,3 +197,12 @@ class Policy(nn.Module, ABC):
         if faults:
             raise PolicyError(f"weights in {path} do not fit model {self.name!r}: {'; '.join(sorted(faults))}")
         self.load_state_dict(weights)
+
+
+def _outside(module: nn.Module, prefix: str, parts: tuple[str, ...]) -> Iterator[str]:
+    for child, part in module.named_children():
+        name = f"{prefix}{child}"
+        if any(other.startswith(f"{name}.") for other in parts):
+            yield from _outside(part, f"{name}.", parts)
+        elif name not in parts and any(True for _ in part.parameters()):
+            yield name

@@ -135,8 +135,6 @@ def build_engine(
     from embodyrl.models import build_policy
 
     policy = build_policy(config.model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed)
-    if weights is not None:
-        policy.load(weights)
     return HybridEngine(
         policy,
         config=config.engine,
@@ -144,6 +142,7 @@ def build_engine(
         loss=LOSSES.load(config.algorithm.loss),
         iterations=config.run.iterations,
         seed=config.seed,
+        saved=weights,
         folder=folder,
         ranks=ranks or ALONE,
     )

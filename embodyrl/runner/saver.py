@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from embodyrl.config import LoadedConfig
+from embodyrl.engine.lora import save_policy
 from embodyrl.errors import RunError
 from embodyrl.models.policy import Policy
 from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, POLICY, TRAINER
@@ -42,7 +43,7 @@ class Snapshot:
         """Write everything into an existing folder."""
         for name in (POLICY, TRAINER):
             (folder / name).mkdir()
-        self.policy.save(folder / POLICY, self.loaded.config.model)
+        save_policy(self.policy, folder / POLICY, self.loaded.config.model)
         self.trainer.save(folder / TRAINER)
         write_config(folder, self.loaded)
 
@@ -152,10 +153,11 @@ class Saver:
 
 
 def copy_to_cpu(policy: Policy) -> Policy:
-    """The same policy in memory of its own on the CPU, without gradients."""
+    """The same policy on the CPU, without gradients: what learns in memory of its own, what never changes shared."""
     copies: dict[int, object] = {}
     for parameter in policy.parameters():
-        copies[id(parameter)] = nn.Parameter(cloned(parameter.data), requires_grad=False)
+        learns = parameter.requires_grad
+        copies[id(parameter)] = nn.Parameter(cloned(parameter.data), requires_grad=False) if learns else parameter
     for buffer in policy.buffers():
         copies[id(buffer)] = cloned(buffer)
     return copy.deepcopy(policy, copies)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.config import ConfigError, load_config
+from embodyrl.config import ConfigError, engine_rules, load_config
 from embodyrl.config.rules import RULES, _divisors, _multiples
+from embodyrl.registry import Requirement
 
 BROKEN = Path(__file__).parent / "broken"
 PPO = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
@@ -125,3 +126,10 @@ def test_a_checkpoint_may_be_left_open_until_the_config_runs() -> None:
     with pytest.raises(ConfigError, match="left open") as caught:
         load_config("metaworld_reach", words, complete=True)
     assert "as in model.checkpoint=/weights/openvla-7b" in str(caught.value)
+
+
+def test_adapters_without_the_package_that_makes_them(monkeypatch):
+    missing = Requirement(module="no_such_package_xyz", install="pip install 'embodyrl[vla]'")
+    monkeypatch.setattr(engine_rules, "PEFT", missing)
+    with pytest.raises(ConfigError, match=r"needs package 'no_such_package_xyz'.*run: pip install 'embodyrl\[vla\]'"):
+        load_config("experiment/tiny_oft_sft", ["engine.lora.rank=8"])

@@ -10,7 +10,8 @@ from engines import SPEC, make_batch, make_engine, weights
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.engine.columns import draw_minibatches, to_columns
-from embodyrl.engine.hybrid import HybridEngine, NumericsError, frozen_copy
+from embodyrl.engine.hybrid import HybridEngine, NumericsError
+from embodyrl.engine.reference import FrozenCopy
 from embodyrl.envs import Observation
 from embodyrl.errors import UserError
 from embodyrl.models import build_policy
@@ -106,11 +107,11 @@ def test_the_reference_policy_stays_what_the_run_began_with_also_after_a_resume(
     # A resumed run builds its engine around weights that have learned.
     second = make_engine(kl_coef=0.1)
     second.policy.load_state_dict(first.policy.state_dict())
-    second.reference = frozen_copy(second.policy)
+    second.reference = FrozenCopy(second.policy)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for engine in (first, second):
         assert engine.reference is not None
-        assert torch.equal(torch.nn.utils.parameters_to_vector(engine.reference.parameters()), before)
+        assert torch.equal(torch.nn.utils.parameters_to_vector(engine.reference.policy.parameters()), before)
         engine.update(make_batch(engine), ["push"])
     assert torch.equal(weights(first), weights(second)) and not torch.equal(weights(first), before)
 

@@ -127,7 +127,7 @@ def test_parts_are_there_when_they_are_needed_and_away_otherwise(disk: Path) -> 
     PARTS = {"learns": "optimizer", "compares": "reference"}
     engine.update(make_batch(engine), ["push"])
     engine.policy.actor.register_forward_hook(look("policy"))
-    engine.reference.actor.register_forward_hook(look("reference"))
+    engine.reference.weights.actor.register_forward_hook(look("reference"))
     engine.update(make_batch(engine), ["push"])
     assert not any(seen["policy while it learns"]) and all(seen["policy while it compares"])
     assert not any(seen["reference while it compares"])
@@ -159,7 +159,7 @@ def test_the_objects_stay_the_same(disk: Path) -> None:
 
     def objects() -> list[int]:
         assert engine.reference is not None
-        held = [*engine.policy.parameters(), *engine.reference.parameters()]
+        held = [*engine.policy.parameters(), *engine.reference.weights.parameters()]
         return [id(tensor) for tensor in [*held, *optimizer_tensors(engine.optimizer.inner, set())]]
 
     engine.update(make_batch(engine), ["push"])

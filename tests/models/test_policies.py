@@ -145,6 +145,40 @@ def test_evaluate_reproduces_the_logprobs_of_act(case: Case, policy: Policy) -> 
         torch.testing.assert_close(scored.values, acted.values, atol=1e-5, rtol=0)
 
 
+def test_bfloat16_changes_little_and_rollout_and_learning_agree_in_it(case: Case, policy: Policy) -> None:
+    # A product has 8 bits. Act and evaluate do the same products, except where one decides token by token with a cache
+    # and the other sees all at once: there they round differently.
+    tolerance = 0.1 if policy.spec.kind == "ar_token" else 1e-5
+    inputs = policy.preprocess(case.observation(BATCH))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
+        scored = policy.evaluate(inputs, acted.trace)
+        values = policy.act(inputs, "eval").values
+    exact = policy.evaluate(inputs, acted.trace)
+    torch.testing.assert_close(scored.logprobs, acted.logprobs, atol=tolerance, rtol=0)
+    torch.testing.assert_close(scored.logprobs, exact.logprobs, atol=0.5, rtol=0.1)
+    assert not torch.equal(scored.logprobs, exact.logprobs)
+    for each in (acted.actions, acted.logprobs, acted.values, scored.logprobs, scored.entropy, scored.values, values):
+        assert each is None or each.dtype == torch.float32
+
+
+def test_the_registry_knows_which_models_have_blocks(case: Case, policy: Policy) -> None:
+    # Told without building the model: whether `engine.precision=auto` means bfloat16 on a GPU, and what LoRA is for.
+    plan = policy.parallel_plan()
+    assert bool(plan.blocks) == bool(plan.adaptable) == SupportedModel.entry(case.model).facts["blocks"]
+
+
+def test_with_adapters_what_is_beside_them_learns_in_full(case: Case, policy: Policy) -> None:
+    plan = policy.parallel_plan()
+    heads = {name for head in plan.heads for name, _ in policy.get_submodule(head).named_parameters(prefix=head)}
+    if not plan.adaptable:
+        assert not heads
+        return
+    assert any(name.startswith("value_head.") for name in heads)
+    below = [f"{layer}.weight" for layer in plan.adaptable]
+    assert not heads & set(below) and all(name.startswith(f"{plan.root}.") for name in below)
+
+
 def test_actions_are_in_the_simulators_range_and_shape(case: Case, policy: Policy) -> None:
     draws = 200
     output = policy.act(policy.preprocess(case.observation(draws)), "train", torch.Generator().manual_seed(0))

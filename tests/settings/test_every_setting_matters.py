@@ -16,6 +16,7 @@ from embodyrl.config.schema import (
     Config,
     EngineConfig,
     FilterConfig,
+    LoraConfig,
     NormConfig,
     OptimizerConfig,
     RolloutConfig,
@@ -106,6 +107,10 @@ ELSEWHERE = {
     "rollout.observe": "tests/rollout/test_schedules.py: what is kept, not what is learned",
     "engine.device": "tests/engine/test_hybrid.py, on a machine without a GPU",
     "engine.micro_batch_size": "tests/engine/test_microbatches.py: what is learned stays the same",
+    "engine.gradient_checkpointing": "tests/engine/test_recompute.py: what is learned stays the same",
+    "engine.lora.rank": "tests/engine/test_lora.py, with a model that has layers",
+    "engine.lora.alpha": "tests/engine/test_lora.py",
+    "engine.lora.targets": "tests/engine/test_lora.py",
     "engine.offload": "tests/engine/test_offload.py: what is learned stays the same, bit for bit",
     "engine.parallel": "how fast, not what is learned",
     "engine.threads": "how fast, not what is learned",
@@ -220,6 +225,7 @@ def test_no_setting_was_forgotten() -> None:
         "algorithm.filter": FilterConfig,
         "algorithm.srpo": SRPOConfig,
         "engine": EngineConfig,
+        "engine.lora": LoraConfig,
         "engine.optimizer": OptimizerConfig,
     }
     every = {f"{section}.{field.name}" for section, kind in sections.items() for field in dataclasses.fields(kind)}

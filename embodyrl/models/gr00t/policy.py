@@ -183,7 +183,8 @@ class Gr00tPolicy(FlowPolicy):
         return self.prompts.batch([task])[0].shape[1]
 
     def parallel_plan(self) -> ParallelPlan:
-        """Every transformer layer; every linear layer of the vision-language model."""
+        """Every transformer layer; the linear layers of the vision-language model, beside which the action head learns
+        in full."""
         blocks = re.compile(r"network\..*\.(layers|transformer_blocks)\.\d+")
         return ParallelPlan(
             blocks=tuple(name for name, _ in self.named_modules() if blocks.fullmatch(name)),
@@ -192,6 +193,8 @@ class Gr00tPolicy(FlowPolicy):
                 for name, module in self.named_modules()
                 if name.startswith("network.backbone.") and isinstance(module, nn.Linear)
             ),
+            heads=self.parts_beside("network.backbone"),
+            root="network",
         )
 
     # ----------------------------------------------------------------------------------------------------------- files

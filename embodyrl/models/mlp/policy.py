@@ -62,28 +62,28 @@ class MLPPolicy(Policy):
     ) -> ActOutput:
         """See `Policy.act`; the trace holds the sample `[B, N]`."""
         features = self._normalize(inputs)
-        outputs = self.actor(features)
+        outputs = self.actor(features).float()
         sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)
         return ActOutput(
             actions=self.head.actions(sample),
             logprobs=self.head.logprobs(outputs, sample),
-            values=self.critic(features).squeeze(-1),
+            values=self.critic(features).squeeze(-1).float(),
             trace={"sample": sample},
         )
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`."""
         features = self._normalize(inputs)
-        outputs = self.actor(features)
+        outputs = self.actor(features).float()
         return EvalOutput(
             logprobs=self.head.logprobs(outputs, trace["sample"]),
             entropy=self.head.entropy(outputs),
-            values=self.critic(features).squeeze(-1),
+            values=self.critic(features).squeeze(-1).float(),
         )
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """See `Policy.sft_loss`."""
-        return self.head.sft_loss(self.actor(self._normalize(inputs)), actions)
+        return self.head.sft_loss(self.actor(self._normalize(inputs)).float(), actions)
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Update the running observation normalisation."""

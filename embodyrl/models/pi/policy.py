@@ -245,6 +245,10 @@ class PiPolicy(FlowPolicy):
                 for name, module in self.named_modules()
                 if name.startswith("network.language.") and isinstance(module, nn.Linear)
             ),
+            heads=self.parts_beside(
+                *(f"network.{part}" for part in ("vision", "projector", "embed_tokens", "language"))
+            ),
+            root="network",
         )
 
     # ----------------------------------------------------------------------------------------------------------- files

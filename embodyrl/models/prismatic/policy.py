@@ -241,7 +241,7 @@ class PrismaticPolicy(Policy):
 
     def parallel_plan(self) -> ParallelPlan:
         """Every transformer layer of the towers and of the language model; every linear layer of the network but the
-        output layer, as in the published LoRA recipes ("all-linear")."""
+        output layer, as in the published LoRA recipes ("all-linear"); everything beside the network as heads."""
         return ParallelPlan(
             blocks=tuple(
                 name for name, _ in self.named_modules() if re.fullmatch(r"network\..*\.(blocks|layers)\.\d+", name)
@@ -251,6 +251,8 @@ class PrismaticPolicy(Policy):
                 for name, module in self.named_modules()
                 if name.startswith("network.") and isinstance(module, nn.Linear) and not name.endswith("lm_head")
             ),
+            heads=self.parts_beside("network"),
+            root="network",
         )
 
     # ---------------------------------------------------------------------------------------------------------- files

@@ -1,0 +1,258 @@
+"""LoRA: instead of a layer's weights W, two narrow matrices learn that are added to them, W + alpha / rank * B A.
+
+Hu et al. (2021), arXiv:2106.09685, by the package peft. What a model's `parallel_plan` calls adaptable gets adapters,
+its heads learn in full, and everything else stays as it is, without gradients and without optimiser state.
+
+A run with adapters saves these and the heads: the weights below them do not change. A saved policy's folder holds
+`adapter/` in peft's layout (which `model.adapter` and peft itself read), `heads.safetensors`, and, only where the model
+started from random weights, those, in the model's public layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embodyrl.config.schema import LoraConfig, ModelConfig
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.policy import Policy
+from embodyrl.registry import near_match
+from embodyrl.seeding import derive_seed
+
+ADAPTER_FOLDER = "adapter"
+HEADS_FILE, BASE_FILE = "heads.safetensors", "base.json"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""In front of every name in peft's files: where PeftModel keeps the model."""
+_NAME = "default"
+"""peft's name for the only adapter."""
+
+
+def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
+    """Put adapters around a policy's layers and freeze everything else but its heads.
+
+    The policy computes what it computed before: B is 0.
+
+    Args:
+        policy: changed in place.
+        config: rank (1 or more), alpha, targets.
+        seed: of A's random numbers.
+
+    Raises:
+        PolicyError: the policy has no layers for adapters, or none that the targets name.
+    """
+    from peft import LoraConfig as PeftConfig
+    from peft import inject_adapter_in_model
+
+    plan = policy.parallel_plan()
+    layers = choose_layers(policy, config.targets)
+    heads = {id(parameter) for name in plan.heads for parameter in policy.get_submodule(name).parameters()}
+    for parameter in policy.parameters():
+        parameter.requires_grad_(parameter.requires_grad and id(parameter) in heads)
+    root = f"{plan.root}." if plan.root else ""
+    settings = PeftConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=[layer.removeprefix(root) for layer in layers],
+        bias="none",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "adapters"))
+        inject_adapter_in_model(settings, policy.get_submodule(plan.root))
+    for layer in adapted_layers(policy).values():  # they learn, so they get all digits whatever the weights have
+        layer.lora_A.float()
+        layer.lora_B.float()
+
+
+def choose_layers(policy: Policy, targets: list[str]) -> list[str]:
+    """Names of the layers that get adapters: those that the policy calls adaptable, that are not frozen, and whose
+    names end in one of `targets` (none: all).
+
+    Raises:
+        PolicyError: there are none.
+    """
+    adaptable = policy.parallel_plan().adaptable
+    learning = [name for name in adaptable if policy.get_parameter(f"{name}.weight").requires_grad]
+    if not learning:
+        raise PolicyError(
+            f"engine.lora: model {policy.name!r} has no layers that an adapter could change: set engine.lora.rank=0"
+        )
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in learning):
+            endings = sorted({name.rpartition(".")[2] for name in learning})
+            near = near_match(target, endings)
+            hint = f" - did you mean {near!r}?" if near else ""
+            raise PolicyError(
+                f"engine.lora.targets: no layer of model {policy.name!r} that learns ends in {target!r}{hint} "
+                f"(layers end in {', '.join(endings)})"
+            )
+    return [name for name in learning if not targets or any(f".{name}".endswith(f".{target}") for target in targets)]
+
+
+def adapted_layers(policy: nn.Module) -> dict[str, Any]:
+    """Layers with adapters by name (peft's LoraLayer, recognised without importing peft); empty if there are none."""
+    return {name: module for name, module in policy.named_modules() if hasattr(module, "lora_A")}
+
+
+@contextmanager
+def without_adapters(policy: nn.Module) -> Iterator[None]:
+    """The policy as it is below its adapters for the length of a block: also its names and what it saves."""
+    layers = adapted_layers(policy)
+    for name, layer in layers.items():
+        policy.set_submodule(name, layer.get_base_layer())
+    try:
+        yield
+    finally:
+        for name, layer in layers.items():
+            policy.set_submodule(name, layer)
+
+
+def merge(policy: nn.Module) -> None:
+    """Add the adapters to the weights for good; the policy has none afterwards, and saves in its public layout."""
+    for name, layer in adapted_layers(policy).items():
+        layer.merge(safe_merge=True)
+        policy.set_submodule(name, layer.get_base_layer())
+
+
+def save_policy(policy: Policy, folder: Path, config: ModelConfig) -> None:
+    """Write a policy into an existing folder, with adapters or without."""
+    if adapted_layers(policy):
+        save_adapted(policy, folder, config)
+    else:
+        policy.save(folder, config)
+
+
+def load_policy(policy: Policy, folder: Path) -> None:
+    """Read what `save_policy` wrote, into a policy like the one that was saved.
+
+    Raises:
+        PolicyError: files are missing or damaged, or do not fit.
+    """
+    if adapted_layers(policy):
+        load_adapted(policy, folder)
+    elif (folder / BASE_FILE).is_file():
+        raise PolicyError(f"{folder} holds adapters, but engine.lora.rank is 0: set the rank that the run had")
+    else:
+        policy.load(folder)
+
+
+def save_adapted(policy: Policy, folder: Path, config: ModelConfig) -> None:
+    """Write a policy with adapters into an existing folder; see the top of this file."""
+    if config.checkpoint is None:
+        with without_adapters(policy):
+            policy.save(folder, config)
+    save_adapter(policy, folder / ADAPTER_FOLDER, config.checkpoint)
+    save_file(_heads(policy), folder / HEADS_FILE)
+    base = {"checkpoint": config.checkpoint, "adapter": getattr(config, "adapter", None)}
+    description = {"base": base, "options": dataclasses.asdict(config), "spec": dataclasses.asdict(policy.spec)}
+    (folder / BASE_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def load_adapted(policy: Policy, folder: Path) -> None:
+    """Read what `save_adapted` wrote into a policy that was built from the same config and has adapters.
+
+    Raises:
+        PolicyError: files are missing or damaged, or do not fit.
+    """
+    if not (folder / BASE_FILE).is_file():
+        raise PolicyError(f"{folder} holds no {BASE_FILE}: it is not the policy of a run with engine.lora.rank > 0")
+    if json.loads((folder / BASE_FILE).read_text())["base"]["checkpoint"] is None:
+        with without_adapters(policy):
+            policy.load(folder)
+    fill(_heads(policy), _read(folder / HEADS_FILE), folder / HEADS_FILE)
+    load_adapter(policy, folder / ADAPTER_FOLDER)
+
+
+def save_adapter(policy: Policy, folder: Path, base: str | None) -> None:
+    """Write the adapters alone, in peft's layout.
+
+    Args:
+        policy: has adapters.
+        folder: made if it is not there.
+        base: of what model, for the reader: a folder or a name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(adapter_tensors(policy), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    layers = adapted_layers(policy)
+    layer = next(iter(layers.values()))
+    description = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "r": layer.r[_NAME],
+        "lora_alpha": layer.lora_alpha[_NAME],
+        "target_modules": sorted(_in_public(policy, name) for name in layers),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "task_type": None,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def load_adapter(policy: Policy, folder: Path) -> None:
+    """Read what `save_adapter` wrote.
+
+    Raises:
+        PolicyError: files are missing or damaged, or the adapters are others.
+    """
+    fill(adapter_tensors(policy), _read(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
+
+
+def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
+    """The adapters' matrices by the names that they have in peft's files; they share memory with the policy."""
+    return {
+        f"{PREFIX}{_in_public(policy, name)}.{part}.weight": getattr(layer, part)[_NAME].weight.detach()
+        for name, layer in adapted_layers(policy).items()
+        for part in ("lora_A", "lora_B")
+    }
+
+
+def _in_public(policy: Policy, name: str) -> str:
+    """A layer's name in the model that the public checkpoint is of."""
+    root = policy.parallel_plan().root
+    return name.removeprefix(f"{root}.") if root else name
+
+
+def _heads(policy: Policy) -> dict[str, Tensor]:
+    """What learns in full, and the buffers beside it, by name; they share memory with the policy."""
+    return {
+        f"{head}.{name}": tensor.detach()
+        for head in policy.parallel_plan().heads
+        for name, tensor in policy.get_submodule(head).state_dict().items()
+    }
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise PolicyError(f"{path} is missing: give the `policy` folder of a checkpoint of a run with adapters")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise PolicyError(f"{path} is damaged ({error}): use another checkpoint of the run") from error
+
+
+def fill(own: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:
+    """Overwrite tensors by others of the same names and shapes.
+
+    Raises:
+        PolicyError: names or shapes differ; they are named.
+    """
+    shapes: list[dict[str, Any]] = [{name: list(each.shape) for name, each in some.items()} for some in (own, found)]
+    odd = [name for name in sorted(own.keys() | found.keys()) if shapes[0].get(name) != shapes[1].get(name)]
+    if odd:
+        rest = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        expected, got = (each.get(odd[0], "nothing") for each in shapes)
+        raise PolicyError(f"{path} does not fit: {odd[0]} is {got}, the policy has {expected}{rest}")
+    with torch.no_grad():
+        for name, tensor in found.items():
+            own[name].copy_(tensor)

@@ -1,0 +1,102 @@
+"""The policy that the KL penalty holds the learning one near to: what it was when the run began."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from embodyrl.engine.lora import adapted_layers, without_adapters
+from embodyrl.models.policy import Policy
+
+
+class Reference(ABC):
+    """A policy that never changes."""
+
+    weights: nn.Module | None
+    """What it needs on the device while it scores, beside the learning policy."""
+
+    @abstractmethod
+    @contextmanager
+    def scoring(self) -> Iterator[Policy]:
+        """The policy itself, for the length of a block."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What the run cannot make again once it has learned."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Be what `state_dict` said."""
+
+
+def reference_of(policy: Policy, *, adapted: bool) -> Reference:
+    """The reference for a policy that has not learned yet."""
+    return WithoutAdapters(policy) if adapted else FrozenCopy(policy)
+
+
+class FrozenCopy(Reference):
+    """A second set of weights."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = copy.deepcopy(policy).requires_grad_(False)
+        self.weights = self.policy
+
+    @contextmanager
+    def scoring(self) -> Iterator[Policy]:
+        """See `Reference`."""
+        yield self.policy
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Reference`."""
+        return self.policy.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Reference`."""
+        self.policy.load_state_dict(state)
+
+
+class WithoutAdapters(Reference):
+    """The learning policy without its adapters, and with the heads that it began with."""
+
+    weights = None
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        assert adapted_layers(policy), "without adapters the weights themselves learn"
+        self._learning = {
+            name: parameter
+            for head in policy.parallel_plan().heads
+            for name, parameter in policy.get_submodule(head).named_parameters(prefix=head)
+        }
+        self._first = {name: parameter.detach().clone() for name, parameter in self._learning.items()}
+
+    @contextmanager
+    def scoring(self) -> Iterator[Policy]:
+        """See `Reference`."""
+        now = {name: parameter.detach().clone() for name, parameter in self._learning.items()}
+        with without_adapters(self.policy):
+            self._set(self._first)
+            try:
+                yield self.policy
+            finally:
+                self._set(now)
+
+    @torch.no_grad()
+    def _set(self, values: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self._learning.items():
+            parameter.copy_(values[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Reference`."""
+        return dict(self._first)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Reference`."""
+        for name, value in self._first.items():
+            value.copy_(state[name])

@@ -1,0 +1,99 @@
+"""A small vision-language-action model in an engine, for the tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Level, OptimizerConfig
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.models import Policy, build_policy
+from embodyrl.models.openvla_oft.options import OpenVLAOFTConfig
+from embodyrl.models.prismatic.options import ScratchConfig
+from embodyrl.registry import LOSSES, SupportedModel
+
+for requirement in SupportedModel.entry("openvla_oft").missing():
+    pytest.skip(f"needs {requirement.module}: {requirement.install}", allow_module_level=True)
+
+CHUNK = 2
+SPEC = SimulatorSpec(
+    tasks={"push": "push the cube", "pull": "pull it"},
+    actions=(ActionField(name="arm", meaning="force", unit="N", low=(-1.0, -1.0), high=(1.0, 1.0)),),
+    cameras=("front",),
+    image_size=(32, 32),
+    proprio_dim=3,
+    max_episode_steps=10,
+    control_frequency=1.0,
+)
+
+
+def oft_config(**options: Any) -> OpenVLAOFTConfig:
+    scratch = ScratchConfig(image_size=32, hidden_size=32, layers=2, mlp_size=48)
+    return OpenVLAOFTConfig(name="openvla_oft", **{"scratch": scratch} | options)
+
+
+def make_oft(seed: int = 1, **options: Any) -> Policy:
+    return build_policy(oft_config(**options), SPEC, chunk_size=CHUNK, seed=seed)
+
+
+def make_engine(
+    policy: Policy | None = None,
+    *,
+    lr: float = 0.01,
+    kl_coef: float = 0.0,
+    saved: Path | None = None,
+    **engine: Any,
+) -> HybridEngine:
+    return HybridEngine(
+        policy or make_oft(),
+        config=EngineConfig(device=Device.cpu, **{"optimizer": OptimizerConfig(lr=lr)} | engine),
+        algorithm=AlgorithmConfig(
+            name="ppo", minibatches=1, epochs=1, logprob_level=Level.token, kl_coef=kl_coef, entropy_coef=0.01
+        ),
+        loss=LOSSES.load("ppo"),
+        iterations=4,
+        seed=1,
+        saved=saved,
+    )
+
+
+def make_observation(size: int = 6, seed: int = 0) -> Observation:
+    draw = np.random.default_rng(seed)
+    return Observation(
+        images=draw.integers(0, 256, (size, 1, 32, 32, 3), dtype=np.uint8),
+        proprio=draw.normal(size=(size, 3)).astype(np.float32),
+        tasks=[list(SPEC.tasks.values())[i % 2] for i in range(size)],
+    )
+
+
+def make_batch(engine: HybridEngine, size: int = 6) -> TensorDict:
+    """Decisions of the engine's own policy, with some advantages."""
+    observation = make_observation(size)
+    output = engine.act(observation, "train")
+    entries = (size, CHUNK, output.logprobs.shape[1] // CHUNK)
+    return TensorDict(
+        {
+            "images": torch.from_numpy(observation.images),
+            "task": torch.arange(size) % 2,
+            "trace": TensorDict({name: value.clone() for name, value in output.trace.items()}, [size]),
+            "version": torch.full((size,), engine.version),
+            "sequence": torch.arange(size),
+            "executed": torch.ones(size, CHUNK, dtype=torch.bool),
+            "valid": torch.ones(entries, dtype=torch.bool),
+            "weights": torch.full(entries, 1 / (size * CHUNK)),
+            "advantages": torch.linspace(-1, 1, size)[:, None, None].expand(entries),
+            "returns": torch.ones(size),
+            "old_logprobs": output.logprobs.view(entries).clone(),
+            "old_values": output.values.clone(),
+        },
+        [size],
+    )
+
+
+SENTENCES = list(SPEC.tasks.values())
