@@ -23,7 +23,7 @@ INITIAL_STD = 0.02
 
 
 class Assuming(TorchFunctionMode):
-    """Takes every condition on a tensor that has no numbers as false."""
+    """Takes conditions on a tensor that has no numbers as false, and its numbers as 0 where somebody wants them."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -31,6 +31,8 @@ class Assuming(TorchFunctionMode):
         """See `TorchFunctionMode`."""
         if function is torch.Tensor.__bool__ and (args[0].is_meta or type(args[0]).__name__ == "FakeTensor"):
             return False
+        if function is torch.Tensor.cpu and args[0].is_meta:
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
         return function(*args, **(kwargs or {}))
 
 

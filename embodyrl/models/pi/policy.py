@@ -234,6 +234,11 @@ class PiPolicy(FlowPolicy):
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
+    def tokens_per_observation(self, task: str) -> int:
+        """See `Policy.tokens_per_observation`; those of the language model: pictures and prompt."""
+        patches = (self.architecture.image_size // int(self.architecture.vision["patch_size"])) ** 2
+        return len(self.cameras.used) * patches + self.prompts.length
+
     def parallel_plan(self) -> ParallelPlan:
         """Every layer of the three transformers; the linear layers of the language model, beside which the action
         expert learns in full."""
