@@ -28,7 +28,7 @@ from embodyrl.engine.columns import (
     to_columns,
 )
 from embodyrl.engine.lora import add_adapters, load_policy
-from embodyrl.engine.metrics import Metrics, Total, mean_metrics, summarize
+from embodyrl.engine.metrics import Metrics, Total, mean_metrics, nothing_of, summarize
 from embodyrl.engine.modes import Mode, Modes
 from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.optimizer import Optimizer
@@ -227,18 +227,18 @@ class HybridEngine:
 
     def _imitation(self, inputs: Inputs, actions: Tensor) -> Tensor:
         """Leave the gradients of a minibatch of demonstrations; returns its loss, a mean over samples."""
-        parts = []
         self.optimizer.clear()
-        size = self._micro_batch_size or len(actions)
-        for start in range(0, len(actions), size):
-            part = slice(start, start + size)
+        count, total = len(actions), torch.zeros((), device=self.device)
+        size = self.ranks.part_size(count, self._micro_batch_size)
+        for part, counts in self.ranks.deal([slice(start, start + size) for start in range(0, count, size)]):
             with self._computing():
                 seen = {name: column[part] for name, column in inputs.items()}
                 loss = self.policy.sft_loss(seen, actions[part], self._streams.imitation)
-            loss = loss.float() * (len(actions[part]) / len(actions))
-            loss.backward()
-            parts.append(loss.detach())
-        return torch.stack(parts).sum()
+            loss = loss.float() * (counts * len(actions[part]) / count)
+            (loss * self.weights.factor).backward()
+            total += loss.detach()
+        self.weights.sum_gradients(self.optimizer.parameters)
+        return self.ranks.sum(total)
 
     def _one_pass(self, columns: Columns, sentences: Sequence[str], history: list[Metrics]) -> bool:
         """One epoch; False if the policy moved so far from the rollout's that it ended early."""
@@ -262,19 +262,29 @@ class HybridEngine:
         """Leave the gradients of a minibatch's loss, a micro-batch at a time; returns the loss and its metrics."""
         totals = []
         self.optimizer.clear()
-        for part in split_minibatch(minibatch, self._micro_batch_size, self._whole_episodes):
+        for part, counts in self._dealt(minibatch, self._whole_episodes):
             total = self._loss(part, sentences, share, length(minibatch))
-            total.loss.backward()
+            (total.loss * (counts * self.weights.factor)).backward()
             total.loss = total.loss.detach()
-            totals.append(total)
-        return torch.stack([total.loss for total in totals]).sum(), summarize(totals)
+            totals.append(total if counts else nothing_of(total))
+        self.weights.sum_gradients(self.optimizer.parameters)
+        return summarize(totals, self.ranks)
+
+    def _dealt(self, minibatch: Columns, whole: bool, most: int | None = None) -> Iterator[tuple[Columns, bool]]:
+        """This rank's micro-batches of a minibatch, and whether they count; see `Ranks.deal`."""
+        size = self.ranks.part_size(length(minibatch), self._micro_batch_size or most)
+        return self.ranks.deal(list(split_minibatch(minibatch, size, whole)))
 
     @torch.no_grad()
     def _score(self, policy: Policy, columns: Columns, sentences: Sequence[str]) -> Tensor:
         """Log-probs of the batch's decisions under a policy, at the level of the loss; a part at a time."""
-        size = self._micro_batch_size or -(-length(columns) // self.algorithm.minibatches)
-        parts = split_minibatch(columns, size, whole=False)
-        return torch.cat([self._logprobs(policy, part, sentences)[0] for part in parts])
+        found = torch.zeros_like(columns["old_logprobs"])
+        numbered = columns | {"number": torch.arange(len(found), device=self.device)}
+        for part, counts in self._dealt(numbered, whole=False, most=-(-len(found) // self.algorithm.minibatches)):
+            logprobs, _ = self._logprobs(policy, part, sentences)
+            if counts:
+                found[part["number"]] = logprobs
+        return self.ranks.sum(found)
 
     def _inputs(self, part: Columns, sentences: Sequence[str]) -> Inputs:
         """What the policy sees."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodyrl.engine.parallel import Ranks
+
 Metrics = dict[str, Tensor]
 """Detached scalars by name."""
 
@@ -26,25 +28,34 @@ class Total:
     """`[M]`, detached."""
 
 
-def summarize(totals: Sequence[Total]) -> Metrics:
-    """Metrics of a minibatch: means over the entries that count, and the largest ratio."""
+def nothing_of(total: Total) -> Total:
+    """The same shape of a result, of which nothing counts."""
+    return Total(
+        loss=torch.zeros_like(total.loss),
+        entries=total.entries,
+        valid=torch.zeros_like(total.valid),
+        value_losses=None if total.value_losses is None else total.value_losses[:0],
+    )
+
+
+def summarize(totals: Sequence[Total], ranks: Ranks) -> tuple[Tensor, Metrics]:
+    """Loss and metrics of a minibatch, of which each rank has some parts: means over the entries that count, and the
+    largest ratio. The same on all ranks."""
     valid = torch.cat([total.valid for total in totals])
     columns = {name: torch.cat([total.entries[name] for total in totals]) for name in totals[0].entries}
-    stacked = torch.stack(list(columns.values()))
-    means = masked_means(stacked, valid)
-    metrics = dict(zip(columns, means.unbind(), strict=True))
-    if "ratio" in columns:
-        metrics["ratio_max"] = torch.where(valid, columns["ratio"], 0.0).max()
-    errors = [total.value_losses for total in totals if total.value_losses is not None]
-    if errors:
-        metrics["value_loss"] = torch.cat(errors).mean()
-    return metrics
-
-
-def masked_means(columns: Tensor, valid: Tensor) -> Tensor:
-    """Mean of each column `[R, M, ...]` over valid entries `[M, ...]`; 0 if there are none."""
-    weights = valid.to(columns.dtype)
-    return (columns * weights).flatten(1).sum(1) / weights.sum().clamp(min=1.0)
+    weights = valid.to(torch.float32)
+    sums = (torch.stack(list(columns.values())) * weights).flatten(1).sum(1)
+    loss = torch.stack([total.loss for total in totals]).sum()
+    errors = torch.cat([loss.new_zeros(0) if each.value_losses is None else each.value_losses for each in totals])
+    numbers = torch.stack([loss, weights.sum(), errors.sum(), errors.new_tensor(len(errors))])
+    largest = torch.where(valid, columns["ratio"], 0.0).max()
+    every = torch.stack(ranks.gather(torch.cat([numbers, sums, largest[None]])))
+    loss, count, error, decisions, *logged = every[:, :-1].sum(0).unbind()
+    metrics = {name: total / count.clamp(min=1.0) for name, total in zip(columns, logged, strict=True)}
+    metrics["ratio_max"] = every[:, -1].max()
+    if totals[0].value_losses is not None:
+        metrics["value_loss"] = error / decisions
+    return loss, metrics
 
 
 def mean_metrics(history: Sequence[Metrics]) -> dict[str, float]:

@@ -61,6 +61,12 @@ class Ranks:
         """Whether this is rank 0, which writes what is written once."""
         return self.rank == 0
 
+    @property
+    def seed_indices(self) -> tuple[int, ...]:
+        """What `derive_seed` needs for a random stream of this rank's own: nothing more for the first, which has the
+        streams that a single rank would have."""
+        return () if self.is_first else (self.rank,)
+
     # ---- exchange
 
     def meet(self) -> None:
@@ -69,10 +75,10 @@ class Ranks:
             dist.monitored_barrier(self._group, timedelta(seconds=self.timeout_s), wait_all_ranks=True)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, in their order; same shape and type on each, on the CPU."""
+        """The tensors of all ranks, in their order; same shape and type on each. Of several ranks, on the CPU."""
         if self.size == 1:
             return [tensor]
-        own = tensor.contiguous()
+        own = tensor.detach().cpu().contiguous()
         flags = own.dtype is torch.bool  # which gloo does not know
         own = own.view(torch.uint8) if flags else own
         found = [torch.empty_like(own) for _ in range(self.size)]
@@ -109,12 +115,17 @@ class Ranks:
         return found
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, on the CPU and the same on all of them."""
+        """The sum over ranks, the same on all of them."""
         if self.size == 1:
             return tensor
-        total = tensor.clone()
+        total = tensor.detach().to("cpu", copy=True)
         dist.all_reduce(total, group=self._group)
-        return total
+        return total.to(tensor.device)
+
+    def part_size(self, count: int, most: int | None) -> int:
+        """How many of `count` rows make up a part such that every rank has one, and none has more than `most`."""
+        share = -(-count // self.size)
+        return share if most is None else min(share, most)
 
     def deal(self, parts: Sequence[T]) -> Iterator[tuple[T, bool]]:
         """This rank's parts, and whether they count. Every rank gets the same number, since each part is a turn in

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from embodyrl.engine.lora import adapted_layers, without_adapters
+from embodyrl.engine.sharding import placed
 from embodyrl.models.policy import Policy
 
 
@@ -68,13 +69,18 @@ class WithoutAdapters(Reference):
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self._heads = policy.parallel_plan().heads
         assert adapted_layers(policy), "without adapters the weights themselves learn"
-        self._learning = {
-            name: parameter
-            for head in policy.parallel_plan().heads
-            for name, parameter in policy.get_submodule(head).named_parameters(prefix=head)
-        }
         self._first = {name: parameter.detach().clone() for name, parameter in self._learning.items()}
+
+    @property
+    def _learning(self) -> dict[str, nn.Parameter]:
+        """Parameters of the heads by name; sharding puts others in their place."""
+        return {
+            name: parameter
+            for head in self._heads
+            for name, parameter in self.policy.get_submodule(head).named_parameters(prefix=head)
+        }
 
     @contextmanager
     def scoring(self) -> Iterator[Policy]:
@@ -90,7 +96,7 @@ class WithoutAdapters(Reference):
     @torch.no_grad()
     def _set(self, values: dict[str, torch.Tensor]) -> None:
         for name, parameter in self._learning.items():
-            parameter.copy_(values[name])
+            parameter.copy_(placed(values[name], parameter))
 
     def state_dict(self) -> dict[str, Any]:
         """See `Reference`."""

@@ -48,11 +48,11 @@ class Replicas:
         """Add the gradients of all ranks up, once each of them has its own."""
         if self.ranks.size == 1:
             return
-        own = [parameter for parameter in parameters if parameter.requires_grad]
-        flat = torch.cat([_gradient(parameter).flatten() for parameter in own])
+        own = [parameter.grad for parameter in parameters if parameter.grad is not None]  # the same ones on all ranks
+        flat = torch.cat([gradient.flatten() for gradient in own])
         dist.all_reduce(flat)
-        for parameter, part in zip(own, flat.split([parameter.numel() for parameter in own]), strict=True):
-            parameter.grad = part.view_as(parameter)
+        for gradient, part in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 class Shards(Replicas):
@@ -72,7 +72,7 @@ class Shards(Replicas):
         mesh = init_device_mesh(device.type, (ranks.size,))
         for name in policy.parallel_plan().blocks:
             fully_shard(policy.get_submodule(name), mesh=mesh)
-        fully_shard(policy, mesh=mesh)
+        fully_shard(policy, mesh=mesh, reshard_after_forward=True)
         for entry in ENTRIES:
             register_fsdp_forward_method(policy, entry)
         self._parts = [module for module in policy.modules() if isinstance(module, FSDPModule)]
@@ -137,7 +137,7 @@ def whole(tree: Any, *, keep: bool) -> Any:
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor, spread as another tensor of its shape is; nothing is exchanged."""
-    if not isinstance(like, DTensor) or tensor.shape != like.shape:
+    if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or tensor.shape != like.shape:
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
@@ -181,10 +181,6 @@ def _without_weights(policy: Policy) -> Policy:
         for weight in policy.parameters()
     }
     return copy.deepcopy(policy, empty)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _know_outputs() -> None:

@@ -28,7 +28,7 @@ class Streams:
         self._own = {"actions": self.actions, "imitation": self.imitation}
         self._seed = seed
         self._ranks = ranks
-        self._begin(*(() if ranks.is_first else (ranks.rank,)))
+        self._begin(*ranks.seed_indices)
 
     def _begin(self, *indices: int) -> None:
         for name, generator in self._own.items():

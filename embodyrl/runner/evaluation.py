@@ -88,10 +88,12 @@ def held_out_episodes(config: Config) -> list[EpisodeSpec]:
 
 
 def evaluation_noise(config: Config, engine: HybridEngine) -> torch.Generator | None:
-    """The random stream that an evaluation draws actions from, the same for all of a run; None if it draws none."""
+    """The random stream that an evaluation draws a rank's actions from, the same for all of a run; None if it draws
+    none."""
     if not config.eval.sample:
         return None
-    return torch.Generator(engine.device).manual_seed(derive_seed(config.seed, "evaluation"))
+    seed = derive_seed(config.seed, "evaluation", *engine.ranks.seed_indices)
+    return torch.Generator(engine.device).manual_seed(seed)
 
 
 def evaluate(

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Level, OptimizerConfig
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.parallel import ALONE, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.openvla_oft.options import OpenVLAOFTConfig
@@ -48,6 +49,7 @@ def make_engine(
     lr: float = 0.01,
     kl_coef: float = 0.0,
     saved: Path | None = None,
+    ranks: Ranks = ALONE,
     **engine: Any,
 ) -> HybridEngine:
     return HybridEngine(
@@ -60,6 +62,7 @@ def make_engine(
         iterations=4,
         seed=1,
         saved=saved,
+        ranks=ranks,
     )
 
 

@@ -1,0 +1,219 @@
+"""What `test_ranks.py` has two processes do: python rank_program.py RANK FOLDER. Each case compares an engine of two
+ranks with an engine that is alone, in every one of them; the result is FOLDER/RANK.json."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+import numpy as np
+import torch
+from engines import make_batch, make_engine, make_policy
+
+from embodyrl.algorithms.aggregation import entry_weights
+from embodyrl.config.schema import Aggregation, Offload, ParallelBackend, ParallelConfig
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.parallel import Ranks, connected
+from embodyrl.engine.sharding import Shards, whole
+from embodyrl.envs import Observation
+from embodyrl.placement.ranks import Place
+
+CASES: dict[str, Callable[[Ranks], None]] = {}
+SIZE = 22
+TERMS: dict[str, Any] = {"entropy_coef": 0.1, "kl_coef": 0.3, "value_clip": 0.2, "minibatches": 3}
+
+
+def case(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        CASES[name] = function
+        return function
+
+    return add
+
+
+def spread_over(backend: str, **more: Any) -> dict[str, Any]:
+    return {"parallel": ParallelConfig(backend=ParallelBackend(backend)), **more}
+
+
+def batch_for(engine: HybridEngine) -> Any:
+    """Unequal episodes, in no order, some entries of which do not count; from `engine`, which is alone."""
+    batch = make_batch(engine, SIZE)
+    draw = torch.Generator().manual_seed(3)
+    batch["sequence"] = torch.tensor([0] * 2 + [4] * 7 + [9] * 5 + [1] * 8)[torch.randperm(SIZE, generator=draw)]
+    batch["valid"] = torch.rand(SIZE, generator=draw) < 0.8
+    batch["old_logprobs"] += 0.1 * torch.randn(SIZE, generator=draw)
+    batch["weights"] = entry_weights(batch["valid"], batch["sequence"], Aggregation.seq_mean_token_mean, longest=8)
+    return batch
+
+
+def same(ranks: Ranks, shared: HybridEngine, alone: HybridEngine, tolerance: float = 2e-6) -> None:
+    """The weights and statistics of two engines agree, on all ranks."""
+    wanted = alone.policy.state_dict()
+    found = whole(shared.policy.state_dict(), keep=True)
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(
+            tensor, wanted[name], atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+        assert all(torch.equal(tensor, other) for other in ranks.gather(tensor)), f"{name} differs between ranks"
+
+
+def close(found: dict[str, float], wanted: dict[str, float], tolerance: float = 1e-5) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        assert abs(value - wanted[name]) <= tolerance * max(1.0, abs(wanted[name])), (name, value, wanted[name])
+
+
+def learn_alike(ranks: Ranks, loss: str, backend: str, size: int | None = None, **terms: Any) -> None:
+    alone = make_engine(loss=loss, **TERMS | terms)
+    shared = make_engine(loss=loss, engine=spread_over(backend, micro_batch_size=size), ranks=ranks, **TERMS | terms)
+    assert isinstance(shared.weights, Shards) == (backend != "none")
+    for _ in range(2):
+        batch = batch_for(alone)
+        with shared.rollout_mode():  # ranks decide as often as they like
+            for _ in range(1 + 2 * ranks.rank):
+                shared.act(Observation(proprio=batch["proprio"].numpy(), tasks=["push"] * SIZE), "eval")
+        found, wanted = shared.update(batch, ["push"]), alone.update(batch, ["push"])
+        close(found, wanted)
+        assert len({json.dumps(each) for each in ranks.gather_values(found)}) == 1, "ranks log different numbers"
+    same(ranks, shared, alone)
+
+
+for backend in ("fsdp", "none"):
+    case(f"ppo {backend}")(lambda ranks, backend=backend: learn_alike(ranks, "ppo", backend))
+case("micro-batches")(lambda ranks: learn_alike(ranks, "ppo", "auto", size=3))
+case("an odd number of micro-batches")(lambda ranks: learn_alike(ranks, "ppo", "auto", size=5, minibatches=1))
+case("whole episodes")(lambda ranks: learn_alike(ranks, "gspo", "auto", size=4, minibatches=2))
+case("fewer episodes than ranks")(lambda ranks: learn_alike(ranks, "gspo", "auto", minibatches=4))
+case("proximal policy")(lambda ranks: learn_alike(ranks, "decoupled_ppo", "auto"))
+case("early stop")(lambda ranks: learn_alike(ranks, "ppo", "auto", target_kl=1e-4))
+
+
+@case("imitation")
+def imitate_alike(ranks: Ranks) -> None:
+    draw = np.random.default_rng(0)
+    batches = []
+    for size in (7, 8, 1):
+        seen = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), tasks=["push"] * size)
+        batches.append((seen, draw.uniform(-1, 1, (size, 1, 1)).astype(np.float32)))
+    for backend, size in (("fsdp", None), ("fsdp", 2), ("none", None)):
+        alone = make_engine()
+        shared = make_engine(engine=spread_over(backend, micro_batch_size=size), ranks=ranks)
+        for _ in range(2):
+            close(shared.imitate(batches), alone.imitate(batches))
+        same(ranks, shared, alone)
+
+
+@case("going on with as many ranks, fewer and more")
+def go_on(ranks: Ranks) -> None:
+    settings: dict[str, Any] = {"engine": spread_over("fsdp", offload=Offload.all), **TERMS}
+    shared, alone = make_engine(ranks=ranks, **settings), make_engine(**TERMS)
+    first = batch_for(alone)
+    shared.update(first, ["push"])
+    alone.update(first, ["push"])
+    state, policy = shared.state_dict(), shared.whole_policy()
+    assert (policy is None) == (not ranks.is_first)
+    weights = whole(shared.policy.state_dict(), keep=True)
+    if policy is not None:
+        assert all(torch.equal(weights[name], value) for name, value in policy.state_dict().items())
+        assert [each.requires_grad for each in policy.parameters()] == [True] * len(list(policy.parameters()))
+    for key in ("optimizer", "reference"):  # the others get theirs from the disk
+        state[key] = torch.load(hand_over(ranks, state[key]), weights_only=True)
+    second = batch_for(alone)
+
+    def resumed(state: dict[str, Any], weights: dict[str, Any], **kind: Any) -> HybridEngine:
+        policy = make_policy()
+        policy.load_state_dict(weights)
+        engine = make_engine(policy=policy, **{**TERMS, **kind})
+        engine.load_state_dict(copy.deepcopy(state))
+        engine.update(second, ["push"])
+        return engine
+
+    same_again = resumed(state, weights, ranks=ranks, engine=settings["engine"])
+    fewer, more = resumed(state, weights), resumed(alone.state_dict(), alone.policy.state_dict(), ranks=ranks)
+    shared.update(second, ["push"])
+    alone.update(second, ["push"])
+    for name, value in whole(shared.policy.state_dict(), keep=True).items():
+        assert torch.equal(value, whole(same_again.policy.state_dict(), keep=True)[name]), name
+    noise = [engine._streams.actions.get_state() for engine in (shared, same_again, fewer)]
+    assert torch.equal(noise[0], noise[1]) and torch.equal(noise[0], noise[2]) == ranks.is_first
+    same(ranks, shared, fewer)
+    same(ranks, more, alone)
+
+
+def hand_over(ranks: Ranks, value: Any) -> Path:
+    path = FOLDER / f"handed_{len(list(FOLDER.iterdir())) if ranks.is_first else 0}.pt"
+    path = Path(ranks.from_first(str(path)))
+    if ranks.is_first:
+        torch.save(value, path)
+    ranks.meet()
+    return path
+
+
+@case("what belongs together is dealt, gathered and told")
+def exchange(ranks: Ranks) -> None:
+    rank = ranks.rank
+    assert [each.tolist() for each in ranks.gather(torch.tensor([rank == 0, True]))] == [[True, True], [False, True]]
+    assert ranks.gather_lists([b"a", b""] if rank == 0 else [b"bcd"]) == [b"a", b"", b"bcd"]
+    assert ranks.gather_lists([]) == []
+    assert ranks.from_first({"rank": rank}) == {"rank": 0}
+    assert ranks.sum(torch.tensor([1.0, rank])).tolist() == [2.0, 1.0]
+    assert list(ranks.deal("abc")) == ([("a", True), ("c", True)] if rank == 0 else [("b", True), ("a", False)])
+
+
+def vla_cases() -> None:
+    try:
+        import vla
+    except BaseException:  # a package is missing: `pytest.skip`
+        return
+    from embodyrl.config.schema import LoraConfig
+
+    def learn(ranks: Ranks, backend: str = "fsdp", **engine: Any) -> None:
+        alone = vla.make_engine(kl_coef=0.1, **engine)
+        shared = vla.make_engine(kl_coef=0.1, ranks=ranks, **spread_over(backend), **engine)
+        if backend == "fsdp":
+            assert len(shared.weights._parts) > 4, "blocks are units of their own"
+        for _ in range(2):
+            batch = vla.make_batch(alone, 5)
+            found, wanted = shared.update(batch, vla.SENTENCES), alone.update(batch, vla.SENTENCES)
+            close(found, wanted, 1e-4)
+        same(ranks, shared, alone, 1e-4)
+        weights, policy = whole(shared.policy.state_dict(), keep=True), shared.whole_policy()
+        if policy is not None:
+            assert all(torch.equal(value, weights[name]) for name, value in policy.state_dict().items())
+
+    case("a VLA model")(learn)
+    case("a VLA model with adapters, computed again")(
+        lambda ranks: learn(ranks, lora=LoraConfig(rank=2), gradient_checkpointing=True, micro_batch_size=2)
+    )
+    case("a VLA model with adapters on whole weights")(lambda ranks: learn(ranks, "none", lora=LoraConfig(rank=2)))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank = int(sys.argv[1])
+    place = Place(rank=rank, size=2, local_rank=rank, local_size=2, meeting=str(FOLDER / "meeting"))
+    vla_cases()
+    results = {}
+    with connected(place, torch.device("cpu"), 60.0, lambda ranks: None) as ranks:
+        for name, function in CASES.items():
+            error = ""
+            try:
+                function(ranks)
+            except Exception:
+                error = traceback.format_exc()
+            errors = ranks.gather_values(error)
+            results[name] = "\n".join(each for each in errors if each)
+    (FOLDER / f"{rank}.json").write_text(json.dumps(results))
+
+
+FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
+if __name__ == "__main__":
+    main()

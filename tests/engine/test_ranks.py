@@ -1,0 +1,36 @@
+"""Two ranks learn what one learns: every loss, all or part of the weights, and when a run goes on with other ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What was wrong in each case; nothing if it went well."""
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    errors = [process.communicate(timeout=110)[1] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
+    found: dict[str, str] = json.loads((folder / "0.json").read_text())
+    return found
+
+
+def test_there_are_cases_that_went_well(results: dict[str, str]) -> None:
+    assert len(results) >= 10
+    wrong = {name: error for name, error in results.items() if error}
+    assert not wrong, "\n\n".join(f"--- {name}\n{error}" for name, error in wrong.items())
