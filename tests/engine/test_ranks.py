@@ -17,7 +17,8 @@ PROGRAM = Path(__file__).with_name("rank_program.py")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What was wrong in each case; nothing if it went well."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join([str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
     processes = [
         subprocess.Popen(
             [sys.executable, str(PROGRAM), str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True

@@ -1,0 +1,100 @@
+"""Runs of two ranks: they go on where they were, also with more or fewer ranks, and learn what one rank learns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import SMALL, Run
+
+from embodyrl.cli import train
+from embodyrl.config import load_config
+
+sys.path.append(str(Path(__file__).parents[1] / "data"))  # where `demonstrations` is
+
+TWO = "engine.parallel.ranks=2"
+TOLERANCE = {"rel": 1e-4, "abs": 1e-5}
+"""Sums are in another order, and rounding grows over some hundred optimiser steps."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Train: small("name", "key=value", ...), saving at iteration 2 of 4."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(name: str, *overrides: str) -> Run:
+        settings = [*SMALL, "run.iterations=4", "run.save_every=2", f"run.dir={folder / name}", *overrides]
+        assert train.run(load_config("experiment/gym_pendulum", settings)) == 0
+        return Run(folder / name)
+
+    return run
+
+
+def cut(run: Run, name: str) -> Path:
+    """A copy of a run as it was when it had saved at iteration 2."""
+    path = run.path.with_name(name)
+    shutil.copytree(run.path, path, symlinks=True)
+    checkpoints = path / "checkpoints"
+    shutil.rmtree(checkpoints / "000004")
+    (checkpoints / "last").unlink()
+    (checkpoints / "last").symlink_to("000002")
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(small: Callable[..., Run]) -> Run:
+    """Reinforcement learning on two ranks, without interruption."""
+    return small("two", TWO)
+
+
+def test_two_ranks_go_on_bit_for_bit(two: Run) -> None:
+    path = cut(two, "again")
+    assert train.resume(path, []) == 0
+    again = Run(path)
+    assert again.metrics() == two.metrics() and len(two.metrics()) == 5
+    manifest = json.loads((two.path / "checkpoints" / "000004" / "manifest.json").read_text())
+    states = [name for name in manifest["files"] if name.startswith(("policy/", "trainer/"))]
+    assert "trainer/simulators/slot_0003.bin" in states
+    for name in set(states) - {"trainer/counters.json"}:  # which hold times
+        assert two.digest(4, name) == again.digest(4, name), name
+
+
+def test_two_ranks_play_the_episodes_that_one_would(two: Run, small: Callable[..., Run]) -> None:
+    one = small("one", "run.iterations=1")
+    first, wanted = two.metrics()[0], one.metrics()[0]
+    assert first["eval/return"] == pytest.approx(wanted["eval/return"], rel=1e-6) and first["eval/episodes"] == 5
+    assert two.metrics()[1]["env/steps"] == one.metrics()[1]["env/steps"] == 4 * 24
+    assert sorted(path.name for path in (two.path / "workers").glob("**/*env*.log")) == ["env-0.log", "env-0.log"]
+    assert two.summary["env_steps"] == 4 * 4 * 24
+
+
+def test_imitation_has_the_same_curve_on_one_rank_and_two_and_when_their_number_changes(
+    small: Callable[..., Run], tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    from demonstrations import write_pendulum
+
+    write_pendulum(tmp_path / "demos")
+    settings = ["algorithm=sft", f"data.path={tmp_path / 'demos'}", "data.batch_size=31", "data.steps=5"]
+    one, both = small("sft_one", *settings), small("sft_two", *settings, TWO)
+    assert one.metrics()[-1]["train/loss"] < 0.9 * one.metrics()[1]["train/loss"]
+    alike(one, both)
+    fewer, more = cut(both, "sft_fewer"), cut(one, "sft_more")
+    assert train.resume(fewer, ["engine.parallel.ranks=1"]) == 0
+    assert train.resume(more, [TWO, "engine.parallel.backend=none"]) == 0
+    alike(one, Run(fewer))
+    alike(one, Run(more))
+
+
+def alike(one: Run, other: Run) -> None:
+    for row, wanted in zip(other.metrics(), one.metrics(), strict=True):
+        assert row == pytest.approx(wanted, **TOLERANCE)
+    found, wanted = (load_file(run.path / "checkpoints/000004/policy/model.safetensors") for run in (other, one))
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, wanted[name], atol=1e-4, rtol=1e-4)
