@@ -166,12 +166,11 @@ def test_other_tensors_and_other_memory_are_refused() -> None:
 
 
 def test_nobody_ever_sees_a_mixture_of_versions() -> None:
-    with peers((share_numbers, 400)) as [writer]:
+    with peers((share_numbers,)) as [writer]:
         module = Numbers()
         receiver = SharedReceiver(module, writer.get(), timeout_s=60)
-        writer.line.send("begin")
         seen: list[int] = []
-        while not seen or seen[-1] < 399:
+        while len(seen) < 40:
             newest = receiver.newest
             if newest is None or newest == receiver.version:
                 continue
@@ -183,7 +182,7 @@ def test_nobody_ever_sees_a_mixture_of_versions() -> None:
             assert module.value() == newest == receiver.version
             seen.append(newest)
         writer.line.send("end")
-        assert writer.get() == "done" and len(seen) > 3
+        assert writer.get() == "done" and seen == sorted(set(seen))
 
 
 @pytest.mark.faults

@@ -54,7 +54,6 @@ class _Group:
         self.source = source
         self.timeout = timedelta(seconds=timeout_s)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.is_source = dist.get_rank() == source
         on_gpu = dist.get_backend(group) == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
@@ -120,7 +119,6 @@ class _Side:
     ) -> None:
         self._module = module
         self._group = _Group(group, source, timeout_s)
-        self._bucket_bytes = bucket_bytes
         everyone = [
             plan.from_json(text) for text in self._group.everyones(plan.to_json(plan.held_by(module)), _MEETING)
         ]
@@ -129,6 +127,10 @@ class _Side:
         self._entries = plan.travelling(sender, everyone[0]) if everyone else sender
         for held in everyone:
             plan.check_fit(self._entries, held)
+        self._everything = list(_buckets(self._entries, bucket_bytes))
+        self._changing = [bucket for bucket in self._everything if bucket[0].changes]
+        self._weights: dict[str, Tensor] = {}
+        """Of the module, while a transfer is under way."""
         self.version: int | None = None
         """The version that was sent, or that the module holds; None before the first one."""
 
@@ -145,24 +147,10 @@ class _Side:
                 f"{what} failed at rank {', '.join(failed)} of {self._group.size}: no rank took the weights"
             )
 
-    def _buckets(self, *, everything: bool) -> Iterator[list[Entry]]:
-        """Tensors that travel together: neighbours of one type, up to the size of a bucket."""
-        bucket: list[Entry] = []
-        for entry in self._entries:
-            if not (everything or entry.changes):
-                continue
-            full = plan.total_bytes([*bucket, entry]) > self._bucket_bytes
-            if bucket and (full or entry.dtype != bucket[0].dtype or entry.changes != bucket[0].changes):
-                yield bucket
-                bucket = []
-            bucket.append(entry)
-        if bucket:
-            yield bucket
-
     def _pack(self, bucket: Sequence[Entry], out: Tensor) -> Tensor:
         """The bytes of this side's tensors, written into `out`."""
         data = out[: plan.total_bytes(bucket)]
-        plan.pack(bucket, plan.weights_of(self._module), data)
+        plan.pack(bucket, self._weights, data)
         return data
 
     def _packed(self, bucket: Sequence[Entry]) -> Tensor:
@@ -172,11 +160,26 @@ class _Side:
     @cached_property
     def _rooms(self) -> tuple[Tensor, Tensor]:
         """Room for two buckets of any size: while one is under way, the other is packed or unpacked."""
-        size = max(map(plan.total_bytes, self._buckets(everything=True)), default=0)
+        size = max(map(plan.total_bytes, self._everything), default=0)
         return self._room(size), self._room(size)
 
     def _room(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self._group.device)
+
+
+def _buckets(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
+    """Tensors that travel together: neighbours of one type, up to `limit` bytes."""
+    bucket: list[Entry] = []
+    size = 0
+    for entry in entries:
+        first = bucket[0] if bucket else entry
+        if bucket and (size + entry.num_bytes > limit or (entry.dtype, entry.changes) != (first.dtype, first.changes)):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(entry)
+        size += entry.num_bytes
+    if bucket:
+        yield bucket
 
 
 class BroadcastSender(_Side):
@@ -229,7 +232,8 @@ class BroadcastSender(_Side):
         everything = self.version is None
         patched = self._patches and not everything
         self._group.numbers([version, _NONE if self.version is None else self.version, patched], what)
-        buckets = list(self._buckets(everything=everything))
+        buckets = self._everything if everything else self._changing
+        self._weights = plan.weights_of(self._module)
         travelled = self._send_patches(buckets, what) if patched else self._send_whole(buckets, what)
         try:
             self._agree(0, what)
@@ -324,7 +328,8 @@ class BroadcastReceiver(_Side):
         faults: list[SyncError] = self._version_faults(version, came, None if first else follows)
         if first:
             self.version = None
-        buckets = list(self._buckets(everything=first))
+        buckets = self._everything if first else self._changing
+        self._weights = plan.weights_of(self._module)
         if patched:
             faults += [fault for bucket in buckets for fault in self._receive_patch(bucket, what)]
         else:
@@ -335,7 +340,7 @@ class BroadcastReceiver(_Side):
             raise (faults[0] if faults else error) from None
         if not first:
             for bucket in buckets:
-                plan.unpack(bucket, self._arrived[bucket[0].name], plan.weights_of(self._module))
+                plan.unpack(bucket, self._arrived[bucket[0].name], self._weights)
         self.version = version
 
     def _version_faults(self, version: int, came: int, follows: int | None) -> list[SyncError]:
@@ -373,7 +378,7 @@ class BroadcastReceiver(_Side):
         """Wait for a bucket; returns its checksum."""
         wait()
         if not keep:
-            plan.unpack(bucket, data, plan.weights_of(self._module))
+            plan.unpack(bucket, data, self._weights)
         return checksum(data)
 
     def _waiting_room(self, bucket: Sequence[Entry]) -> Tensor:
