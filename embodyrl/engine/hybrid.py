@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,6 +114,8 @@ class HybridEngine:
         self.ranks = ranks
         self.weights = spread(self.policy, ranks, config.parallel.backend, self.device)
         """How the policy's weights are spread over ranks."""
+        if self.reference is not None and self.reference.weights is not None:
+            spread(self.reference.weights, ranks, config.parallel.backend, self.device)
         self.modes.around[Mode.rollout].append(self.weights.gathered)
         self.version = 0
         """Updates so far; every chunk is labelled with the version that produced it."""
@@ -367,14 +369,17 @@ class HybridEngine:
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights: optimiser, random streams, version; and the weights of the reference policy,
         which the run cannot make again once it has learned."""
-        reference = {} if self.reference is None else {"reference": self.reference.state_dict()}
-        with nullcontext() if self.ranks.size == 1 else self.offload.optimizer_here():  # ranks exchange what is there
-            optimizer = whole(self.optimizer.state_dict(), keep=self.ranks.is_first)
+        reference = {} if self.reference is None else {"reference": self._whole(self.reference.state_dict())}
         return reference | {
-            "optimizer": optimizer,
+            "optimizer": self._whole(self.optimizer.state_dict()),
             "streams": self._streams.state_dict(),
             "version": self.version,
         }
+
+    def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What all ranks have parts of; on the first one."""
+        found: dict[str, Any] = whole(state, keep=self.ranks.is_first)
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
@@ -384,5 +389,6 @@ class HybridEngine:
         self._streams.load_state_dict(state["streams"], state["version"])
         self._set_version(state["version"])
         if self.reference is not None:
-            self.reference.load_state_dict(state["reference"])
+            with self.offload.reference_here():
+                self.reference.load_state_dict(state["reference"])
         self.offload.put_away()

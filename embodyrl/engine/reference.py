@@ -19,7 +19,7 @@ from embodyrl.models.policy import Policy
 class Reference(ABC):
     """A policy that never changes."""
 
-    weights: nn.Module | None
+    weights: Policy | None
     """What it needs on the device while it scores, beside the learning policy."""
 
     @abstractmethod
@@ -59,7 +59,8 @@ class FrozenCopy(Reference):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Reference`."""
-        self.policy.load_state_dict(state)
+        own = self.policy.state_dict()
+        self.policy.load_state_dict({name: placed(value, own[name]) for name, value in state.items()})
 
 
 class WithoutAdapters(Reference):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils import _pytree as pytree
 
@@ -49,7 +50,7 @@ class Replicas:
         if self.ranks.size == 1:
             return
         own = [parameter.grad for parameter in parameters if parameter.grad is not None]  # the same ones on all ranks
-        flat = torch.cat([gradient.flatten() for gradient in own])
+        flat = torch.cat([gradient.flatten().float() for gradient in own])
         dist.all_reduce(flat)
         for gradient, part in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
             gradient.copy_(part.view_as(gradient))
@@ -69,10 +70,14 @@ class Shards(Replicas):
         super().__init__(policy, ranks)
         self._skeleton = _without_weights(policy) if ranks.is_first else None
         self.factor = float(ranks.size)  # FSDP takes the mean of the ranks' gradients, and their sum is wanted
-        mesh = init_device_mesh(device.type, (ranks.size,))
-        for name in policy.parallel_plan().blocks:
-            fully_shard(policy.get_submodule(name), mesh=mesh)
-        fully_shard(policy, mesh=mesh, reshard_after_forward=True)
+        shard = functools.partial(
+            fully_shard,
+            mesh=init_device_mesh(device.type, (ranks.size,)),
+            reshard_after_forward=True,
+            mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32),  # sums of gradients keep all digits
+        )
+        for unit in units(policy):
+            shard(unit)
         for entry in ENTRIES:
             register_fsdp_forward_method(policy, entry)
         self._parts = [module for module in policy.modules() if isinstance(module, FSDPModule)]
@@ -121,6 +126,26 @@ def spread(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch
         return Replicas(policy, ranks)
     _know_outputs()
     return Shards(policy, ranks, device)
+
+
+def units(policy: Policy) -> list[nn.Module]:
+    """Modules whose weights are gathered together, inner ones first: the policy's blocks, what is left of it, and
+    layers of either that learn in more bits than the rest of it, which one gathering cannot mix."""
+    blocks = [policy.get_submodule(name) for name in policy.parallel_plan().blocks]
+    inside = {module for block in blocks for module in block.modules()}
+    others = [module for module in policy.modules() if module not in inside]
+    odd = [layer for group in (*(block.modules() for block in blocks), others) for layer in _odd_layers(group)]
+    return [layer for layer in odd if layer is not policy and layer not in blocks] + [*blocks, policy]
+
+
+def _odd_layers(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Modules whose own weights learn in more bits than others of these: heads on a network in 16 bits."""
+    learning = {
+        module: [weight.itemsize for weight in module.parameters(recurse=False) if weight.requires_grad]
+        for module in modules
+    }
+    fewest = min((size for sizes in learning.values() for size in sizes), default=0)
+    return [module for module, sizes in learning.items() if any(size > fewest for size in sizes)]
 
 
 def whole(tree: Any, *, keep: bool) -> Any:

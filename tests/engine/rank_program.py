@@ -4,6 +4,7 @@ ranks with an engine that is alone, in every one of them; the result is FOLDER/R
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 import traceback
@@ -19,8 +20,9 @@ from embodyrl.algorithms.aggregation import entry_weights
 from embodyrl.config.schema import Aggregation, Offload, ParallelBackend, ParallelConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks, connected
-from embodyrl.engine.sharding import Shards, whole
+from embodyrl.engine.sharding import Shards, spread, whole
 from embodyrl.envs import Observation
+from embodyrl.models.options import WeightType
 from embodyrl.placement.ranks import Place
 
 CASES: dict[str, Callable[[Ranks], None]] = {}
@@ -194,11 +196,49 @@ def vla_cases() -> None:
     case("a VLA model with adapters on whole weights")(lambda ranks: learn(ranks, "none", lora=LoraConfig(rank=2)))
 
 
+def model_cases() -> None:
+    """Every family of models, sharded: gradients, and deciding in between."""
+    sys.path.append(str(Path(__file__).parents[1] / "models"))
+    import test_policies
+
+    def gradients(ranks: Ranks, name: str, **options: Any) -> None:
+        one = test_policies.CASES[name]
+        one = dataclasses.replace(one, options=one.options | options)
+        alone, shared = one.policy(), one.policy()
+        inputs = alone.preprocess(one.observation(4))
+        with torch.no_grad():
+            trace = alone.act(inputs, "train", torch.Generator().manual_seed(0)).trace
+        weights = spread(shared, ranks, ParallelBackend.fsdp, torch.device("cpu"))
+        with weights.gathered(), torch.inference_mode():
+            for _ in range(1 + ranks.rank):
+                shared.act(inputs, "eval")
+
+        def learn(policy: Any, part: slice, factor: float) -> None:
+            found = policy.evaluate(*({key: value[part] for key, value in of.items()} for of in (inputs, trace)))
+            (factor * (found.logprobs.sum() + found.values.sum())).backward()
+
+        learn(alone, slice(4), 1.0)
+        learn(shared, slice(2 * ranks.rank, 2 * ranks.rank + 2), weights.factor)
+        for (key, wanted), found in zip(alone.named_parameters(), shared.parameters(), strict=True):
+            assert (wanted.grad is None) == (found.grad is None), key
+            if wanted.grad is not None:
+                tolerance = 0.05 if wanted.dtype is torch.bfloat16 or options else 1e-5
+                difference = (whole([found.grad], keep=True)[0] - wanted.grad).abs().max()
+                assert difference <= tolerance * max(1.0, float(wanted.grad.abs().max())), (key, difference)
+
+    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t"):
+        if not test_policies.SupportedModel.entry(test_policies.CASES[name].model).missing():
+            case(f"{name}, sharded")(lambda ranks, name=name: gradients(ranks, name))
+            half = {"dtype": WeightType.bfloat16}
+            case(f"{name} in 16 bits, sharded")(lambda ranks, name=name, half=half: gradients(ranks, name, **half))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     rank = int(sys.argv[1])
     place = Place(rank=rank, size=2, local_rank=rank, local_size=2, meeting=str(FOLDER / "meeting"))
     vla_cases()
+    model_cases()
     results = {}
     with connected(place, torch.device("cpu"), 60.0, lambda ranks: None) as ranks:
         for name, function in CASES.items():
