@@ -11,6 +11,7 @@ from embodyrl.config import LoadedConfig
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, Device, ModelConfig, Precision
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
+from embodyrl.placement.ranks import own_share, place_here
 from embodyrl.registry import SupportedModel
 from embodyrl.version import __version__
 
@@ -65,12 +66,13 @@ def _held_in(options: ModelConfig) -> str | None:
 
 
 def placement(config: Config) -> str:
-    """How many simulator processes there will be, and what becomes of NUMA."""
-    here = inventory()
+    """How many ranks and simulator processes there will be, and what becomes of NUMA."""
+    here, place = inventory(), place_here(config)
     near = policy_gpu(config.engine.device, here)
-    workers = plan_env_workers(config.env, here, near)
+    workers = plan_env_workers(own_share(config.env, place, here), here, near)
     processes = "1 simulator process" if len(workers) == 1 else f"{len(workers)} simulator processes"
-    return f"{processes}; {describe_binding(config.env.numa, here, workers, near)}"
+    ranks = "" if place.size == 1 else f"{place.size} ranks, each with {config.env.num_envs // place.size} slots in "
+    return f"{ranks}{processes}; {describe_binding(config.env.numa, here, workers, near)}"
 
 
 def has_nvidia_gpu() -> bool:
