@@ -61,6 +61,18 @@ class Options:
     pictures: PictureFormat
 
 
+def destination(loaded: LoadedConfig, out: Path | None) -> Path:
+    """Where a recording goes: to `--out`, or to where a config that learns from it will look.
+
+    Raises:
+        RequestError: neither says where.
+    """
+    path = loaded.config.data.path
+    if out is None and path is None:
+        raise RequestError(f"nothing says where to write: give --out DIR, since data.path is null in {loaded.source}")
+    return out or Path(str(path))
+
+
 def collect(loaded: LoadedConfig, options: Options) -> int:
     """Record demonstrations; returns the exit code."""
     _check(loaded, options)

@@ -117,9 +117,16 @@ def evaluate(
 
 @app.command()
 def collect(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the dataset goes; it must not exist.")],
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="How many to record.")],
     words: Words = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the dataset goes; it must not exist. Without: where the config's data.path says.",
+            show_default=False,
+        ),
+    ] = None,
     keep: Annotated[
         Keep, typer.Option(help="Which episodes to keep; with `successes`, others are played instead.")
     ] = Keep.successes,
@@ -155,8 +162,9 @@ def collect(
     from embodyrl.config import load_config
 
     source, overrides = split_words(words)
+    loaded = load_config(source, overrides, complete=policy is not None, to_be_made=[("data", "path")])
     options = recording.Options(
-        out=out,
+        out=recording.destination(loaded, out),
         episodes=episodes,
         keep=keep,
         policy=policy,
@@ -165,7 +173,7 @@ def collect(
         after_success=after_success,
         pictures=pictures,
     )
-    raise typer.Exit(recording.collect(load_config(source, overrides, complete=policy is not None), options))
+    raise typer.Exit(recording.collect(loaded, options))
 
 
 @app.command()

@@ -11,7 +11,7 @@ import embodyrl.config.engine_rules  # noqa: F401 - both add their rules
 from embodyrl.config.build import build_draft, count_settings
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import Composed, Settings, compose
-from embodyrl.config.faults import ConfigError, Fault, in_reading_order
+from embodyrl.config.faults import ConfigError, Fault, KeyPath, in_reading_order
 from embodyrl.config.interpolation import resolve_interpolations
 from embodyrl.config.marks import read_document
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
@@ -42,6 +42,7 @@ def load_config(
     *,
     plugin_dir: Path | None = None,
     complete: bool = False,
+    to_be_made: Sequence[KeyPath] = (),
 ) -> LoadedConfig:
     """Load and check a config; nothing but the plug-ins it names is run.
 
@@ -50,6 +51,7 @@ def load_config(
         overrides: `key=value` from the command line.
         plugin_dir: where to look for plug-ins; by default the file's folder (the working directory for built-in ones).
         complete: it is to run, so that nothing may be left open (`<weights>`).
+        to_be_made: settings that name what the command is about to make, so that it need not be there yet.
 
     Raises:
         ConfigError: with every fault.
@@ -63,6 +65,7 @@ def load_config(
     if not composed.readable:
         raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
     config, faults = _finish(composed, asked, found, complete)
+    faults = [fault for fault in faults if fault.path not in to_be_made]
     if faults:
         raise ConfigError(in_reading_order(faults, composed.files))
     path = None if found.is_builtin else found.path

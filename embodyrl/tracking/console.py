@@ -32,7 +32,7 @@ class Column:
     format: str
 
 
-COLUMNS = (
+ROLLOUTS = (
     Column(title="env steps", key="env/total_steps", width=10, format=",.0f"),
     Column(title="return", key="env/return", width=9, format=".2f"),
     Column(title="success", key="env/success_once", width=7, format=".2f"),
@@ -41,6 +41,13 @@ COLUMNS = (
     Column(title="expl.var", key="train/explained_variance", width=8, format=".2f"),
     Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f"),
 )
+"""Of a run that plays."""
+DEMONSTRATIONS = (
+    Column(title="loss", key="train/loss", width=8, format=".4f"),
+    Column(title="grad norm", key="train/grad_norm", width=9, format=".3f"),
+    Column(title="learning rate", key="train/learning_rate", width=13, format=".2e"),
+)
+"""Of a run that learns from demonstrations alone."""
 
 
 class ConsoleSink:
@@ -53,6 +60,7 @@ class ConsoleSink:
         self._last_line = float("-inf")
         self._lines = 0
         self._rows: deque[list[str]] = deque(maxlen=LIVE_ROWS)
+        self._columns: tuple[Column, ...] = ROLLOUTS
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(self._table(), console=self._console, refresh_per_second=4, transient=False)
@@ -62,6 +70,7 @@ class ConsoleSink:
         """Show one iteration."""
         if "time/iteration" not in metrics:  # the evaluation before training
             return
+        self._columns = ROLLOUTS if "env/steps" in metrics else DEMONSTRATIONS
         self._training_s += metrics["time/iteration"]
         cells = self._cells(iteration, metrics)
         if self._live is not None:
@@ -81,7 +90,9 @@ class ConsoleSink:
 
     def _cells(self, iteration: int, metrics: Mapping[str, float]) -> list[str]:
         cells = [str(iteration)]
-        cells += [format(metrics[column.key], column.format) if column.key in metrics else "-" for column in COLUMNS]
+        cells += [
+            format(metrics[column.key], column.format) if column.key in metrics else "-" for column in self._columns
+        ]
         return [*cells, split_of_time(metrics), self._remaining(iteration)]
 
     def _remaining(self, iteration: int) -> str:
@@ -92,9 +103,9 @@ class ConsoleSink:
         return f"{hours}:{minutes % 60:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
 
     def _plain_line(self, cells: list[str]) -> None:
-        widths = [5, *(column.width for column in COLUMNS), len(SPLIT_TITLE), 7]
+        widths = [5, *(column.width for column in self._columns), len(SPLIT_TITLE), 7]
         if self._lines % PLAIN_HEADER_EVERY == 0:
-            titles = ["iter", *(column.title for column in COLUMNS), SPLIT_TITLE, "eta"]
+            titles = ["iter", *(column.title for column in self._columns), SPLIT_TITLE, "eta"]
             self.message("  ".join(title.rjust(width) for title, width in zip(titles, widths, strict=True)))
         self.message("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
         self._last_line = time.monotonic()
@@ -102,7 +113,7 @@ class ConsoleSink:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ["iter", *(column.title for column in COLUMNS), SPLIT_TITLE, "eta"]:
+        for title in ["iter", *(column.title for column in self._columns), SPLIT_TITLE, "eta"]:
             table.add_column(title, justify="right", no_wrap=True)
         for row in self._rows:
             table.add_row(*row)

@@ -21,6 +21,7 @@ from embodyrl.data.recorder import Attempt, Recorder, demonstration_episodes
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager
 
+OUT = ["--out", "demos"]
 BOTH_WAYS = "env.tasks=[faucet-open-v3,faucet-close-v3]"
 
 
@@ -128,7 +129,8 @@ def embodyrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_records_pictures_and_supervised_learning_takes_them(tmp_path: Path) -> None:
     pytest.importorskip("metaworld", reason="MetaWorld is not installed")
-    done = embodyrl("collect", "metaworld_reach", "--out", "demos", "--episodes", "12", "--pushes", "1", cwd=tmp_path)
+    words = ["metaworld_reach_sft", "data.path=demos"]
+    done = embodyrl("collect", *words, "--episodes", "12", "--pushes", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "12 episodes" in done.stdout and "12 of 12 attempts successful (100%)" in done.stdout
     dataset = Dataset(tmp_path / "demos")
@@ -137,8 +139,7 @@ def test_the_command_records_pictures_and_supervised_learning_takes_them(tmp_pat
     assert again.returncode == 2 and "exists already and is never overwritten" in again.stderr
     learned = embodyrl(
         "run",
-        "metaworld_reach_sft",
-        "data.path=demos",
+        *words,
         "run.iterations=8",
         "eval.episodes=10",
         "run.dir=out",
@@ -152,14 +153,18 @@ def test_the_command_records_pictures_and_supervised_learning_takes_them(tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gym_pendulum", "--episodes", "1"], "has no scripted expert (those that have one: metaworld)"),
-        (["gym_pendulum", "--episodes", "1", "--policy", "nowhere"], "nowhere does not exist"),
-        (["metaworld_reach", "--episodes", "1", "--sample"], "--sample draws the actions of a policy"),
-        (["metaworld_reach", "--episodes", "9", "env.start_states=4"], "more than the 4 training episodes"),
+        (["gym_pendulum", *OUT, "--episodes", "1"], "has no scripted expert (those that have one: metaworld)"),
+        (["gym_pendulum", *OUT, "--episodes", "1", "--policy", "nowhere"], "nowhere does not exist"),
+        (
+            ["metaworld_reach", "--episodes", "1"],
+            "give --out DIR, since data.path is null in experiment/metaworld_reach",
+        ),
+        (["metaworld_reach", *OUT, "--episodes", "1", "--sample"], "--sample draws the actions of a policy"),
+        (["metaworld_reach", *OUT, "--episodes", "9", "env.start_states=4"], "more than the 4 training episodes"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_at_once(words: list[str], message: str, tmp_path: Path) -> None:
-    done = embodyrl("collect", *words, "--out", "demos", cwd=tmp_path)
+    done = embodyrl("collect", *words, cwd=tmp_path)
     assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

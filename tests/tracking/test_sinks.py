@@ -11,6 +11,7 @@ from embodyrl.tracking.jsonl import JsonlSink
 from embodyrl.tracking.tensorboard import TensorboardSink
 
 METRICS = {
+    "env/steps": 1024.0,
     "env/total_steps": 2048.0,
     "env/return": 3.25,
     "time/iteration": 2.0,
@@ -59,6 +60,18 @@ def test_console_writes_plain_aligned_lines_in_a_pipe(tmp_path: Path, capsys: py
     assert first.split()[:3] == ["1", "2,048", "3.25"] and " 50/  0/ 25/ 12/ 12 %" in first
     assert first.endswith("0:06") and last.endswith("0:00")
     assert message == "evaluation  100 episodes [0.1, 0.2]"
+
+
+def test_console_shows_the_loss_of_a_run_that_learns_from_demonstrations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = ConsoleSink(context(tmp_path, iterations=1))
+    sink.log(1, {"train/loss": 2.5, "train/grad_norm": 0.125, "train/learning_rate": 1e-3, "time/iteration": 2.0})
+    sink.close()
+    titles, row = capsys.readouterr().out.splitlines()
+    assert titles.split()[:6] == ["iter", "loss", "grad", "norm", "learning", "rate"]
+    assert row.split()[:4] == ["1", "2.5000", "0.125", "1.00e-03"]
+    assert len(titles) == len(row)
 
 
 def test_tensorboard_events_can_be_read_back(tmp_path: Path) -> None:

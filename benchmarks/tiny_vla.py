@@ -1,0 +1,92 @@
+"""One vision-language-action model all the way on a CPU: demonstrations, fine-tuning, reinforcement learning.
+
+Runs the experiments tiny_oft_sft and tiny_oft_grpo with several seeds, one after the other, and writes what came of
+them and how long it took as JSON. About eight minutes for each seed on two idle cores.
+
+    python benchmarks/tiny_vla.py --seeds 1 2 3 --work DIR --out benchmarks/results/tiny_vla.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Seconds = dict[str, dict[str, float]]
+
+
+def embodyrl(*words: str) -> str:
+    """Run the program; returns what it printed."""
+    done = subprocess.run([sys.executable, "-m", "embodyrl", *words], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def timed(name: str, seconds: Seconds, *words: str) -> None:
+    """Run the program and note its seconds under `name`: on the wall, and of all its processes on a CPU."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    embodyrl(*words)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds[name] = {"wall": round(time.monotonic() - start, 1), "cpu": round(cpu, 1)}
+    print(name, seconds[name], flush=True)
+
+
+def success(run: Path, *overrides: str) -> float:
+    """Success of a run's last checkpoint on its held-out episodes."""
+    printed = re.search(r"success (\d\.\d\d)", embodyrl("eval", str(run), *overrides))
+    assert printed is not None, "an evaluation prints its success"
+    return float(printed[1])
+
+
+def one_seed(seed: int, work: Path, changes: Sequence[str]) -> dict[str, Any]:
+    """The whole way, from nothing; `changes` are settings of the second half."""
+    demonstrations, sft, grpo = work / "demonstrations", work / "sft", work / "grpo"
+    common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
+    first = ["tiny_oft_sft", *common, f"data.path={demonstrations}"]
+    recording = ["env.end_at_success=false", "--episodes", "300", "--pushes", "1.5", "--after-success", "3"]
+    seconds: Seconds = {}
+    timed("demonstrations", seconds, "collect", *first, *recording)
+    timed("sft", seconds, "run", *first, f"run.dir={sft}")
+    checkpoint = f"model.checkpoint={sft}/checkpoints/last/policy"
+    timed("grpo", seconds, "run", "tiny_oft_grpo", *common, checkpoint, f"run.dir={grpo}", *changes)
+    summary = json.loads((grpo / "summary.json").read_text())
+    evaluations = {step: each["eval/success_once"] for step, each in summary["evaluations"].items()}
+    hot = {name: success(run, "model.temperature=1.0") for name, run in (("before", sft), ("after", grpo))}
+    rows = [json.loads(line) for line in (grpo / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "seed": seed,
+        "changes": list(changes),
+        "success": evaluations,
+        "success_at_temperature_1": hot,
+        "iterations": summary["iterations"],
+        "env_steps": summary["env_steps"],
+        "seconds": seconds,
+        "training": [round(row["env/success_once"], 4) for row in rows if "env/success_once" in row],
+    }
+
+
+def main() -> None:
+    """Run all seeds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--work", type=Path, required=True, help="folder for demonstrations and runs; must not exist")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of tiny_oft_grpo to change")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"python": platform.python_version(), "seeds": []}
+    for seed in arguments.seeds:
+        results["seeds"].append(one_seed(seed, arguments.work / f"seed{seed}", arguments.set))
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        print(json.dumps(results["seeds"][-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
