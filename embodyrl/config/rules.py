@@ -286,6 +286,21 @@ def tasks_are_known(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def instructions_are_for_tasks(config: Config) -> Iterator[Finding]:
+    """Every sentence belongs to a task that is played."""
+    tasks = config.env.tasks
+    for task in config.env.instructions:
+        if task not in tasks:
+            near = near_match(task, tasks)
+            remedy = f"did you mean {near!r}?" if near else f"one of {', '.join(tasks)}"
+            yield Finding(
+                (f"env.instructions.{task}",),
+                f"env.instructions has a sentence for {task!r}, no task of env.tasks",
+                remedy,
+            )
+
+
+@rule
 def cameras_are_known(config: Config) -> Iterator[Finding]:
     """The simulator has the cameras, as far as that can be said without importing it."""
     yield from _unknown(config, "camera", config.env.cameras)

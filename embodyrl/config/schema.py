@@ -254,6 +254,9 @@ class EnvConfig:
     """Simulator backend; `embodyrl list simulators` shows them."""
     tasks: list[str] = setting()
     """Task names of the backend. With several, each episode draws one."""
+    instructions: dict[str, str] = setting({})
+    """What the policy is told to do, by task: `{task: sentence}`. Tasks that are not named here have the simulator's
+    own sentence."""
     num_envs: int = setting(8, low=1)
     """Simulator slots that run side by side (B)."""
     workers: int | str = setting("auto", low=1, words=("auto",))

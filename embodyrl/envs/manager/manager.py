@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.manager.crew import GONE, Crew
+from embodyrl.envs.manager.instructions import instructed
 from embodyrl.envs.manager.memory import NEXT_FIELDS, Segment, layout
 from embodyrl.envs.manager.results import Reader, StepResult, Work, find_not_finite
 from embodyrl.envs.manager.selection import Selection, Slots
@@ -118,7 +119,7 @@ class EnvManager:
     def _start(self, config: EnvConfig, launcher: Launcher, near: Gpu | None) -> None:
         crew = self._crew = Crew(config, launcher, near, self._lose)
         crew.start()
-        self.spec = self._agreed_spec(crew)
+        self.spec = instructed(self._agreed_spec(crew), config.instructions)
         _check_cameras(config, self.spec)
         self._tasks = list(self.spec.tasks)
         memory = self._memory = Segment.create(

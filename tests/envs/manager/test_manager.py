@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import os
 
@@ -6,6 +7,7 @@ import pytest
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.manager.instructions import instructed
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UserError
 
@@ -448,3 +450,19 @@ def test_output_goes_to_the_log_folder(tmp_path):
     config = ToyConfig(num_envs=1, workers=1)
     with EnvManager(config, chunk_size=1, plugins=["toy_simulator"], log_dir=tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["env-0.log"]
+
+
+def test_a_task_is_told_in_the_words_of_the_config():
+    with start(num_envs=2, workers=1, instructions={"subtract": "take the numbers away"}) as manager:
+        assert manager.spec.tasks == {"add": "add the numbers up", "subtract": "take the numbers away"}
+        observation = manager.reset([0, 1], [episode(), episode(task="subtract")])
+        assert observation.tasks == ["add the numbers up", "take the numbers away"]
+
+
+def test_a_sentence_of_two_tasks_cannot_be_replaced_for_one(manager):
+    spec = dataclasses.replace(manager.spec, tasks={"a": "go", "b": "go", "c": "stop"})
+    assert instructed(spec, {"c": "halt"}).tasks == {"a": "go", "b": "go", "c": "halt"}
+    with pytest.raises(UserError, match="the same sentence for a and b"):
+        instructed(spec, {"b": "run"})
+    with pytest.raises(UserError, match=r"no task 'd' is played \(env.tasks: a, b, c\)"):
+        instructed(spec, {"d": "run"})
