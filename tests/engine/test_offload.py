@@ -9,7 +9,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -18,27 +17,15 @@ from sync_peers import peers
 from torch import Tensor, nn
 
 from embodyrl.config.schema import Offload, OptimizerConfig, ParallelBackend, ParallelConfig
-from embodyrl.engine.host_memory import FileMemory, refuse_memory_disk
+from embodyrl.engine.host_memory import FileMemory
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.offload import Offloaded, optimizer_tensors
 from embodyrl.engine.parallel import connected
-from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import RunError, UserError
-from embodyrl.models import build_policy
 from embodyrl.placement.ranks import Place
 
 CPU = torch.device("cpu")
 MIB = 2**20
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """A folder whose files are not memory."""
-    try:
-        refuse_memory_disk(tmp_path)
-    except UserError:
-        pytest.skip("temporary files are kept in memory here")
-    return tmp_path
 
 
 def rss() -> float:
@@ -71,43 +58,6 @@ def test_offloading_changes_no_number(disk: Path, setting: Offload, resume_after
     moved, moved_state = learned(disk, setting, resume_after=resume_after)
     assert torch.equal(plain, moved)
     torch.testing.assert_close(plain_state, moved_state, rtol=0, atol=0)
-
-
-def imitated(folder: Path, setting: Offload) -> Tensor:
-    """Weights of a tiny OpenVLA-OFT after three updates."""
-    from embodyrl.models.openvla_oft.options import OpenVLAOFTConfig
-    from embodyrl.models.prismatic.options import ScratchConfig
-
-    arm = ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3)
-    simulator = SimulatorSpec(
-        tasks={"push": "push"},
-        actions=(arm,),
-        proprio_dim=3,
-        max_episode_steps=10,
-        control_frequency=1.0,
-        cameras=("front",),
-        image_size=(32, 32),
-    )
-    options = OpenVLAOFTConfig(
-        name="openvla_oft", scratch=ScratchConfig(image_size=32, hidden_size=32, layers=2, mlp_size=48)
-    )
-    draw = np.random.default_rng(0)
-    policy = build_policy(options, simulator, chunk_size=2, seed=1)
-    engine = make_engine(policy=policy, engine={"offload": setting}, folder=folder)
-    for _ in range(3):
-        seen = Observation(
-            images=draw.integers(0, 256, (4, 1, 32, 32, 3), dtype=np.uint8),
-            proprio=draw.normal(size=(4, 3)).astype(np.float32),
-            tasks=["push"] * 4,
-        )
-        engine.imitate([(seen, draw.uniform(-1, 1, (4, 2, 3)).astype(np.float32))])
-        assert bool(engine.offload.metrics()) == (setting is not Offload.none)
-    return weights(engine)
-
-
-def test_offloading_changes_no_number_of_a_vision_language_action_model(disk: Path) -> None:
-    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    assert torch.equal(imitated(disk, Offload.none), imitated(disk, Offload.optimizer))
 
 
 def away(engine: HybridEngine, name: str) -> list[bool]:

@@ -49,6 +49,7 @@ def make_engine(
     lr: float = 0.01,
     kl_coef: float = 0.0,
     saved: Path | None = None,
+    folder: Path | None = None,
     ranks: Ranks = ALONE,
     **engine: Any,
 ) -> HybridEngine:
@@ -62,6 +63,7 @@ def make_engine(
         iterations=4,
         seed=1,
         saved=saved,
+        folder=folder,
         ranks=ranks,
     )
 
