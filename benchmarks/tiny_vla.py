@@ -20,6 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+COOLER = (0.8, 0.65)
+"""Temperatures below that of training at which the final policy is evaluated as well."""
+
 Seconds = dict[str, dict[str, float]]
 
 
@@ -59,13 +62,13 @@ def one_seed(seed: int, work: Path, changes: Sequence[str]) -> dict[str, Any]:
     timed("grpo", seconds, "run", "tiny_oft_grpo", *common, checkpoint, f"run.dir={grpo}", *changes)
     summary = json.loads((grpo / "summary.json").read_text())
     evaluations = {step: each["eval/success_once"] for step, each in summary["evaluations"].items()}
-    hot = {name: success(run, "model.temperature=1.0") for name, run in (("before", sft), ("after", grpo))}
     rows = [json.loads(line) for line in (grpo / "metrics.jsonl").read_text().splitlines()]
     return {
         "seed": seed,
         "changes": list(changes),
         "success": evaluations,
-        "success_at_temperature_1": hot,
+        "success_at_temperature": {str(each): success(grpo, f"model.temperature={each}") for each in COOLER},
+        "episodes": round(summary["eval/episodes"]),
         "iterations": summary["iterations"],
         "env_steps": summary["env_steps"],
         "seconds": seconds,

@@ -1,0 +1,78 @@
+"""Does the tiny VLA look at its pictures and listen to its sentence? Its success without either.
+
+Evaluates runs of tiny_oft_sft or tiny_oft_grpo on their held-out episodes as they are, with the sentences of the two
+tasks swapped, and with black pictures, and writes the success rates as JSON.
+
+    python benchmarks/tiny_vla_controls.py RUN [RUN...] [--episodes 256] --out benchmarks/results/tiny_vla_controls.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from embodyrl.envs import Observation
+from embodyrl.envs.metaworld_tasks import TASKS
+from embodyrl.models import Policy
+from embodyrl.models.policy import Inputs
+from embodyrl.runner.build import build_engine, open_simulators
+from embodyrl.runner.checkpoint import POLICY, find_and_tell
+from embodyrl.runner.evaluation import evaluate, evaluation_noise, held_out_episodes
+from embodyrl.runner.rundir import read_config
+
+SWAPPED = {"faucet-open-v3": TASKS["faucet-close-v3"], "faucet-close-v3": TASKS["faucet-open-v3"]}
+"""The sentence of the other task."""
+
+
+def blindfold(policy: Policy) -> None:
+    """Have every picture that the policy sees be black."""
+    see = policy.preprocess
+
+    def black(observation: Observation) -> Inputs:
+        return see(dataclasses.replace(observation, images=np.zeros_like(observation.images)))
+
+    policy.preprocess = black  # type: ignore[method-assign]
+
+
+def success(run: Path, episodes: int, *, swapped: bool = False, blind: bool = False) -> float:
+    """Success of a run's last checkpoint, with sampled actions, on the episodes that its evaluations play."""
+    checkpoint = find_and_tell(run)
+    words = [f"{task}: {sentence}" for task, sentence in SWAPPED.items()]
+    overrides = [f"env.instructions={{{', '.join(words)}}}"] if swapped else []
+    loaded = read_config(checkpoint, ["eval.sample=true", f"eval.episodes={episodes}", *overrides])
+    with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
+        engine = build_engine(loaded.config, manager, weights=checkpoint / POLICY)
+        if blind:
+            blindfold(engine.policy)
+        noise = evaluation_noise(loaded.config, engine)
+        return evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise).success_once
+
+
+def main() -> None:
+    """Evaluate all runs in all three ways."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    rows = []
+    for run in arguments.runs:
+        rows.append(
+            {
+                "seed": read_config(find_and_tell(run), []).config.seed,
+                "as it is": success(run, arguments.episodes),
+                "sentences swapped": success(run, arguments.episodes, swapped=True),
+                "black pictures": success(run, arguments.episodes, blind=True),
+            }
+        )
+        print(rows[-1], flush=True)
+    arguments.out.write_text(json.dumps({"episodes": arguments.episodes, "runs": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
