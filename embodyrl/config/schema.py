@@ -593,7 +593,8 @@ class EngineConfig:
     """What leaves the device while it is not needed, and comes back bit for bit: from a GPU to pinned memory, from the
     CPU to a file without a name in the run's folder. optimizer: the optimiser's state, which is there only while the
     policy learns. all: the reference policy as well (`algorithm.kl_coef`), which is there only while it scores a
-    batch; with adapters (`lora`) it has no weights of its own. none: nothing leaves."""
+    batch; with adapters (`lora`) it has no weights of its own, and one that is sharded stays. none: nothing
+    leaves."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimiser."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -2,7 +2,7 @@
 
 - The optimiser's state (with its full-precision copies of the weights, if it has any) is on the device in training mode
   only. `optimizer` and `all`.
-- The weights of the reference policy are on the device only while it scores a batch. `all`.
+- The weights of the reference policy are on the device only while it scores a batch. `all`, unless it is sharded.
 
 The policy's weights stay: it acts and learns with the same ones. Tensors keep their identity, only their numbers move,
 so that no value changes and whoever holds one (optimiser, checkpoint) sees it wherever it is.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from embodyrl.config.schema import Offload
 from embodyrl.engine.host_memory import HostMemory, extent, host_memory, memory_in_use
@@ -70,7 +71,7 @@ class Offloaded:
 
     def _movable(self) -> list[Tensor]:
         """The tensors themselves; of a sharded one the part that is here."""
-        local: Iterable[Tensor] = (getattr(tensor, "_local_tensor", tensor) for tensor in self._tensors())
+        local = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in self._tensors())
         return [tensor for tensor in local if tensor.numel() > 1]
 
     def _reserve(self, tensors: list[Tensor]) -> None:
@@ -117,7 +118,8 @@ class EngineOffload:
             self._parts["optimizer"] = Offloaded(
                 lambda: optimizer_tensors(optimizer, weights), device=device, folder=folder
             )
-        if setting is Offload.all and reference is not None:
+        # Of a sharded module FSDP holds the memory itself; each rank has only its share of it.
+        if setting is Offload.all and reference is not None and not is_sharded(reference):
             self._parts["reference"] = Offloaded(
                 lambda: (*reference.parameters(), *reference.buffers()), device=device, folder=folder
             )
@@ -160,6 +162,11 @@ class EngineOffload:
             for name, part in self._parts.items()
             if part.freed is not None
         }
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether its parameters are spread over ranks."""
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, weights: set[int]) -> Iterator[Tensor]:
