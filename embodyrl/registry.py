@@ -210,8 +210,9 @@ class Registry(Generic[T]):
 SupportedModel: Registry[Any] = Registry("model", home="embodyrl.models.builtin", group="embodyrl.models")
 """Policies. Target: a `models.Policy` class. Facts: `max_chunk` (most actions that one decision can hold, int or absent
 for no limit), `critic` (bool: predicts values), `usual_chunk` (actions per decision of its public checkpoints; absent:
-1), `check` (`module:function` that takes the whole config and yields what the model finds wrong with it, each as (path
-of the setting, message, remedy), without importing torch)."""
+1), `standalone` (bool: it can be built from its checkpoint without a simulator), `check` (`module:function` that takes
+the whole config and yields what the model finds wrong with it, each as (path of the setting, message, remedy), without
+importing torch)."""
 
 SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl.envs")
 """Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: `tasks` (`module:function`

@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, collect, report, validate, plan, graph, doctor, list."""
+"""`embodyrl`: run, resume, eval, export, collect, report, validate, plan, graph, doctor, list."""
 
 from __future__ import annotations
 
@@ -113,6 +113,17 @@ def evaluate(
     from embodyrl.cli import train
 
     raise typer.Exit(train.evaluate(checkpoint, overrides or [], video))
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.")],
+) -> None:
+    """Write a policy in its model's public layout, with a model card, and load it again to be sure."""
+    from embodyrl.cli import export as exporting
+
+    raise typer.Exit(exporting.run(checkpoint, out))
 
 
 @app.command()

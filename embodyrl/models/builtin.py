@@ -21,6 +21,7 @@ SupportedModel.register(
     facts={
         "critic": True,
         "max_chunk": 1,
+        "standalone": True,
         "check": "embodyrl.models.openvla.check:check",
         "published": "the published OpenVLA 7B",
     },
@@ -34,6 +35,7 @@ SupportedModel.register(
     facts={
         "critic": True,
         "usual_chunk": 8,
+        "standalone": True,
         "check": "embodyrl.models.openvla_oft.check:check",
         "published": "the published OpenVLA-OFT 7B",
     },
@@ -44,7 +46,13 @@ SupportedModel.register(
     target="embodyrl.models.gr00t.policy:Gr00tPolicy",
     options="embodyrl.models.gr00t.options:Gr00tConfig",
     requires=VLA,
-    facts={"critic": True, "usual_chunk": 16, "blocks": True, "check": "embodyrl.models.gr00t.check:check"},
+    facts={
+        "critic": True,
+        "usual_chunk": 16,
+        "blocks": True,
+        "standalone": True,
+        "check": "embodyrl.models.gr00t.check:check",
+    },
     summary="GR00T N1.5 (2.7B): pictures, robot state and a sentence; a chunk of actions out of noise",
 )
 SupportedModel.register(
@@ -52,7 +60,13 @@ SupportedModel.register(
     target="embodyrl.models.pi.policy:PiPolicy",
     options="embodyrl.models.pi.options:Pi0Config",
     requires=VLA,
-    facts={"critic": True, "usual_chunk": 10, "blocks": True, "check": "embodyrl.models.pi.check:check"},
+    facts={
+        "critic": True,
+        "usual_chunk": 10,
+        "blocks": True,
+        "standalone": True,
+        "check": "embodyrl.models.pi.check:check",
+    },
     summary="pi0 (3B): pictures, robot state and a sentence; a chunk of actions out of noise",
 )
 SupportedModel.register(
@@ -60,6 +74,12 @@ SupportedModel.register(
     target="embodyrl.models.pi.policy:PiPolicy",
     options="embodyrl.models.pi.options:Pi05Config",
     requires=VLA,
-    facts={"critic": True, "usual_chunk": 10, "blocks": True, "check": "embodyrl.models.pi.check:check"},
+    facts={
+        "critic": True,
+        "usual_chunk": 10,
+        "blocks": True,
+        "standalone": True,
+        "check": "embodyrl.models.pi.check:check",
+    },
     summary="pi0.5 (3B): pictures and a sentence that may tell the robot state; a chunk of actions out of noise",
 )

@@ -45,7 +45,7 @@ def test_the_front_never_imports_torch_or_a_simulator(command: str) -> None:
 def test_help_names_every_command() -> None:
     done = embodyrl("--help")
     assert done.returncode == 0
-    for command in ("run", "resume", "eval", "report", "validate", "plan", "doctor", "list"):
+    for command in ("run", "resume", "eval", "export", "report", "validate", "plan", "doctor", "list"):
         assert f"  {command} " in done.stdout
     assert "Exit codes" in done.stdout
 

@@ -1,0 +1,85 @@
+"""Exported policies: the weights of the checkpoint, in a folder that models load, with a card that tells the truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from small_runs import Run
+
+from embodyrl.cli import export, train
+from embodyrl.config import load_config
+from embodyrl.models import load_policy
+from embodyrl.registry import SupportedModel
+from embodyrl.runner.checkpoint import CheckpointError, Manifest, digest
+from embodyrl.runner.export import ExportError, count_tensors
+
+TINY = """\
+defaults: [env: gym/pendulum_rgb, model: openvla_oft, algorithm: grpo, _self_]
+run: {iterations: 1, eval_every: 0, dir: out}
+env: {num_envs: 2, workers: 1, max_episode_steps: 8, image_size: [48, 48]}
+eval: {episodes: 2}
+tracking: {sinks: [jsonl]}
+rollout: {chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
+algorithm: {minibatches: 2, reward: dense}
+"""
+
+
+def test_an_exported_policy_is_the_one_that_was_trained(small_run: Callable[..., Run], tmp_path: Path) -> None:
+    run, out = small_run("run", "run.iterations=2"), tmp_path / "for others" / "policy"
+    assert export.run(run.path, out) == 0
+    place = (run.path / "checkpoints/last").resolve()
+    for name in ("model.safetensors", "policy.json"):
+        assert digest(out / name) == Manifest.read(place).files[f"policy/{name}"]["sha256"]
+    settings = [f"model.checkpoint={out}", f"run.dir={tmp_path / 'more'}", "run.iterations=1"]
+    assert train.run(load_config(out / "training.yaml", settings)) == 0
+    began = Run(tmp_path / "more").summary["evaluations"]["0"]
+    assert began == run.summary["evaluations"]["2"]
+    card = (out / "README.md").read_text()
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["library_name"] == "embodyrl" and {"mlp", "ppo", "gymnasium"} <= set(header["tags"])
+    assert f"| success | {began['eval/success_once']:.3f} in 5 held-out episodes" in card
+    assert f"| mean return | {began['eval/return']:.2f} |" in card
+
+
+def test_nothing_is_overwritten_and_nothing_damaged_exported(small_run: Callable[..., Run], tmp_path: Path) -> None:
+    run, out = small_run("run", "run.iterations=1"), tmp_path / "policy"
+    out.mkdir()
+    with pytest.raises(ExportError, match="exists already and is never overwritten"):
+        export.run(run.path, out)
+    out.rmdir()
+    weights = run.path / "checkpoints/last/policy/model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-4] + b"nope")
+    with pytest.raises(CheckpointError, match=r"policy/model\.safetensors is altered"):
+        export.run(run.path, out)
+    assert not out.exists()
+    (tmp_path / "model.safetensors").write_bytes(content[:-4])
+    with pytest.raises(ExportError, match="cannot be read again"):
+        count_tensors(tmp_path)
+    with pytest.raises(ExportError, match="holds no weights"):
+        count_tensors(run.path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(SupportedModel.entry("openvla_oft").missing()), reason="openvla_oft is not installed")
+def test_a_vision_language_action_model_in_its_public_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    assert train.run(load_config("tiny.yaml")) == 0
+    out = tmp_path / "exported"
+    assert export.run(Path("out"), out) == 0
+    assert "loaded again as a policy" in capsys.readouterr().out
+    for name in ("config.json", "dataset_statistics.json", "tokenizer.json", "preprocessor_config.json"):
+        json.loads((out / name).read_text())
+    policy, saved = (
+        load_policy("openvla_oft", checkpoint=folder, chunk_size=2, use_proprio=False).state_dict()
+        for folder in (out, Path("out/checkpoints/last/policy"))
+    )
+    assert policy.keys() == saved.keys() and all(torch.equal(policy[name], saved[name]) for name in saved)
