@@ -8,15 +8,16 @@ from embodyrl.runner.checkpoint import find_and_tell
 from embodyrl.runner.rundir import read_config
 
 
-def run(path: Path, out: Path) -> int:
+def run(path: Path, out: Path, *, adapter: bool = False) -> int:
     """Export the policy of a checkpoint or of a run's last one; returns the exit code."""
     checkpoint = find_and_tell(path)
     loaded = read_config(checkpoint, [])
 
     from embodyrl.runner.export import export
 
-    checked = export(checkpoint, loaded, out)
+    checked = export(checkpoint, loaded, out, adapter=adapter)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"exported {checkpoint} to {out}  ({size / 2**20:.1f} MiB; {checked})")
-    print(f"next: embodyrl run {out}/training.yaml model.checkpoint={out} run.dir=NEW")
+    if not adapter:
+        print(f"next: embodyrl run {out}/training.yaml model.checkpoint={out} run.dir=NEW")
     return 0

@@ -119,11 +119,18 @@ def evaluate(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.")],
+    adapter: Annotated[
+        bool,
+        typer.Option(
+            "--adapter/--merged",
+            help="Of a run with engine.lora: write the adapters alone, as peft reads them, or add them to the weights.",
+        ),
+    ] = False,
 ) -> None:
     """Write a policy in its model's public layout, with a model card, and load it again to be sure."""
     from embodyrl.cli import export as exporting
 
-    raise typer.Exit(exporting.run(checkpoint, out))
+    raise typer.Exit(exporting.run(checkpoint, out, adapter=adapter))
 
 
 @app.command()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
+from embodyrl.engine.lora import ADAPTER_FOLDER, HEADS_FILE, add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
+from embodyrl.models import Policy, build_policy
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import POLICY, Manifest, digest, files_in
 from embodyrl.runner.model_card import CARD_FILE, model_card
@@ -24,16 +27,17 @@ class ExportError(UserError):
     """Raised when a policy cannot be exported; nothing is left where it was to go."""
 
 
-def export(checkpoint: Path, loaded: LoadedConfig, out: Path) -> str:
+def export(checkpoint: Path, loaded: LoadedConfig, out: Path, *, adapter: bool = False) -> str:
     """Write a policy's folder; returns how it was checked, for people.
 
     Args:
         checkpoint: verified folder.
         loaded: its config.
         out: where to; must not exist.
+        adapter: of a run with `engine.lora`, write the adapters alone; otherwise they are added to the weights.
 
     Raises:
-        ExportError: `out` exists, or what was written is not what it should be.
+        ExportError: `out` exists, there are no adapters, or what was written is not what it should be.
     """
     if out.exists():
         raise ExportError(f"{out} exists already and is never overwritten: choose another folder")
@@ -41,11 +45,9 @@ def export(checkpoint: Path, loaded: LoadedConfig, out: Path) -> str:
     shutil.rmtree(temporary, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copytree(checkpoint / POLICY, temporary)
+        checked = _write(checkpoint, temporary, loaded.config, adapter)
         shutil.copyfile(checkpoint / CONFIG_FILE, temporary / TRAINING_FILE)
-        manifest = Manifest.read(checkpoint)
-        (temporary / CARD_FILE).write_text(model_card(loaded.config, manifest))
-        checked = _check(temporary, manifest, loaded.config)
+        (temporary / CARD_FILE).write_text(model_card(loaded.config, Manifest.read(checkpoint), adapter=adapter))
         temporary.rename(out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -53,29 +55,70 @@ def export(checkpoint: Path, loaded: LoadedConfig, out: Path) -> str:
     return checked
 
 
-def _check(folder: Path, manifest: Manifest, config: Config) -> str:
-    """Compare what was written with the checkpoint, and load it as a user would."""
-    for path in files_in(folder):
-        facts = manifest.files.get(f"{POLICY}/{path.relative_to(folder)}")
-        if facts is not None and digest(path) != facts["sha256"]:
-            raise ExportError(f"{path.name} was not written as it is in the checkpoint: look at the disk")
+def _write(checkpoint: Path, folder: Path, config: Config, adapter: bool) -> str:
+    """Write the weights and what belongs to them, and read them again; returns how."""
+    has_adapters = (checkpoint / POLICY / ADAPTER_FOLDER).is_dir()
+    if adapter:
+        if not has_adapters:
+            raise ExportError("the policy has no adapters (engine.lora.rank was 0): leave out --adapter")
+        return _write_adapter(checkpoint / POLICY, folder, config)
+    if has_adapters:
+        return _write_merged(checkpoint / POLICY, folder, config)
+    shutil.copytree(checkpoint / POLICY, folder)
+    _compare_files(folder, Manifest.read(checkpoint))
     if SupportedModel.entry(config.model.name).facts.get("standalone"):
         load_exported(folder, config)
         return "loaded again as a policy"
     return f"{count_tensors(folder)} tensors read again; the policy itself needs its simulator to be built"
 
 
-def load_exported(folder: Path, config: Config) -> None:
+def _write_adapter(policy: Path, folder: Path, config: Config) -> str:
+    """The adapters in peft's layout, and the heads that learned in full beside them."""
+    if config.model.checkpoint is None:
+        raise ExportError("the adapters belong to random weights that nobody else has: export them --merged")
+    shutil.copytree(policy / ADAPTER_FOLDER, folder)
+    shutil.copyfile(policy / HEADS_FILE, folder / HEADS_FILE)
+    return f"{count_tensors(folder)} tensors read again"
+
+
+def _write_merged(source: Path, folder: Path, config: Config) -> str:
+    """The policy with its adapters added to the weights, in its public layout."""
+    policy = build_standalone(config, config.model.checkpoint or str(source), adapter=True)
+    add_adapters(policy, config.engine.lora, config.seed)
+    load_adapted(policy, source)
+    merge(policy)
+    folder.mkdir()
+    policy.save(folder, config.model)
+    again = load_exported(folder, config).state_dict()
+    for name, tensor in policy.state_dict().items():
+        if not again[name].equal(tensor):
+            raise ExportError(f"{name} was not written as it is: look at the disk")
+    return "adapters merged; loaded again as a policy"
+
+
+def _compare_files(folder: Path, manifest: Manifest) -> None:
+    """That files were written as they are in the checkpoint."""
+    for path in files_in(folder):
+        if digest(path) != manifest.files[f"{POLICY}/{path.relative_to(folder)}"]["sha256"]:
+            raise ExportError(f"{path.name} was not written as it is in the checkpoint: look at the disk")
+
+
+def load_exported(folder: Path, config: Config) -> Policy:
     """Build the policy from an exported folder, which compares names and shapes of all weights.
 
     Raises:
         PolicyError: they do not fit.
     """
-    from embodyrl.models import build_policy
+    return build_standalone(config, str(folder), adapter=False)
 
-    options = {"checkpoint": str(folder)} | ({"adapter": None} if hasattr(config.model, "adapter") else {})
-    model = dataclasses.replace(config.model, **options)  # type: ignore[arg-type]
-    build_policy(model, None, chunk_size=config.rollout.chunk_size, seed=config.seed)
+
+def build_standalone(config: Config, checkpoint: str, *, adapter: bool) -> Policy:
+    """The config's policy from another folder and without a simulator, with `model.adapter` or without."""
+    options: dict[str, Any] = {"checkpoint": checkpoint}
+    if not adapter and hasattr(config.model, "adapter"):
+        options["adapter"] = None
+    model = dataclasses.replace(config.model, **options)
+    return build_policy(model, None, chunk_size=config.rollout.chunk_size, seed=config.seed)
 
 
 def count_tensors(folder: Path) -> int:

@@ -32,13 +32,7 @@ A `{model}` policy{base}, post-trained with `{algorithm}` in the simulator `{sim
 {results}
 ## Use
 
-`training.yaml` is the whole config of the run. In this folder,
-
-```
-embodyrl run training.yaml model.checkpoint=. run.dir=NEW
-```
-
-trains the policy further. {python}
+`training.yaml` is the whole config of the run. {use}
 
 ## Limits
 
@@ -46,13 +40,24 @@ What is measured above are start states of the same simulator and tasks that tra
 about other tasks, other cameras or a real robot.
 """
 
+MERGED_USE = """In this folder,
 
-def model_card(config: Config, manifest: Manifest) -> str:
+```
+embodyrl run training.yaml model.checkpoint=. run.dir=NEW
+```
+
+trains the policy further. """
+ADAPTER_USE = """The folder holds LoRA adapters for the weights named above (`adapter_config.json`), as
+the package peft reads them, and `heads.safetensors`: the parts that learned in full beside them."""
+
+
+def model_card(config: Config, manifest: Manifest, *, adapter: bool = False) -> str:
     """The text of a policy's README.
 
     Args:
         config: of the run.
         manifest: of the checkpoint.
+        adapter: the folder holds adapters alone.
     """
     base = config.model.checkpoint
     return CARD.format(
@@ -69,7 +74,7 @@ def model_card(config: Config, manifest: Manifest) -> str:
         observations=_observations(config),
         seed=config.seed,
         results=_results(manifest),
-        python=_python(config),
+        use=ADAPTER_USE if adapter else f"{MERGED_USE}{_python(config)}",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,7 @@ def test_nothing_is_overwritten_and_nothing_damaged_exported(small_run: Callable
 def test_a_vision_language_action_model_in_its_public_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Whole weights; then adapters for them, merged and alone."""
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TINY)
     assert train.run(load_config("tiny.yaml")) == 0
@@ -78,8 +80,28 @@ def test_a_vision_language_action_model_in_its_public_layout(
     assert "loaded again as a policy" in capsys.readouterr().out
     for name in ("config.json", "dataset_statistics.json", "tokenizer.json", "preprocessor_config.json"):
         json.loads((out / name).read_text())
-    policy, saved = (
-        load_policy("openvla_oft", checkpoint=folder, chunk_size=2, use_proprio=False).state_dict()
-        for folder in (out, Path("out/checkpoints/last/policy"))
-    )
-    assert policy.keys() == saved.keys() and all(torch.equal(policy[name], saved[name]) for name in saved)
+    whole, saved = loaded(out), loaded(Path("out/checkpoints/last/policy"))
+    assert whole.keys() == saved.keys() and all(torch.equal(whole[name], saved[name]) for name in saved)
+    with pytest.raises(ExportError, match="has no adapters"):
+        export.run(Path("out"), tmp_path / "no adapters", adapter=True)
+
+    pytest.importorskip("peft", reason="needs peft")
+    adapted = ["engine.lora.rank=2", "engine.optimizer.lr=0.01", f"model.checkpoint={out}", "run.dir=adapted"]
+    assert train.run(load_config("tiny.yaml", adapted)) == 0
+    merged, alone = tmp_path / "merged", tmp_path / "alone"
+    assert export.run(Path("adapted"), merged) == 0
+    assert export.run(Path("adapted"), alone, adapter=True) == 0
+    assert {"adapter_config.json", "adapter_model.safetensors", "heads.safetensors"} <= {
+        path.name for path in alone.iterdir()
+    }
+    together = loaded(out, adapter=str(alone))
+    found = loaded(merged)
+    changed = [name for name in found if name.startswith("network.") and not torch.equal(found[name], whole[name])]
+    assert len(changed) > 10, "the adapters changed nothing"
+    for name in changed:
+        assert torch.allclose(found[name], together[name], rtol=0, atol=1e-6), name
+
+
+def loaded(folder: Path, **options: Any) -> dict[str, torch.Tensor]:
+    """The weights of a policy from a folder."""
+    return load_policy("openvla_oft", checkpoint=folder, chunk_size=2, use_proprio=False, **options).state_dict()
