@@ -82,6 +82,12 @@ def test_a_vision_language_action_model_in_its_public_layout(
         json.loads((out / name).read_text())
     whole, saved = loaded(out), loaded(Path("out/checkpoints/last/policy"))
     assert whole.keys() == saved.keys() and all(torch.equal(whole[name], saved[name]) for name in saved)
+    mark = tmp_path / "it ran"
+    (out / "modeling_prismatic.py").write_text(f"open({str(mark)!r}, 'w')\nclass Model: pass\n")
+    told = json.loads((out / "config.json").read_text())
+    auto_map = {"AutoConfig": "modeling_prismatic.Model", "AutoModelForVision2Seq": "modeling_prismatic.Model"}
+    (out / "config.json").write_text(json.dumps(told | {"auto_map": auto_map}))
+    assert loaded(out).keys() == whole.keys() and not mark.exists(), "code of a checkpoint was executed"
     with pytest.raises(ExportError, match="has no adapters"):
         export.run(Path("out"), tmp_path / "no adapters", adapter=True)
 
