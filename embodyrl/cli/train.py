@@ -21,7 +21,7 @@ from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, write_confi
 
 RESUMABLE = (
     *("run.", "tracking.", "env.workers", "env.numa", "env.offload"),
-    *("engine.offload", "engine.micro_batch_size", "engine.parallel."),
+    *("engine.offload", "engine.micro_batch_size", "engine.gradient_checkpointing", "engine.parallel."),
 )
 """Settings that may change when a run goes on, because they do not change what is learned (micro-batches: but for
 rounding); a dot at the end stands for the whole section."""

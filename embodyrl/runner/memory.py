@@ -9,6 +9,7 @@ import torch
 
 from embodyrl.config.schema import Config, Offload
 from embodyrl.errors import RunError
+from embodyrl.registry import SupportedModel
 
 
 class OutOfMemoryError(RunError):
@@ -39,6 +40,8 @@ def remedies(config: Config) -> str:
     engine, helps = config.engine, []
     if (size := _samples_at_once(config)) > 1:
         helps.append(f"engine.micro_batch_size={size // 2}")
+    if not engine.gradient_checkpointing and SupportedModel.entry(config.model.name).facts.get("blocks", True):
+        helps.append("engine.gradient_checkpointing=true")
     if engine.offload is not Offload.all:
         helps.append("engine.offload=all")
     if not config.env.offload:

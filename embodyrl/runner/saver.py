@@ -17,7 +17,7 @@ from embodyrl.config import LoadedConfig
 from embodyrl.engine.lora import save_policy
 from embodyrl.errors import RunError
 from embodyrl.models.policy import Policy
-from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, POLICY, TRAINER
+from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, POLICY, TRAINER, Manifest
 from embodyrl.runner.publishing import Retention, writing
 from embodyrl.runner.rundir import write_config
 from embodyrl.runner.state import TrainerState
@@ -53,7 +53,7 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """About the size of the checkpoint."""
+        """About the size of the checkpoint, if the policy saves all of its weights."""
         return sum(each.nbytes for each in self.policy.state_dict().values()) + self.trainer.nbytes
 
 
@@ -144,10 +144,14 @@ class Saver:
     def _explain(self, snapshot: Snapshot, error: Exception) -> str:
         free = shutil.disk_usage(self._run_dir).free
         last = self._run_dir / CHECKPOINTS / LAST
-        older = f"{last.resolve()} is whole and remains the last" if last.exists() else "there is none before it"
+        needed = snapshot.nbytes
+        older = "there is none before it"
+        if last.exists():
+            older = f"{last.resolve()} is whole and remains the last"
+            needed = sum(facts["size"] for facts in Manifest.read(last.resolve()).files.values())
         return (
             f"the checkpoint of iteration {snapshot.iteration} could not be written to {self._run_dir}: {error}. It "
-            f"takes about {snapshot.nbytes} bytes, {free} are free there; {older}. Make room, then go on: "
+            f"takes about {needed} bytes, {free} are free there; {older}. Make room, then go on: "
             f"embodyrl resume {self._run_dir}"
         )
 

@@ -54,6 +54,9 @@ def test_what_was_learned_is_saved_and_the_run_goes_on_with_less(
 
 
 def test_only_what_is_not_in_use_is_recommended() -> None:
+    tiny = load_config("experiment/tiny_oft_grpo", ["model.checkpoint=null"]).config
+    assert remedies(tiny).split(", ")[1] == "engine.gradient_checkpointing=true"
+
     def recommended(*overrides: str) -> str:
         return remedies(load_config("experiment/gym_pendulum", list(overrides)).config)
 
