@@ -72,13 +72,13 @@ def run(
 ) -> None:
     """Train: simulators, rollouts, updates, evaluations, checkpoints."""
     from embodyrl.cli import train
-    from embodyrl.config import load_config, to_commented_yaml
+    from embodyrl.config import Use, load_config, to_commented_yaml
 
     source, overrides = split_words(words)
     if print_config:
         sys.stdout.write(to_commented_yaml(load_config(source, overrides).config))
         return
-    loaded = load_config(source, overrides, complete=True)
+    loaded = load_config(source, overrides, use=Use.run)
     raise typer.Exit(train.run(loaded))
 
 
@@ -177,10 +177,11 @@ def collect(
 ) -> None:
     """Record demonstrations in training start states, as a LeRobotDataset v3."""
     from embodyrl.cli import collect as recording
-    from embodyrl.config import load_config
+    from embodyrl.config import Use, load_config
 
     source, overrides = split_words(words)
-    loaded = load_config(source, overrides, complete=policy is not None, to_be_made=[("data", "path")])
+    use = Use.check if policy is None else Use.run
+    loaded = load_config(source, overrides, use=use, to_be_made=[("data", "path")])
     options = recording.Options(
         out=recording.destination(loaded, out),
         episodes=episodes,
@@ -202,14 +203,20 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) ->
     raise typer.Exit(train.report(run_dir))
 
 
+Elsewhere = Annotated[
+    bool,
+    typer.Option("--elsewhere", help="It will run on another machine: what this one lacks is no fault."),
+]
+
+
 @app.command()
-def validate(words: Words = None) -> None:
+def validate(words: Words = None, elsewhere: Elsewhere = False) -> None:
     """Check a config completely and start nothing."""
-    from embodyrl.config import load_config
+    from embodyrl.config import Use, load_config
     from embodyrl.config.schema import LEFT_OPEN
 
     source, overrides = split_words(words)
-    loaded = load_config(source, overrides)
+    loaded = load_config(source, overrides, use=Use.elsewhere if elsewhere else Use.check)
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
     if loaded.config.model.checkpoint == LEFT_OPEN:
         typer.echo("note: model.checkpoint is left open; to run, name the folder of the weights: model.checkpoint=DIR")
@@ -248,6 +255,7 @@ def plan(
             "--start", help="Start one simulator process, to learn what it takes and what its tasks are like."
         ),
     ] = False,
+    elsewhere: Elsewhere = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
     """Show what a run would need: processes and where they go, parameters, batches, memory; and whether it fits."""
@@ -255,7 +263,7 @@ def plan(
 
     source, overrides = split_words(words)
     inventory = planning.read_machine(machine, cpus)
-    asked = planning.Asked(gpu_gb=gpu_memory, host_gb=memory, elsewhere=machine is not None, start=start)
+    asked = planning.Asked(gpu_gb=gpu_memory, host_gb=memory, elsewhere=elsewhere or machine is not None, start=start)
     raise typer.Exit(planning.show(source, overrides, inventory, asked, as_json=as_json))
 
 

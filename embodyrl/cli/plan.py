@@ -15,7 +15,7 @@ from rich.table import Table
 from embodyrl.cli.plan_advice import Adviser
 from embodyrl.cli.plan_memory import Limits, Planner, Simulators
 from embodyrl.cli.plan_text import memory_table, model_rows, verdict
-from embodyrl.config import LoadedConfig, load_config
+from embodyrl.config import LoadedConfig, Use, load_config
 from embodyrl.config.schema import Config, Device, Observe
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.manager.memory import layout
@@ -122,14 +122,15 @@ class Asked:
     gpu_gb: float | None
     host_gb: float | None
     elsewhere: bool
-    """The plan is for another machine than this one."""
+    """It will run on another machine than this one."""
     start: bool
     """Start a simulator process."""
 
 
 def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked: Asked, *, as_json: bool) -> int:
     """Print the plan; returns the exit code."""
-    loaded = load_config(source, overrides)
+    use = Use.elsewhere if asked.elsewhere else Use.check
+    loaded = load_config(source, overrides, use=use)
     config = loaded.config
     plan = make_plan(config, machine)
     simulators = start_one(loaded, len(plan["workers"])) if asked.start else None
@@ -138,7 +139,7 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
         plan |= planner.plan(config)
         excesses = planner.excesses(config)
         plan["fits"] = not excesses
-        plan["advice"] = Adviser(planner, source, overrides).advise(config) if excesses else []
+        plan["advice"] = Adviser(planner, source, overrides, use).advise(config) if excesses else []
     except UserError as error:
         plan |= {"model": None, "why_not": str(error)}
     if as_json:

@@ -185,8 +185,9 @@ class Planner:
 
     def _look(self, config: Config) -> Look:
         """Look at a policy; once for each kind of it."""
-        engine = config.engine
-        kind = repr((config.model, engine.precision, config.rollout.chunk_size, _critic(config), supervised(config)))
+        engine, chunk = config.engine, config.rollout.chunk_size
+        changes = engine.precision, engine.lora, engine.gradient_checkpointing
+        kind = repr((config.model, chunk, changes, _critic(config), supervised(config)))
         if kind not in self._looks:
             self._looks[kind] = self._looked(config)
         return self._looks[kind]
@@ -244,7 +245,7 @@ def learning_of(config: Config) -> Learning:
         deciding_samples=batches.slots_decided_at_once,
         minibatch=batches.minibatch,
         micro_batch=batches.micro_batch,
-        reference=config.algorithm.kl_coef > 0.0,
+        reference=config.algorithm.kl_coef > 0.0 and not engine.lora.rank,  # with adapters it is what is below them
         master_weights=engine.optimizer.master_weights,
         offload_optimizer=engine.offload is not Offload.none,
         offload_reference=engine.offload is Offload.all,

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from embodyrl.config.document import to_commented_yaml
     from embodyrl.config.faults import ConfigError, Fault
     from embodyrl.config.load import LoadedConfig, load_config
+    from embodyrl.config.rules import Use
     from embodyrl.config.sources import list_experiments, list_groups, list_options
 
 _HOMES = {
+    "Use": "rules",
     "config_hash": "build",
     "to_plain": "build",
     "to_commented_yaml": "document",
@@ -28,6 +30,7 @@ __all__ = [
     "ConfigError",
     "Fault",
     "LoadedConfig",
+    "Use",
     "config_hash",
     "list_experiments",
     "list_groups",

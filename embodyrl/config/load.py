@@ -16,7 +16,7 @@ from embodyrl.config.interpolation import resolve_interpolations
 from embodyrl.config.marks import read_document
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
 from embodyrl.config.plugins import NAME_CODE, import_plugins
-from embodyrl.config.rules import check_rules
+from embodyrl.config.rules import Use, check_rules
 from embodyrl.config.schema import Config
 from embodyrl.config.sources import Source, find_source
 
@@ -41,7 +41,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     plugin_dir: Path | None = None,
-    complete: bool = False,
+    use: Use = Use.check,
     to_be_made: Sequence[KeyPath] = (),
 ) -> LoadedConfig:
     """Load and check a config; nothing but the plug-ins it names is run.
@@ -50,7 +50,7 @@ def load_config(
         source: a YAML file, the name of a built-in experiment, or None for the default experiment.
         overrides: `key=value` from the command line.
         plugin_dir: where to look for plug-ins; by default the file's folder (the working directory for built-in ones).
-        complete: it is to run, so that nothing may be left open (`<weights>`).
+        use: what for; decides about what is missing.
         to_be_made: settings that name what the command is about to make, so that it need not be there yet.
 
     Raises:
@@ -64,7 +64,7 @@ def load_config(
     composed = compose(found, main, asked.groups)
     if not composed.readable:
         raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
-    config, faults = _finish(composed, asked, found, complete)
+    config, faults = _finish(composed, asked, found, use)
     faults = [fault for fault in faults if fault.path not in to_be_made]
     if faults:
         raise ConfigError(in_reading_order(faults, composed.files))
@@ -72,7 +72,7 @@ def load_config(
     return LoadedConfig(config, found.label, count_settings(config), path, found.plugin_dir)
 
 
-def _finish(composed: Composed, asked: Overrides, source: Source, complete: bool) -> tuple[Config, list[Fault]]:
+def _finish(composed: Composed, asked: Overrides, source: Source, use: Use) -> tuple[Config, list[Fault]]:
     """Bring the settings into their final form and check them; returns the config and all faults."""
     settings = composed.settings
     code = [override for override in asked.values if override.path in NAME_CODE]
@@ -84,7 +84,7 @@ def _finish(composed: Composed, asked: Overrides, source: Source, complete: bool
     faults += check_settings(settings, Config, composed.whole, composed.incomplete)
     doubtful = {fault.path for fault in faults} | {(name,) for name in composed.incomplete}
     config, doubtful = build_draft(settings.data, doubtful)
-    return config, faults + check_rules(config, composed, doubtful, complete=complete)
+    return config, faults + check_rules(config, composed, doubtful, use)
 
 
 def _apply(settings: Settings, overrides: Sequence[Override]) -> list[Fault]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ class Finding:
     remedy: str
 
 
+class Use(Enum):
+    """What a config is loaded for."""
+
+    run = "run"
+    """To run it now: nothing may be left open (`<weights>`)."""
+    check = "check"
+    """To look at it on the machine where it will run."""
+    elsewhere = "elsewhere"
+    """To look at it, although it will run on another machine: what this one lacks is no fault."""
+
+
 Rule = Callable[[Config], Iterator[Finding]]
 
 RULES: list[Rule] = []
@@ -36,23 +48,31 @@ def rule(function: Rule) -> Rule:
     return function
 
 
-def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], *, complete: bool) -> list[Fault]:
+def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use: Use) -> list[Fault]:
     """Apply every rule, except to settings that have a fault of their own.
 
     Args:
         config: the config.
         composed: what it was built from, for the places of the settings.
         doubtful: settings of which `config` has stand-ins, because they are wrong or missing.
-        complete: nothing may be left open either.
+        use: what the config is for.
     """
     faults = []
-    for check in [*RULES, *([nothing_is_left_open] if complete else [])]:
+    for check in _rules_for(use):
         for finding in check(config):
             paths = [_key_path(text) for text in finding.paths]
             if not any(_overlap(path, bad) for path in paths for bad in doubtful):
                 path, location = _place(composed, paths)
                 faults.append(Fault(path, finding.message, finding.remedy, location))
     return faults
+
+
+def _rules_for(use: Use) -> list[Rule]:
+    if use is Use.run:
+        return [*RULES, simulator_runs_here, nothing_is_left_open]
+    if use is Use.check:
+        return [*RULES, simulator_runs_here]
+    return [check for check in RULES if check is not checkpoint_exists]
 
 
 def _key_path(text: str) -> KeyPath:
@@ -347,6 +367,15 @@ def image_size_is_two(config: Config) -> Iterator[Finding]:
 def simulator_can_run_so(config: Config) -> Iterator[Finding]:
     """What the simulator itself can say about the config without being imported."""
     check = fact(SIMULATORS, config.env.name, "check")
+    if check is None or SIMULATORS.entry(config.env.name).missing():
+        return
+    for path, message, remedy in load_target(check)(config):
+        yield Finding((path,), message, remedy)
+
+
+def simulator_runs_here(config: Config) -> Iterator[Finding]:
+    """What the simulator finds missing on this machine."""
+    check = fact(SIMULATORS, config.env.name, "check_here")
     if check is None or SIMULATORS.entry(config.env.name).missing():
         return
     for path, message, remedy in load_target(check)(config):

@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from embodyrl.config.schema import EngineConfig, Precision
+from embodyrl.engine.lora import add_adapters
 from embodyrl.engine.memory import Line, Lines, Weights
 from embodyrl.engine.optimizer import HALF_TYPES
 from embodyrl.engine.precision import choose_precision, computing_in
+from embodyrl.engine.recompute import recompute_blocks
 from embodyrl.envs import Observation
 from embodyrl.models.policy import ActOutput, Inputs, Policy
 from embodyrl.models.weightless import Assuming
@@ -106,6 +108,11 @@ def trace(
     """
     mode = FakeTensorMode()
     dtype = _precision(config, policy, cuda)
+    with Assuming(), torch.device("meta"):
+        if config.lora.rank:
+            add_adapters(policy, config.lora, seed=0)
+        if config.gradient_checkpointing:
+            recompute_blocks(policy)
     with Assuming():
         prepared = [policy.preprocess(observe(samples)) for samples in SAMPLES]
     weights = weights_of(policy)

@@ -165,14 +165,19 @@ def assets_report() -> tuple[str, str]:
         return found, remedy
 
 
-def check(config: Config) -> Iterator[tuple[str, str, str]]:
-    """What is wrong with a run on LIBERO, as far as that can be said without importing it: (setting, what, remedy)."""
+def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
+    """What this machine lacks for a run on LIBERO: (setting, what, remedy)."""
     env: Any = config.env
     try:
         find_assets(env)
     except UserError as error:
         what, _, remedy = str(error).partition(": ")
         yield "env.assets", what, remedy
+
+
+def check(config: Config) -> Iterator[tuple[str, str, str]]:
+    """What is wrong with a run on LIBERO, as far as that can be said without importing it: (setting, what, remedy)."""
+    env: Any = config.env
     left = OFFICIAL_STATES - (0 if env.share_start_states else env.start_states)
     if left == 0:
         yield (

@@ -63,7 +63,7 @@ def _anywhere(registry: Registry, entry: Entry) -> dict[str, object]:
     """The facts of an entry without those that look at this machine; tests/envs has tests of them."""
     here = {"tasks", "cameras"} if entry.missing() else set()
     if registry in (SIMULATORS, ALGORITHMS):
-        here |= {"check"}
+        here |= {"check", "check_here"}
     return {name: fact for name, fact in entry.facts.items() if name not in here}
 
 

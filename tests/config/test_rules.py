@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.config import ConfigError, engine_rules, load_config
+from embodyrl.config import ConfigError, Use, engine_rules, load_config
 from embodyrl.config.rules import RULES, _divisors, _multiples
 from embodyrl.registry import Requirement
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_may_be_left_open_until_the_config_runs() -> None:
     words = ["model.checkpoint=<weights>"]
     assert load_config("metaworld_reach", words).config.model.checkpoint == "<weights>"
     with pytest.raises(ConfigError, match="left open") as caught:
-        load_config("metaworld_reach", words, complete=True)
+        load_config("metaworld_reach", words, use=Use.run)
     assert "as in model.checkpoint=/weights/openvla-7b" in str(caught.value)
 
 
@@ -133,3 +133,10 @@ def test_adapters_without_the_package_that_makes_them(monkeypatch):
     monkeypatch.setattr(engine_rules, "PEFT", missing)
     with pytest.raises(ConfigError, match=r"needs package 'no_such_package_xyz'.*run: pip install 'embodyrl\[vla\]'"):
         load_config("experiment/tiny_oft_sft", ["engine.lora.rank=8"])
+
+
+def test_what_is_missing_here_may_be_elsewhere(tmp_path: Path) -> None:
+    words = [f"model.checkpoint={tmp_path / 'nowhere'}"]
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config("metaworld_reach", words)
+    assert load_config("metaworld_reach", words, use=Use.elsewhere)

@@ -11,7 +11,7 @@ from engines import SPEC
 from measured import peak_bytes
 from tensordict import TensorDict
 
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, ModelConfig
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LoraConfig, ModelConfig, Precision
 from embodyrl.engine.dry_run import trace
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.memory import Learning, rollout_need, train_need
@@ -123,6 +123,18 @@ def test_the_plan_is_within_20_percent_of_what_is_measured(case: str, micro: int
     micro = micro and micro * CASES[case][4] // 12
     for phase, (planned, measured) in needs_and_measured(case, micro).items():
         assert planned == pytest.approx(measured, rel=0.2), (phase, planned, measured)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"gradient_checkpointing": True}, {"lora": LoraConfig(rank=4)}, {"precision": Precision.bfloat16}],
+    ids=["checkpointing", "lora", "bfloat16"],
+)
+def test_so_it_is_with_what_the_engine_changes(settings: dict[str, Any]) -> None:
+    plain = needs_and_measured("openvla_oft", None)["train"][0]
+    planned, measured = needs_and_measured("openvla_oft", None, **settings)["train"]
+    assert planned == pytest.approx(measured, rel=0.2), (planned, measured)
+    assert planned < plain
 
 
 @pytest.mark.gpu

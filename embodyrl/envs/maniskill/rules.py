@@ -15,10 +15,18 @@ def check(config: Config) -> Iterator[tuple[str, str, str]]:
     """What is wrong: (setting, what, remedy)."""
     env: Any = config.env
     for index, task in enumerate(env.tasks):
-        if missing := missing_assets(task):
-            yield f"env.tasks.{index}", *assets_missing(task, missing)
         if task in SEVERAL_ROBOTS:
             yield f"env.tasks.{index}", f"the ManiSkill task {task!r} has several robots", "choose another task"
+    if fills_gpu(env) and len(env.tasks) > 1:
+        yield "env.tasks", "with env.sim = 'gpu' all slots play one task", "name one task, or set env.sim to cpu"
+
+
+def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
+    """What this machine lacks: (setting, what, remedy)."""
+    env: Any = config.env
+    for index, task in enumerate(env.tasks):
+        if missing := missing_assets(task):
+            yield f"env.tasks.{index}", *assets_missing(task, missing)
     pictures = "env.cameras" if env.cameras else "tracking.video.episodes" if config.tracking.video.episodes else None
     if pictures and not _may_draw(inventory()):
         yield pictures, f"{pictures} asks for pictures, but no Vulkan driver is installed here", DRIVER_REMEDY
@@ -45,5 +53,3 @@ def _gpu(env: Any) -> Iterator[tuple[str, str, str]]:
     elif isinstance(env.workers, int) and env.workers > gpus:
         message = f"env.workers = {env.workers}, but with env.sim = 'gpu' a process fills a GPU, and there are {gpus}"
         yield "env.workers", message, f"set env.workers to auto, or to {gpus} or less"
-    if len(env.tasks) > 1:
-        yield "env.tasks", "with env.sim = 'gpu' all slots play one task", "name one task, or set env.sim to cpu"
