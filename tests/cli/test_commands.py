@@ -34,12 +34,17 @@ def modules_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "validate", "list", "plan", "doctor", "run --help", "run --print-config"]
+    "command", ["--help", "validate", "list", "plan --help", "doctor", "run --help", "run --print-config"]
 )
 def test_the_front_never_imports_torch_or_a_simulator(command: str) -> None:
     code = f"import embodyrl.cli.main as m; sys.argv = ['embodyrl', *{command.split()!r}]; m.main()"
     heavy = modules_after(code) & {"torch", "tensordict", "metaworld", "mujoco", "mani_skill", "sapien"}
     assert not heavy
+
+
+def test_a_plan_needs_torch_and_no_simulator() -> None:
+    modules = modules_after("import embodyrl.cli.main as m; sys.argv = ['embodyrl', 'plan']; m.main()")
+    assert "torch" in modules and not modules & {"metaworld", "mujoco", "mani_skill", "sapien"}
 
 
 def test_help_names_every_command() -> None:
