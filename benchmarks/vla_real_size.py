@@ -1,0 +1,296 @@
+"""Large models with random weights: chunks per second in rollouts, tokens per second and peak memory in learning.
+
+    python benchmarks/vla_real_size.py                        # OpenVLA-OFT 7B on a GPU, in bfloat16
+    python benchmarks/vla_real_size.py --model openvla --learn lora
+    python benchmarks/vla_real_size.py --tiny                 # the same code with a tiny model, on a CPU
+
+The device's matrix peak is measured first (one large product); every figure is given as a share of it too. The model's
+arithmetic is counted by torch while the policy runs without memory, recomputation not included, as is usual for "model
+FLOPs utilisation". A rollout is `HybridEngine.act` with pictures in main memory, so preparing them is part of it; a
+training step is `HybridEngine.update` on one minibatch.
+
+To add a model, add an entry to MODELS; the model's registry entry must say that a size was published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from embodyrl.config.build import build_section
+from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig
+from embodyrl.engine.dry_run import count_flops
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.models import Policy, build_policy
+from embodyrl.models.weightless import build_published, build_weightless
+from embodyrl.registry import LOSSES, SupportedModel
+
+SENTENCE = "pick up the black bowl between the plate and the ramekin and place it on the plate"
+ASSUMED_PEAK = 790e12
+"""FLOP/s for the bounds that are printed beside: a share of an H200's data sheet that large products reach."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to measure."""
+
+    chunk: int
+    pictures: int = 1
+    side: int = 224
+    options: dict[str, Any] = field(default_factory=dict)
+    tiny: dict[str, Any] = field(default_factory=dict)
+    """Options of the model that --tiny measures."""
+    bound: float | None = None
+    """Chunks per second at ASSUMED_PEAK, by hand: arithmetic of the large products alone."""
+
+
+MODELS = {
+    "openvla_oft": Model(chunk=8, bound=160.0),
+    "openvla": Model(chunk=1, bound=174.0),  # at batch 64; at 1 it is 45, because weights are read for every entry
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is measured, and where."""
+
+    model: str
+    tiny: bool
+    device: torch.device
+    rounds: int
+
+    @property
+    def kind(self) -> Model:
+        """The model's entry."""
+        return MODELS[self.model]
+
+    @property
+    def side(self) -> int:
+        """Side of the simulator's pictures [pixels]."""
+        return 64 if self.tiny else self.kind.side
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the section `model:`."""
+        return self.kind.tiny if self.tiny else {"dtype": "bfloat16", **self.kind.options}
+
+    @property
+    def simulator(self) -> SimulatorSpec:
+        """What the policy acts in."""
+        arm = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * 7, high=(1.0,) * 7)
+        return SimulatorSpec(
+            tasks={"task": SENTENCE},
+            actions=(arm,),
+            proprio_dim=8,
+            max_episode_steps=100,
+            control_frequency=20.0,
+            cameras=tuple(f"camera{number}" for number in range(self.kind.pictures)),
+            image_size=(self.side, self.side),
+        )
+
+    def observe(self, samples: int) -> Observation:
+        """Observations of so many slots."""
+        shape = (samples, self.kind.pictures, self.side, self.side, 3)
+        images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        return Observation(images=images, proprio=np.zeros((samples, 8), np.float32), tasks=[SENTENCE] * samples)
+
+    def config(self) -> ModelConfig:
+        """The model's options; of the published size unless --tiny."""
+        SupportedModel.entry(self.model).load()
+        checkpoint = {} if self.tiny else {"checkpoint": "<weights>"}
+        built: ModelConfig = build_section(ModelConfig, {"name": self.model, **self.options, **checkpoint})
+        return built
+
+    def policy(self) -> Policy:
+        """With random weights on the device."""
+        if self.tiny:
+            return build_policy(self.config(), self.simulator, chunk_size=self.kind.chunk, seed=0)
+        return build_published(self.model, self.options, chunk_size=self.kind.chunk, device=self.device)
+
+    def engine(self, **settings: Any) -> HybridEngine:
+        """The policy in an engine with these settings."""
+        return HybridEngine(
+            self.policy(),
+            config=build_section(EngineConfig, {"device": self.device.type, **settings}),
+            algorithm=AlgorithmConfig(name="ppo", epochs=1, minibatches=1, value_coef=0.0),
+            loss=LOSSES.load("ppo"),
+            iterations=10,
+            seed=0,
+        )
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(self, step: Callable[[], object]) -> float:
+        """Median time of a step that was done once before [s]."""
+        step()
+        times = []
+        for _ in range(self.rounds):
+            self.settle()
+            start = time.perf_counter()
+            step()
+            self.settle()
+            times.append(time.perf_counter() - start)
+        return float(np.median(times))
+
+    def peak_memory(self) -> float | None:
+        """Most memory since the last call [GB]; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        peak = torch.cuda.max_memory_allocated() / 1e9
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+
+
+def matrix_peak(setup: Setup) -> float:
+    """FLOP/s of one large matrix product, in the model's precision on a GPU and in float32 on a CPU."""
+    side, dtype = (8192, torch.bfloat16) if setup.device.type == "cuda" else (512, torch.float32)
+    left, right = (torch.randn(side, side, dtype=dtype, device=setup.device) for _ in range(2))
+    return 2 * side**3 / setup.seconds(lambda: left @ right)
+
+
+def measure_rollout(setup: Setup, batches: list[int], flops: float, peak: float) -> list[dict[str, Any]]:
+    """Chunks per second by the slots that are decided for at once."""
+    engine, rows = setup.engine(), []
+    setup.peak_memory()
+    for batch in batches:
+        observation = setup.observe(batch)
+        with engine.rollout_mode():
+            seconds = setup.seconds(partial(engine.act, observation, "train"))
+        rows.append(
+            {
+                "batch": batch,
+                "seconds": seconds,
+                "chunks_per_s": batch / seconds,
+                "actions_per_s": batch * setup.kind.chunk / seconds,
+                "share_of_peak": batch * flops / seconds / peak,
+                "peak_gb": setup.peak_memory(),
+            }
+        )
+    return rows
+
+
+def measure_learning(
+    setup: Setup, what: str, options: argparse.Namespace, flops: float, tokens: int, peak: float
+) -> dict[str, Any]:
+    """One training step: LoRA (twice the arithmetic of scoring: activations' gradients) or full (three times)."""
+    settings: dict[str, Any] = {
+        "micro_batch_size": options.micro_batch,
+        # GC
+    }
+    if what == "lora":
+        settings["lora"] = {"rank": 32}
+    row: dict[str, Any] = {"what": what, "samples": options.samples, "micro_batch": options.micro_batch}
+    try:
+        engine = setup.engine(**settings)
+        batch = decisions(engine, setup.observe(options.samples))
+        setup.peak_memory()
+        with engine.train_mode():
+            seconds = setup.seconds(lambda: engine.update(batch, [SENTENCE]))
+    except torch.cuda.OutOfMemoryError as error:
+        return row | {"failed": str(error).splitlines()[0]}
+    return row | {
+        "seconds": seconds,
+        "samples_per_s": options.samples / seconds,
+        "tokens_per_s": options.samples * tokens / seconds,
+        "share_of_peak": (2 if what == "lora" else 3) * flops * options.samples / seconds / peak,
+        "peak_gb": setup.peak_memory(),
+    }
+
+
+def decisions(engine: HybridEngine, observation: Observation) -> TensorDict:
+    """A batch to learn from: the engine's own decisions, all equally good."""
+    samples = len(observation.tasks)
+    decided = engine.act(observation, "train")
+    columns: dict[str, Any] = {
+        "images": torch.from_numpy(observation.images),
+        "proprio": torch.from_numpy(observation.proprio),
+        "task": torch.zeros(samples, dtype=torch.int64),
+        "trace": TensorDict({name: tensor.clone().cpu() for name, tensor in decided.trace.items()}, [samples]),
+        "version": torch.zeros(samples, dtype=torch.int64),
+        "sequence": torch.arange(samples),
+        "executed": torch.ones(samples, engine.policy.spec.chunk_size, dtype=torch.bool),
+        "valid": torch.ones(samples, dtype=torch.bool),
+        "weights": torch.full((samples,), 1 / samples),
+        "advantages": torch.ones(samples),
+        "old_logprobs": decided.logprobs.sum(1).cpu(),
+    }
+    return TensorDict(columns, [samples])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="openvla_oft")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, also on a CPU")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="slots decided for at once")
+    parser.add_argument("--learn", nargs="*", choices=["lora", "full"], default=["lora", "full"])
+    parser.add_argument("--samples", type=int, default=32, help="decisions of a training step")
+    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--keep-activations", action="store_true", help="no gradient checkpointing")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not options.tiny:
+        parser.error("there is no CUDA device here: run it on a GPU, or try it out with --tiny")
+    setup = Setup(options.model, options.tiny, device, options.rounds)
+    blank, origin = build_weightless(setup.config(), setup.simulator, chunk_size=setup.kind.chunk)
+    parameters, tokens = sum(each.numel() for each in blank.parameters()), blank.tokens_per_observation(SENTENCE)
+    deciding, scoring = count_flops(blank, setup.observe)
+    peak = matrix_peak(setup)
+    print(f"{options.model} ({origin}): {parameters / 1e9:.3f} billion parameters, {tokens} tokens")
+    print(f"arithmetic: {deciding / 1e12:.4g} TFLOP per decision; one large product: {peak / 1e12:.3g} TFLOP/s")
+    print(f"bound at that rate: {peak / deciding:.1f} chunks/s" + by_hand(setup))
+    result = {
+        "model": options.model,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "parameters": parameters,
+        "tokens": tokens,
+        "flop_per_decision": deciding,
+        "matrix_peak": peak,
+        "rollout": measure_rollout(setup, options.batches, deciding, peak),
+    }
+    for row in result["rollout"]:
+        print(row_text(f"rollout, batch {row['batch']}", row, "chunks_per_s"))
+    result["learning"] = []
+    for what in options.learn:
+        row = measure_learning(setup, what, options, scoring, tokens, peak)
+        result["learning"].append(row)
+        print(row_text(f"{what} step of {options.samples}", row, "tokens_per_s"))
+    if options.json is not None:
+        options.json.write_text(json.dumps(result | {"setup": asdict(setup.kind)}, indent=2) + "\n")
+
+
+def by_hand(setup: Setup) -> str:
+    """The bound that was worked out by hand, for the published size."""
+    bound = setup.kind.bound
+    return (
+        "" if setup.tiny or bound is None else f"; by hand at {ASSUMED_PEAK / 1e12:.0f} TFLOP/s: {bound:.0f} chunks/s"
+    )
+
+
+def row_text(title: str, row: dict[str, Any], rate: str) -> str:
+    """One line of the table."""
+    if "failed" in row:
+        return f"{title:<22} failed: {row['failed']}"
+    memory = "" if row["peak_gb"] is None else f"   {row['peak_gb']:.1f} GB"
+    share = f"{100 * row['share_of_peak']:.1f} % of the matrix peak"
+    return f"{title:<22} {row[rate]:>10.1f} {rate.replace('_per_', '/')}   {share}{memory}"
+
+
+if __name__ == "__main__":
+    main()
