@@ -528,6 +528,8 @@ class OptimizerConfig:
 
     lr: float = setting(3.0e-4, above=0.0)
     """Learning rate at the start."""
+    critic_lr: float | None = setting(None, above=0.0)
+    """Learning rate of the critic at the start. null: the same as `lr`."""
     schedule: LearningRate = setting(LearningRate.constant)
     """constant; linear: down to 0 over run.iterations; cosine: down to 0, slowly at first and at the end."""
     betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)

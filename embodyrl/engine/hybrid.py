@@ -121,7 +121,7 @@ class HybridEngine:
         """Updates so far; every chunk is labelled with the version that produced it."""
         self.precision = choose_precision(config.precision, policy, self.device)
         """What forward passes compute in."""
-        self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations)
+        self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations, policy.critic_parameters())
         self.offload = EngineOffload(
             config.offload,
             policy=policy,

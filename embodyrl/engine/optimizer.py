@@ -25,15 +25,32 @@ class Optimizer:
         parameters: those that require gradients learn.
         config: rates, decay, norm.
         updates: length of the run, for the schedule.
+        critic: those of the parameters that have a learning rate of their own, if there is one.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig, updates: int) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        config: OptimizerConfig,
+        updates: int,
+        critic: Iterable[nn.Parameter] = (),
+    ) -> None:
         self.config = config
         self.updates = updates
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.stepped = [self._stepped(parameter) for parameter in self.parameters]
         """What AdamW changes: parameters, or their copies."""
-        self.inner = build_optimizer(self.stepped, config)
+        self.inner = build_optimizer(self._groups(set(critic)), config)
+
+    def _groups(self, critic: set[nn.Parameter]) -> list[dict[str, Any]]:
+        """What is stepped: all, or what is not the critic's and what is."""
+        if self.config.critic_lr is None:
+            return [{"params": self.stepped}]
+        pairs = list(zip(self.parameters, self.stepped, strict=True))
+        return [
+            {"params": [stepped for own, stepped in pairs if own not in critic]},
+            {"params": [stepped for own, stepped in pairs if own in critic]},
+        ]
 
     def _stepped(self, parameter: nn.Parameter) -> nn.Parameter:
         if self.config.master_weights and parameter.dtype in HALF_TYPES:
@@ -66,17 +83,17 @@ class Optimizer:
             copy.grad = None
 
     def set_learning_rate(self, update: int) -> float:
-        """Set what the schedule says for an update, the first of which is 0; returns it."""
+        """Set what the schedule says for an update, the first of which is 0; returns that of the policy."""
         done = min(update / self.updates, 1.0)
         share = {
             LearningRate.constant: 1.0,
             LearningRate.linear: 1.0 - done,
             LearningRate.cosine: 0.5 * (1.0 + math.cos(math.pi * done)),
         }
-        rate = self.config.lr * share[self.config.schedule]
-        for group in self.inner.param_groups:
-            group["lr"] = rate
-        return rate
+        rates = (self.config.lr, self.config.critic_lr or self.config.lr)
+        for group, rate in zip(self.inner.param_groups, rates, strict=False):
+            group["lr"] = rate * share[self.config.schedule]
+        return float(self.inner.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
         """Moments, and the copies of parameters by their number."""
@@ -92,10 +109,10 @@ class Optimizer:
             own.copy_(placed(copy, own))
 
 
-def build_optimizer(parameters: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, in one pass over all parameters."""
+def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW, in one pass over all parameters of a group."""
     return torch.optim.AdamW(
-        parameters,
+        groups,
         lr=config.lr,
         betas=(config.betas[0], config.betas[1]),
         eps=config.eps,

@@ -144,6 +144,11 @@ class Policy(nn.Module, ABC):
         what learns in full while adapters are around those."""
         return tuple(_outside(self, "", parts))
 
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the critic alone, which may learn at a rate of their own. The default: those of modules
+        called `critic` or `value_head`."""
+        return [parameter for name, parameter in self.named_parameters() if name.startswith(("critic.", "value_head."))]
+
     def set_progress(self, done: float) -> None:
         """Be told which share of the run's updates is done, 0 .. 1, whenever that changes: some explore less and less.
         What a decision was drawn with belongs into its trace. The default does not care."""

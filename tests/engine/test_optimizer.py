@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -81,3 +82,16 @@ def test_the_learning_rate_follows_its_schedule() -> None:
     assert rates(LearningRate.constant) == [1.0] * 6
     assert rates(LearningRate.linear) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
     assert rates(LearningRate.cosine) == pytest.approx([1.0, 0.8536, 0.5, 0.1464, 0.0, 0.0], abs=1e-4)
+
+
+def test_the_critic_learns_at_a_rate_of_its_own_also_after_a_resume() -> None:
+    config = OptimizerConfig(lr=1e-3, critic_lr=1e-2, schedule=LearningRate.linear, max_grad_norm=1e9)
+    actor, critic = ones(torch.float32), ones(torch.bfloat16)
+    optimizer = Optimizer([actor, critic], config, 2, critic=[critic])
+    assert optimizer.set_learning_rate(1) == pytest.approx(5e-4)
+    learn([actor, critic], optimizer, 1)
+    assert actor.tolist() == pytest.approx([1 - 5e-4] * 3) and critic.tolist() == pytest.approx([0.995] * 3, abs=2e-3)
+    other = Optimizer([actor, critic], dataclasses.replace(config, critic_lr=2e-2), 2, critic=[critic])
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    other.set_learning_rate(0)
+    assert [group["lr"] for group in other.inner.param_groups] == pytest.approx([1e-3, 2e-2])

@@ -95,6 +95,7 @@ CHANGES = {
     "algorithm.target_kl": ["algorithm.target_kl=1.0e-9"],
     "engine.precision": ["engine.precision=bfloat16"],
     "engine.optimizer.lr": ["engine.optimizer.lr=0.02"],
+    "engine.optimizer.critic_lr": ["engine.optimizer.critic_lr=0.02"],
     "engine.optimizer.schedule": ["engine.optimizer.schedule=linear"],
     "engine.optimizer.betas": ["engine.optimizer.betas=[0.5,0.999]"],
     "engine.optimizer.eps": ["engine.optimizer.eps=0.1"],

@@ -37,5 +37,7 @@ class FlowConfig(ModelConfig):
     joint_logprob: bool = setting(False)
     """False: one denoising step of a decision, drawn anew for each, is random, and its log-probability is the
     decision's. True: all are; then the log-probability is the mean over them and the noise that they begin with."""
+    detach_critic: bool = setting(True)
+    """What the critic learns changes the critic alone, not the network that it looks at."""
     value_sizes: list[int] = setting([512, 256, 128], low=1)
     """Widths of the critic's hidden layers."""

@@ -189,10 +189,11 @@ class FlowPolicy(Policy):
         return denoised, method(x, denoised.velocity, before, after, level[:, None, None])
 
     def _judge(self, condition: Any, denoised: Denoised, transition: Transition, reached: Tensor) -> Judged:
+        features = self.value_features(condition, denoised)
         return Judged(
             logprob=transition.logprob(reached),
             entropy=transition.entropy(),
-            value=self.value_head(self.value_features(condition, denoised)),
+            value=self.value_head(features.detach() if self.config.detach_critic else features),
         )
 
     def _summed(self, steps: Sequence[Judged], start: Tensor) -> Judged:

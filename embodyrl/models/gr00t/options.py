@@ -85,8 +85,6 @@ class Gr00tConfig(FlowConfig):
     """Widths of the critic's hidden layers."""
     value_input: ValueInput = setting(ValueInput.vl_and_state)
     """vl: the critic looks at pictures and sentence (the mean of their tokens). vl_and_state: at the state as well."""
-    detach_critic: bool = setting(True)
-    """What the critic learns changes the critic alone, not the network that it looks at."""
     embodiment_tag: str | None = setting(None)
     """The robot, by the name that it has in the checkpoint's statistics. null: the only one there."""
     embodiment_id: int | None = setting(None, low=0)

@@ -149,7 +149,7 @@ class Gr00tPolicy(FlowPolicy):
         features = condition.context.mean(dim=1)
         if self.config.value_input is ValueInput.vl_and_state:
             features = torch.cat([features, condition.state.squeeze(1)], dim=-1)
-        return features.detach() if self.config.detach_critic else features
+        return features
 
     def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
         """See `FlowPolicy.learning_times`."""

@@ -101,7 +101,7 @@ def _check_scratch(model: PiConfig) -> Iterator[Objection]:
                 f"model.scratch.{name} = {getattr(sizes, name)} cannot be split among {sizes.heads} heads",
                 "choose a multiple",
             )
-    for name in ("statistics", "tokenizer", "unnorm_key"):
+    for name in ("tokenizer", "unnorm_key"):
         if getattr(model, name) is not None:
             yield (
                 f"model.{name}",

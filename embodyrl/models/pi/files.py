@@ -3,6 +3,7 @@ can be checked against its checkpoint before anything starts."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,9 +61,17 @@ class CheckpointFiles:
         config = parse_json(found.pop(CONFIG), str(folder / CONFIG))
         if tokenizer is not None:
             found = _replace(found, Path(tokenizer), TOKENIZERS, "model.tokenizer")
-        if statistics is not None:
-            found = _replace(found, Path(statistics), (OPENPI, LEROBOT, NORMALIZER), "model.statistics")
-        return cls(config=config, companions=found, layout=Layout.read(folder))
+        files = cls(config=config, companions=found, layout=Layout.read(folder))
+        return files if statistics is None else files.with_statistics(statistics)
+
+    def with_statistics(self, path: str) -> CheckpointFiles:
+        """The same with the statistics of another file.
+
+        Raises:
+            PolicyError: it is not there, or called otherwise than such files are.
+        """
+        found = _replace(self.companions, Path(path), (OPENPI, LEROBOT, NORMALIZER), "model.statistics")
+        return dataclasses.replace(self, companions=found)
 
     @property
     def statistics(self) -> dict[str, Statistics]:
@@ -116,7 +125,7 @@ class CheckpointFiles:
             (folder / path).write_bytes(content)
 
 
-def _replace(found: dict[str, bytes], path: Path, names: tuple[str, ...], setting: str) -> dict[str, bytes]:
+def _replace(found: Mapping[str, bytes], path: Path, names: tuple[str, ...], setting: str) -> dict[str, bytes]:
     """The companions with another file instead of those with these names."""
     if not path.is_file() or not path.name.endswith(names):
         raise PolicyError(f"{setting} = {str(path)!r} is no file called {' or '.join(names)}")

@@ -69,7 +69,7 @@ class PiConfig(FlowConfig):
     """Data set whose statistics normalise states and actions. null: the only one there is."""
     statistics: str | None = setting(None)
     """File of statistics: openpi's norm_stats.json, or a LeRobotDataset's meta/stats.json. null: those that lie in the
-    checkpoint's folder."""
+    checkpoint's folder; a model that starts with random weights takes the simulator's ranges."""
     tokenizer: str | None = setting(None)
     """PaliGemma's tokenizer.json or tokenizer.model. null: the one that lies in the checkpoint's folder."""
     normalization: Normalization = setting(Normalization.zscore)

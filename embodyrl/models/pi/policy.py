@@ -132,12 +132,13 @@ class PiPolicy(FlowPolicy):
     def _freeze(self) -> None:
         """Learn nothing where the options say so, nor in what does not touch actions or values."""
         network, frozen = self.network, self.config.frozen
+        reads_prefix = self.config.value_from is ValueFrom.prefix and not self.config.detach_critic
         for name, parameter in network.named_parameters():
             last = f"language.layers.{self.architecture.language.layers - 1}."
             after = (f"{last}self_attn.q", f"{last}self_attn.o", f"{last}post", f"{last}mlp", "language.norm")
             still = (
                 name.startswith("expert_lm_head")
-                or (name.startswith(after) and self.config.value_from is ValueFrom.expert)
+                or (name.startswith(after) and not reads_prefix)
                 or (frozen is not Frozen.nothing and name.startswith("vision."))
                 or (frozen is Frozen.language and name.startswith(("projector.", "embed_tokens.", "language.")))
             )

@@ -19,11 +19,12 @@ from embodyrl.models.pi.prompts import Prompts, read_tokenizer, word_tokenizer
 
 
 def scratch_files(config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
-    """Files of a model whose vocabulary are the simulator's sentences, whose ranges are the simulator's, and whose
-    horizon is a chunk.
+    """Files of a model whose vocabulary are the simulator's sentences, whose ranges are the simulator's unless
+    statistics are given, and whose horizon is a chunk.
 
     Raises:
-        PolicyError: the simulator takes a choice among n instead of continuous numbers.
+        PolicyError: the simulator takes a choice among n instead of continuous numbers, or there are no statistics
+            where they are said to be.
     """
     if is_discrete(simulator):
         raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
@@ -51,13 +52,10 @@ def scratch_files(config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -
         },
         "dit_config": _gemma(config, sizes.expert_size),
     }
-    companions = {OPENPI: {"norm_stats": _ranges(simulator)}}
-    written = {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in companions.items()}
-    return CheckpointFiles(
-        config=description,
-        companions=written | {TOKENIZERS[0]: tokenizer.to_str().encode()},
-        layout=Layout(expert_head=False),
-    )
+    ranges = (json.dumps({"norm_stats": _ranges(simulator)}, indent=2) + "\n").encode()
+    companions = {OPENPI: ranges, TOKENIZERS[0]: tokenizer.to_str().encode()}
+    files = CheckpointFiles(config=description, companions=companions, layout=Layout(expert_head=False))
+    return files if config.statistics is None else files.with_statistics(config.statistics)
 
 
 def _gemma(config: PiConfig, width: int) -> dict[str, int]:
