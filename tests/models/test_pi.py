@@ -22,8 +22,10 @@ from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import PolicyError, SupportedModel, build_policy, load_policy
 from embodyrl.models.flow.options import NoiseMethod
 from embodyrl.models.pi.files import CheckpointFiles
+from embodyrl.models.pi.gemma import Attention, Rotation
 from embodyrl.models.pi.layout import HEAD, WORDS
 from embodyrl.models.pi.options import ScratchConfig
+from embodyrl.models.pi.sizes import GemmaSizes
 
 SPEC = SimulatorSpec(
     tasks={"push": "push the cube", "pull": "pull the red cube back"},
@@ -397,3 +399,19 @@ def test_states_longer_than_the_checkpoint_takes_are_found_before_anything_start
     assert "model.normalization = quantile needs q01, q99 of state" in faults(folder, "model.normalization=quantile")
     (folder / "model.safetensors").unlink()
     assert "holds neither model.safetensors.index.json nor model.safetensors" in faults(folder)
+
+
+def test_heads_that_share_keys_attend_as_heads_with_copies_of_them_do() -> None:
+    sizes = GemmaSizes(width=12, layers=1, mlp=8, heads=6, kv_heads=2, head_dim=4)
+    attention, x = Attention(sizes), torch.randn(2, 5, 12)
+    mask = torch.rand(2, 1, 5, 5) < 0.7
+    mask[..., 0] = True
+    rotation = Rotation(torch.arange(5).expand(2, -1), 4, x.dtype)
+    queries, keys, values = (
+        layer(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+        for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    copies = [part.repeat_interleave(3, dim=1) for part in (rotation(keys), values)]
+    weights = (rotation(queries) @ copies[0].transpose(2, 3) / 2.0).masked_fill(~mask, -torch.inf).softmax(-1)
+    wanted = attention.o_proj((weights @ copies[1]).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x, mask, rotation, None)[0], wanted, atol=1e-6, rtol=1e-5)

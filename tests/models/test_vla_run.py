@@ -30,6 +30,24 @@ defaults: [env: gym/pendulum_rgb, model: openvla, algorithm: ppo, _self_]
 rollout: {chunks: 4}
 algorithm: {minibatches: 2}
 """
+PI0 = """\
+defaults: [env: gym/pendulum_rgb, model: pi0, algorithm: grpo, _self_]
+model: {denoising_steps: 3, noise_level_end: 0.1, scratch: {layers: 2}}
+rollout: {chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
+algorithm: {minibatches: 2, reward: dense}
+"""
+PI05 = """\
+defaults: [env: gym/pendulum_rgb, model: pi05, algorithm: ppo, _self_]
+model: {denoising_steps: 2, noise_method: flow_noise, joint_logprob: true, scratch: {layers: 2}}
+rollout: {chunks: 4, chunk_size: 2}
+algorithm: {minibatches: 2}
+"""
+RUNS = {
+    "openvla_oft-grpo": (GRPO, "simulator"),
+    "openvla-ppo": (PPO, "simulator"),
+    "pi0-grpo": (PI0, "openpi"),
+    "pi05-ppo": (PI05, "openpi"),
+}
 
 
 def embodyrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,8 +58,8 @@ def embodyrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [GRPO, PPO], ids=["openvla_oft-grpo", "openvla-ppo"])
-def test_a_run_from_the_command_line(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(("text", "data_set"), RUNS.values(), ids=RUNS.keys())
+def test_a_run_from_the_command_line(tmp_path: Path, text: str, data_set: str) -> None:
     """With hardly any learning rate the policy that learns is the one that acted: their log-probs must agree."""
     (tmp_path / "my.yaml").write_text(text + COMMON)
     done = embodyrl(tmp_path, "run", "my.yaml")
@@ -53,4 +71,4 @@ def test_a_run_from_the_command_line(tmp_path: Path, text: str) -> None:
     saved = tmp_path / "out" / "checkpoints" / "last" / "policy"
     again = embodyrl(tmp_path, "validate", "my.yaml", f"model.checkpoint={saved}", "model.unnorm_key=elsewhere")
     assert again.returncode == 2
-    assert "no statistics of unnorm_key = 'elsewhere' (known: simulator)" in again.stderr
+    assert f"no statistics of unnorm_key = 'elsewhere' (known: {data_set})" in again.stderr

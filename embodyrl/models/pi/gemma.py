@@ -85,14 +85,12 @@ class Attention(nn.Module):
             keys, values = own
         else:
             keys, values = (torch.cat([before, here], dim=2) for before, here in zip(memory, own, strict=True))
-        groups = queries.shape[1] // keys.shape[1]
-        attended = functional.scaled_dot_product_attention(
-            rotation(queries),
-            keys.repeat_interleave(groups, dim=1),
-            values.repeat_interleave(groups, dim=1),
-            attn_mask=mask,
-        )
-        return self.o_proj(attended.transpose(1, 2).flatten(2)), own
+        # Heads that share keys stand one below the other, as if they were more queries: keys need no copies.
+        heads = queries.shape[1] // keys.shape[1]
+        stacked = rotation(queries).reshape(len(x), keys.shape[1], -1, self.head_dim)
+        stacked_mask = mask if mask.shape[2] == 1 else mask.repeat(1, 1, heads, 1)
+        attended = functional.scaled_dot_product_attention(stacked, keys, values, attn_mask=stacked_mask)
+        return self.o_proj(attended.reshape(queries.shape).transpose(1, 2).flatten(2)), own
 
 
 class MLP(nn.Module):
