@@ -221,9 +221,12 @@ def connected(place: Place, device: torch.device, timeout_s: float, check: Check
             ranks.introduce()
             yield ranks
             ranks.meet()
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    except BaseException:
+        if device.type == "cuda":
+            raise  # NCCL would wait for the rank that is gone; the connections end with this process, which is next
+        _leave()
+        raise
+    _leave()
 
 
 def _join(
@@ -248,6 +251,11 @@ def _join(
             raise RankLost(f"rank {place.rank} waited {timeout.total_seconds():g} s for the others to start, in vain")
         time.sleep(_POLL_S)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _machine() -> str:
