@@ -13,10 +13,9 @@ EMBODIMENTS = {
     "libero_franka": 31,
     "isaaclab_franka": 31,
     "maniskill_widowx": 30,
-    "simulator": 0,
 }
 """Which of the networks in a checkpoint belongs to a robot: the first five as Isaac-GR00T and LeRobot number them, the
-next three as RLinf does; the last is that of a model that starts from nothing."""
+others as RLinf does."""
 
 
 def embodiment_number(tag: str, number: int | None, count: int) -> int:
@@ -24,14 +23,14 @@ def embodiment_number(tag: str, number: int | None, count: int) -> int:
 
     Args:
         tag: the robot's name.
-        number: as the config says it; None: the one that the name has.
+        number: as the config says it; None: the one that the name has, or that there is.
         count: robots that the checkpoint has networks for.
 
     Raises:
         PolicyError: the name is not known and no number is given, or there is no such robot in the checkpoint.
     """
     if number is None:
-        number = EMBODIMENTS.get(tag)
+        number = 0 if count == 1 else EMBODIMENTS.get(tag)
     if number is None:
         known = ", ".join(f"{name} {value}" for name, value in EMBODIMENTS.items())
         raise PolicyError(

@@ -51,12 +51,10 @@ class CheckpointFiles:
         if content.get("type") == LEROBOT_TYPE:
             content = Architecture().to_config()
         eagle = folder / EAGLE_CONFIG
-        statistics = Path(config.statistics or folder / METADATA)
-        remedy = "set model.statistics to Isaac's metadata.json, or to meta/stats.json of a LeRobotDataset"
         return cls(
             config=content,
             eagle=_read_json(eagle, "") if eagle.is_file() else None,
-            metadata=as_metadata(_read_json(statistics, remedy)),
+            metadata=read_statistics(Path(config.statistics or folder / METADATA)),
             tokenizer=_read_tokenizer(folder, config.tokenizer),
         )
 
@@ -75,6 +73,16 @@ class CheckpointFiles:
         for name, content in written.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
+
+
+def read_statistics(path: Path) -> dict[str, Any]:
+    """Statistics by robot, from Isaac's metadata.json or from a LeRobotDataset's stats.json.
+
+    Raises:
+        PolicyError: the file is missing or damaged.
+    """
+    remedy = "set model.statistics to Isaac's metadata.json, or to meta/stats.json of a LeRobotDataset"
+    return as_metadata(_read_json(path, remedy))
 
 
 def _read_json(path: Path, remedy: str) -> dict[str, Any]:

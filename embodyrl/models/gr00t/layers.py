@@ -28,7 +28,7 @@ class EmbodimentLinear(nn.Module):
 
     def __init__(self, embodiments: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.W = nn.Parameter(0.02 * torch.randn(embodiments, inputs, outputs))
+        self.W = nn.Parameter(torch.randn(embodiments, inputs, outputs) * inputs**-0.5)
         self.b = nn.Parameter(torch.zeros(embodiments, outputs))
 
     def forward(self, tokens: Tensor, embodiment: Embodiment) -> Tensor:

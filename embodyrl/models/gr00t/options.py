@@ -91,7 +91,7 @@ class Gr00tConfig(FlowConfig):
     """Which of the networks in the checkpoint, one per robot, to use. null: the usual one for the robot's name."""
     statistics: str | None = setting(None)
     """File with the ranges of states and actions: metadata.json of Isaac-GR00T, or meta/stats.json of a LeRobotDataset,
-    for a new robot. null: what the checkpoint brings."""
+    for a new robot. null: what the checkpoint brings; without one, the simulator's range of actions."""
     video_keys: list[str] | None = setting(None)
     """The pictures that the checkpoint was trained with, by their names in its statistics, in the order of
     `env.cameras`. null: all."""

@@ -231,7 +231,7 @@ def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size
         return CheckpointFiles.read(config)
     if simulator is None:
         raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
-    return scratch_files(config.scratch, simulator, chunk_size)
+    return scratch_files(config, simulator, chunk_size)
 
 
 def _convention(config: Gr00tConfig) -> ActionConvention:

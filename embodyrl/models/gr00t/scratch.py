@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import is_discrete
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.architecture import Architecture, Transformer
-from embodyrl.models.gr00t.files import TOKENIZER, CheckpointFiles
-from embodyrl.models.gr00t.options import ScratchConfig
+from embodyrl.models.gr00t.files import TOKENIZER, CheckpointFiles, read_statistics
+from embodyrl.models.gr00t.options import Gr00tConfig
 from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, word_tokenizer
 
 ROBOT = "simulator"
-"""The one robot that such a model knows."""
+"""The robot that such a model knows, if no statistics name another."""
 
 
-def scratch_files(config: ScratchConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
-    """Files of a model that starts with random weights: the simulator's sentences are its vocabulary, the simulator's
-    action range is its range.
+def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+    """Files of a model that starts with random weights: the simulator's sentences are its vocabulary; the simulator's
+    action range is its range, unless the config names statistics.
 
     Raises:
-        PolicyError: the simulator takes a choice among n instead of continuous numbers.
+        PolicyError: the simulator takes a choice among n instead of continuous numbers, or the statistics cannot be
+            read.
     """
     if is_discrete(simulator):
         raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
     tokenizer = word_tokenizer(simulator.tasks.values())
+    config = model.scratch
     heads, horizon = config.heads, config.action_horizon or chunk_size
     architecture = Architecture(
         vision={
@@ -66,19 +69,17 @@ def scratch_files(config: ScratchConfig, simulator: SimulatorSpec, chunk_size: i
     return CheckpointFiles(
         config=architecture.to_config(),
         eagle=architecture.to_eagle_config(),
-        metadata={ROBOT: _statistics(simulator)},
+        metadata=_statistics(simulator) if model.statistics is None else read_statistics(Path(model.statistics)),
         tokenizer={TOKENIZER: tokenizer.to_str().encode()},
     )
 
 
 def _statistics(simulator: SimulatorSpec) -> dict[str, Any]:
-    """Statistics that map [-1, 1] to the simulator's action range, and take states as they are."""
+    """Metadata that map [-1, 1] to the simulator's action range, and take states as they are."""
     low, high = simulator.action_low, simulator.action_high
     centre, half = (0.5 * (low + high)).tolist(), (0.5 * (high - low)).tolist()
     count = simulator.proprio_dim
     action = {"min": low.tolist(), "max": high.tolist(), "mean": centre, "std": half}
     state = {"min": [-1.0] * count, "max": [1.0] * count, "mean": [0.0] * count, "std": [1.0] * count}
-    return {
-        "statistics": {"state": {"state": state}, "action": {"action": action}},
-        "modalities": {"video": {camera: {} for camera in simulator.cameras}},
-    }
+    numbers = {"state": {"state": state}, "action": {"action": action}}
+    return {ROBOT: {"statistics": numbers, "modalities": {"video": {camera: {} for camera in simulator.cameras}}}}
