@@ -33,11 +33,12 @@ from embodyrl.models.gr00t.normalizer import Normalizer
 from embodyrl.models.gr00t.options import Gr00tConfig, Gripper, ValueInput
 from embodyrl.models.gr00t.pictures import PicturePipeline
 from embodyrl.models.gr00t.prompts import Prompts
+from embodyrl.models.gr00t.published import published_files
 from embodyrl.models.gr00t.scratch import scratch_files
 from embodyrl.models.gr00t.statistics import Robot
 from embodyrl.models.observations import check_images
 from embodyrl.models.options import ActionUnits, WeightType
-from embodyrl.models.policy import DESCRIPTION_FILE, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.policy import DESCRIPTION_FILE, PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import load_strictly, read_weights, write_weights
 
@@ -227,6 +228,8 @@ class Gr00tPolicy(FlowPolicy):
 
 
 def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
+    if config.checkpoint == PUBLISHED:
+        return published_files(config.embodiment_tag)
     if config.checkpoint is not None:
         return CheckpointFiles.read(config)
     if simulator is None:

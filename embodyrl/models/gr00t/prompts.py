@@ -136,15 +136,22 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
         raise PolicyError(f"the tokenizer cannot be read ({error}): download it again") from error
 
 
-def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
-    """A tokenizer for a model that starts from nothing: the words of the chats about these tasks."""
+def word_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Tokenizer:
+    """A tokenizer for a model without one: the words of the chats about these tasks.
+
+    Args:
+        tasks: the sentences.
+        image_token: id of the token that stands for a piece of a picture; None: the next one.
+    """
     split = pre_tokenizers.Whitespace()
     text = " ".join(prompt(task, pictures=1, pieces=1) for task in tasks)
     for token in SPECIAL:
         text = text.replace(token, " ")
     words = {word for word, _ in split.pre_tokenize_str(text)} | {str(number) for number in range(10)}
     vocabulary = [*SPECIAL, UNKNOWN, *sorted(words)]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, UNKNOWN))
+    numbers = {word: index for index, word in enumerate(vocabulary)}
+    numbers[PIECE] = numbers[PIECE] if image_token is None else image_token
+    tokenizer = Tokenizer(models.WordLevel(numbers, UNKNOWN))
     tokenizer.pre_tokenizer = split
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return tokenizer
