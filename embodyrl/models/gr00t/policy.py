@@ -67,9 +67,11 @@ class Gr00tPolicy(FlowPolicy):
         self.num_images = _fit(robot, sizes, chunk_size, simulator)
         self.embodiment: Embodiment = embodiment_number(robot.tag, config.embodiment_id, sizes.embodiments)
         if config.checkpoint is None:
-            self.network = Gr00tNetwork(sizes).to(self.dtype)
+            self.network = Gr00tNetwork(sizes)
         else:
             self.network = Gr00tNetwork.on_meta(sizes)
+        for parameter in self.network.parameters():  # not the rotary frequencies, which are no parameters
+            parameter.data = parameter.data.to(self.dtype)
         self.network.backbone.eagle_model.freeze(vision=config.freeze_vision, language=config.freeze_language)
         self.state_range = Normalizer(robot.state, config.state_normalization)
         self.action_range = Normalizer(robot.action, config.action_normalization)
