@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.config import ConfigError, load_config
+from embodyrl.config.schema import LEFT_OPEN
 from embodyrl.envs import ActionField, Observation
 from embodyrl.models import PolicyError, build_policy, load_policy
 from embodyrl.models.flow.options import NoiseMethod
@@ -28,7 +29,9 @@ from embodyrl.models.gr00t.network import LEROBOT_PREFIX, POOLING, TEXT, Gr00tNe
 from embodyrl.models.gr00t.options import Gr00tConfig, Interpolation, ScratchConfig
 from embodyrl.models.gr00t.pictures import PicturePipeline
 from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
+from embodyrl.models.options import WeightType
 from embodyrl.models.shards import INDEX_FILE, SINGLE_FILE
+from embodyrl.models.weightless import build_weightless
 from tests.parity.formula import SPEC, TASKS
 from tests.parity.gr00t_formula import CHUNK, HORIZON, TAG, two_views, write_checkpoint
 
@@ -102,6 +105,16 @@ def test_what_config_json_must_not_ask_for(folder: Path, section: str, key: str,
     rewrite(folder / "config.json", lambda content: content[section].update({key: value}))
     with pytest.raises(PolicyError, match=rf"config.json: {section}.{key} is .*, only .* is supported"):
         load(folder)
+
+
+def test_the_published_size_needs_no_files() -> None:
+    """2,398,284,528 weights of the network, and those of the critic, which stay in float32."""
+    config = Gr00tConfig(name="gr00t", checkpoint=LEFT_OPEN, dtype=WeightType.bfloat16, embodiment_tag="libero_franka")
+    policy: Any = build_weightless(config, SPEC, chunk_size=16)[0]
+    sizes = [(parameter.numel(), parameter.dtype) for parameter in policy.parameters()]
+    assert sum(count for count, dtype in sizes if dtype == torch.bfloat16) == 2_398_284_528
+    assert sum(count for count, dtype in sizes if dtype == torch.float32) == 1025 * 512 + 513 * 256 + 257 + 3585 * 1024
+    assert policy.embodiment == 31 and policy.prompts.encode("go")[-1] != policy.network.sizes.image_token
 
 
 def test_a_config_of_another_model(folder: Path) -> None:
@@ -240,6 +253,17 @@ def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) ->
     assert torch.equal(again.action_range.spread, policy.action_range.spread)
 
 
+def test_a_new_model_scales_states_by_the_statistics_of_demonstrations(tmp_path: Path) -> None:
+    state = {"min": [0.0] * 8, "max": [2.0] * 8, "mean": [0.0] * 8, "std": [1.0] * 8}
+    action = {"min": [-0.5] * 7, "max": [0.5] * 7, "mean": [0.0] * 7, "std": [1.0] * 7}
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps({"observation.state": state, "action": action}))
+    policy, observation = scratch(statistics=str(path)), two_views()
+    found = policy.preprocess(observation)["state"][:, 0].numpy()
+    np.testing.assert_allclose(found, observation.proprio - 1.0, atol=1e-6)
+    assert torch.equal(policy.finish(torch.ones(1, CHUNK, 7), {}), torch.full((1, CHUNK, 7), 0.5))
+
+
 # ------------------------------------------------------------------------------------------------------------- prompts
 
 
@@ -308,20 +332,31 @@ def test_a_tokenizer_from_elsewhere(folder: Path, tmp_path: Path) -> None:
     load(folder, tokenizer=str(tmp_path / "elsewhere"))
 
 
-def test_padding_gets_nothing_from_attention_and_gradients_stay_finite(whole: Path) -> None:
-    """What FlashAttention leaves in the place of padding, which reaches the actions."""
-    network = load(whole).network
-    attention = network.backbone.eagle_model.language_model.layers[0].self_attn
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float32),
+        pytest.param("cuda", torch.float32, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu),
+    ],
+)
+def test_padding_gets_nothing_from_attention_and_gradients_stay_finite(
+    whole: Path, device: str, dtype: torch.dtype
+) -> None:
+    """What FlashAttention leaves in the place of padding, which reaches the actions. Kernels differ in what they make
+    of a row that may look at nothing."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    policy = load(whole, simulator=SPEC, prompt_length=60).to(device)
+    attention = policy.network.backbone.eagle_model.language_model.layers[0].self_attn
     seen: list[torch.Tensor] = []
-    hook = attention.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
-    policy = load(whole, simulator=SPEC, prompt_length=60)
-    policy.network = network
+    attention.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
     inputs = policy.preprocess(views(list(TASKS.values())))
-    policy.condition(inputs).context.square().sum().backward()
-    hook.remove()
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+        policy.condition(inputs).context.float().square().sum().backward()
     padding = ~inputs["attention_mask"]
     assert padding.any() and bool((seen[0][padding] == 0).all()) and bool((seen[0][~padding] != 0).any(-1).all())
-    assert all(bool(p.grad.isfinite().all()) for p in network.parameters() if p.grad is not None)
+    assert all(bool(p.grad.isfinite().all()) for p in policy.network.parameters() if p.grad is not None)
 
 
 def test_who_looks_at_whom() -> None:
