@@ -21,6 +21,7 @@ SupportedModel.register(
     facts={
         "critic": True,
         "max_chunk": 1,
+        "blocks": True,
         "standalone": True,
         "check": "embodyrl.models.openvla.check:check",
         "published": "the published OpenVLA 7B",
@@ -35,6 +36,7 @@ SupportedModel.register(
     facts={
         "critic": True,
         "usual_chunk": 8,
+        "blocks": True,
         "standalone": True,
         "check": "embodyrl.models.openvla_oft.check:check",
         "published": "the published OpenVLA-OFT 7B",
