@@ -40,7 +40,7 @@ setup:  ## Set up .venv for run, test, check and bench, and stop there
 	@$(SETUP) metaworld maniskill vla data dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
-	@$(SETUP) metaworld maniskill libero vla ray wandb data dev
+	@$(SETUP) metaworld maniskill libero vla bnb ray wandb data dev
 
 libero:  ## Set up .venv with LIBERO
 	@$(SETUP) libero

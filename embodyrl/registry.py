@@ -255,6 +255,12 @@ STAGES: Registry[Any] = Registry("stage", home="embodyrl.pipelines.builtin_stage
 """What a node of an iteration graph does. Target: callable (iteration) -> None. Facts: `reads`, `writes`, `changes`
 (names of columns and resources, see `pipelines.Node`)."""
 
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimizer", home="embodyrl.engine.builtin_optimizers", group="embodyrl.optimizers"
+)
+"""What steps weights along gradients. Target: callable (groups of parameters, `config.schema.OptimizerConfig`) -> torch optimiser
+that updates only what its `state` and `param_groups` tell, so that it can be saved and moved. Facts: none so far."""
+
 SINKS: Registry[Any] = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks")
 """Where metrics go. Target: callable (context) -> `tracking.Sink`. Facts: none so far."""
 

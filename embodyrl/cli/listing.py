@@ -16,6 +16,7 @@ from embodyrl.registry import (
     EXPERTS,
     FILTERS,
     LOSSES,
+    OPTIMIZERS,
     REWARDS,
     SIMULATORS,
     SINKS,
@@ -31,6 +32,7 @@ SECTIONS: dict[str, tuple[Registry[Any], ...]] = {
     "algorithms": (ALGORITHMS, ADVANTAGES, LOSSES, REWARDS, FILTERS, ENCODERS),
     "stages": (STAGES,),
     "experts": (EXPERTS,),
+    "optimizers": (OPTIMIZERS,),
     "sinks": (SINKS,),
 }
 CONFIGS = "configs"

@@ -308,7 +308,9 @@ def graph(
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[models|simulators|algorithms|stages|experts|configs|sinks]", show_default=False),
+        typer.Argument(
+            metavar="[models|simulators|algorithms|stages|experts|optimizers|configs|sinks]", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Show what there is, and whether it can be used here."""

@@ -524,8 +524,10 @@ class PipelineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW."""
+    """The optimiser."""
 
+    name: str = setting("adamw", registry="OPTIMIZERS")
+    """adamw, or adamw_8bit, whose moments take a quarter of the memory (package bitsandbytes)."""
     lr: float = setting(3.0e-4, above=0.0)
     """Learning rate at the start."""
     critic_lr: float | None = setting(None, above=0.0)
@@ -572,6 +574,16 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """What follows when a loss or a gradient is no finite number: the step is left out and counted."""
+
+    max_skipped: int = setting(3, low=0)
+    """Optimiser steps of a run that may be left out; one more ends it. 0: the first one ends it."""
+    dumps: int = setting(1, low=0)
+    """Write what the first so many of them were to learn from into the run's folder not_finite/."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Where and how the policy computes and learns."""
 
@@ -597,6 +609,11 @@ class EngineConfig:
     policy learns. all: the reference policy as well (`algorithm.kl_coef`), which is there only while it scores a
     batch; with adapters (`lora`) it has no weights of its own, and one that is sharded stays. none: nothing
     leaves."""
+    deterministic: bool = setting(False)
+    """Let torch use only algorithms that give the same bits every time, which on a GPU costs speed, and raise an error
+    where it has none. On the CPU runs repeat exactly without it."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    """What follows when a loss or a gradient is no finite number."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The optimiser."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -27,6 +27,8 @@ from embodyrl.engine.columns import (
     split_minibatch,
     to_columns,
 )
+from embodyrl.engine.determinism import be_deterministic
+from embodyrl.engine.guard import Guard
 from embodyrl.engine.lora import add_adapters, load_policy
 from embodyrl.engine.metrics import Metrics, Total, mean_metrics, nothing_of, summarize
 from embodyrl.engine.modes import Mode, Modes
@@ -39,15 +41,11 @@ from embodyrl.engine.reference import reference_of
 from embodyrl.engine.sharding import norm_of, place_moments, spread, whole
 from embodyrl.engine.streams import Streams
 from embodyrl.envs import Observation
-from embodyrl.errors import RunError, UserError
+from embodyrl.errors import UserError
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.tracking.clock import Clock, Phase
 
 SETTINGS_FOR_LOSSES = ("clip_low", "clip_high", "dual_clip", "behaviour_cap", "behaviour_excess", "drift_coef")
-
-
-class NumericsError(RunError):
-    """Raised when a loss or a gradient is not a finite number."""
 
 
 def choose_device(device: Device) -> torch.device:
@@ -78,7 +76,8 @@ class HybridEngine:
         seed: the run's seed.
         saved: folder of a saved policy (`lora.save_policy`) to go on from; the reference policy stays the given one.
         ranks: those of the run; each has an engine for its share of slots and minibatches.
-        folder: on a disk, for what `engine.offload` takes off the CPU; None: where temporary files go.
+        folder: of the run, for what the guard writes and what `engine.offload` takes off the CPU; None: the guard
+            writes nothing, and the rest goes where temporary files go.
     """
 
     def __init__(
@@ -96,6 +95,8 @@ class HybridEngine:
     ) -> None:
         self.device = choose_device(config.device)
         torch.set_num_threads(1 if config.threads == "auto" else int(config.threads))
+        if config.deterministic:
+            be_deterministic()
         self.policy = policy.eval()
         if config.lora.rank:
             add_adapters(policy, config.lora, seed)
@@ -122,6 +123,7 @@ class HybridEngine:
         self.precision = choose_precision(config.precision, policy, self.device)
         """What forward passes compute in."""
         self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations, policy.critic_parameters())
+        self.guard = Guard(config.guard, folder)
         self.offload = EngineOffload(
             config.offload,
             policy=policy,
@@ -196,11 +198,10 @@ class HybridEngine:
             if not self._one_pass(columns, sentences, history):
                 break
             passes += 1
-        self.optimizer.clear()
-        self._set_version(self.version + 1)
+        metrics = self._finish(history, rate)
         if self.policy.keeps_statistics:
             self.policy.update_statistics(self._inputs(columns, sentences))
-        return mean_metrics(history) | {"train/passes": float(passes), "train/learning_rate": rate}
+        return metrics | {"train/passes": float(passes)}
 
     def imitate(self, batches: Iterable[tuple[Observation, NDArray[np.float32]]]) -> dict[str, float]:
         """Learn from demonstrations, one optimiser step per minibatch.
@@ -217,11 +218,21 @@ class HybridEngine:
             for observation, actions in self.clock.pulling(Phase.preprocess, batches):
                 inputs = self._preprocess(observation)
                 self.policy.update_statistics(inputs)
-                loss = self._imitation(inputs, torch.from_numpy(actions).to(self.device))
-                history.append({"loss": loss, "grad_norm": self._descend(loss)})
+                wanted = torch.from_numpy(actions).to(self.device)
+                loss = self._imitation(inputs, wanted)
+                norm = self._descend(loss, {"inputs": inputs, "actions": wanted})
+                if norm is not None:
+                    history.append({"loss": loss, "grad_norm": norm})
+        return self._finish(history, rate)
+
+    def _finish(self, history: Sequence[Metrics], rate: float) -> dict[str, float]:
+        """End an update; returns its metrics."""
         self.optimizer.clear()
         self._set_version(self.version + 1)
-        return mean_metrics(history) | {"train/learning_rate": rate}
+        return mean_metrics(history) | {
+            "train/learning_rate": rate,
+            "train/skipped_steps": float(self.guard.skipped),
+        }
 
     def _set_version(self, version: int) -> None:
         self.version = version
@@ -246,11 +257,13 @@ class HybridEngine:
         """One epoch; False if the policy moved so far from the rollout's that it ended early."""
         for minibatch, share in self._minibatches(columns):
             loss, metrics = self._gradients(minibatch, sentences, share)
-            history.append(metrics)
             target = self.algorithm.target_kl
             if target is not None and float(metrics["approx_kl"]) > target:
+                history.append(metrics)
                 return False
-            metrics["grad_norm"] = self._descend(loss)
+            norm = self._descend(loss, minibatch)
+            if norm is not None:
+                history.append(metrics | {"grad_norm": norm})
         return True
 
     def _minibatches(self, columns: Columns) -> Iterator[tuple[Columns, float]]:
@@ -355,16 +368,14 @@ class HybridEngine:
             values, part["old_values"], part["returns"], clip=settings.value_clip, huber=settings.value_huber
         )
 
-    def _descend(self, loss: Tensor) -> Tensor:
-        """One optimiser step along the gradients of a loss; returns their norm before clipping."""
-        norm = norm_of(self.optimizer.clip())
-        if not torch.isfinite(norm):
-            raise NumericsError(
-                f"the gradient norm is {float(norm)} in update {self.version + 1} (loss {float(loss.detach())}); "
-                "weights were left as they were. Lower engine.optimizer.lr, or look at the rewards and observations"
-            )
+    def _descend(self, loss: Tensor, minibatch: Columns) -> Tensor | None:
+        """One optimiser step along the gradients of a minibatch's loss; returns their norm before clipping, or None if
+        they are no finite numbers and the step was left out."""
+        norm = norm_of(self.optimizer.clip()).detach()
+        if not self.guard.allows(loss, norm, minibatch, update=self.version + 1):
+            return None
         self.optimizer.step()
-        return norm.detach()
+        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights: optimiser, random streams, version; and the weights of the reference policy,
@@ -374,6 +385,7 @@ class HybridEngine:
             "optimizer": self._whole(self.optimizer.state_dict()),
             "streams": self._streams.state_dict(),
             "version": self.version,
+            "skipped": self.guard.skipped,
         }
 
     def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -388,6 +400,7 @@ class HybridEngine:
             self.optimizer.load_state_dict(state["optimizer"] | {"moments": moments})
         self._streams.load_state_dict(state["streams"], state["version"])
         self._set_version(state["version"])
+        self.guard.skipped = state["skipped"]
         if self.reference is not None:
             with self.offload.reference_here():
                 self.reference.load_state_dict(state["reference"])

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW over what learns, with float32 copies of weights that are held in fewer bits."""
+"""What learns, and the optimiser that steps it; with float32 copies of weights that are held in fewer bits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from embodyrl.config.schema import LearningRate, OptimizerConfig
 from embodyrl.engine.sharding import placed
+from embodyrl.registry import OPTIMIZERS
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
@@ -39,8 +40,8 @@ class Optimizer:
         self.updates = updates
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.stepped = [self._stepped(parameter) for parameter in self.parameters]
-        """What AdamW changes: parameters, or their copies."""
-        self.inner = build_optimizer(self._groups(set(critic)), config)
+        """What is stepped: parameters, or their copies."""
+        self.inner: torch.optim.Optimizer = OPTIMIZERS.load(config.name)(self._groups(set(critic)), config)
 
     def _groups(self, critic: set[nn.Parameter]) -> list[dict[str, Any]]:
         """What is stepped: all, or what is not the critic's and what is."""
@@ -107,15 +108,3 @@ class Optimizer:
         for number, copy in state["copies"].items():
             own = self.stepped[int(number)]
             own.copy_(placed(copy, own))
-
-
-def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, in one pass over all parameters of a group."""
-    return torch.optim.AdamW(
-        groups,
-        lr=config.lr,
-        betas=(config.betas[0], config.betas[1]),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
