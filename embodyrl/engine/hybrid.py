@@ -270,8 +270,15 @@ class HybridEngine:
         """Minibatches, each with its share of the batch: drawn decision by decision, or episode by episode for a loss
         that compares whole ones."""
         count, whole = self.algorithm.minibatches, self._whole_episodes
-        for index, share in draw_minibatches(columns["sequence"], count, whole, self._streams.shuffling):
-            yield rows(columns, index), share
+        drawn = [*draw_minibatches(columns["sequence"], count, whole, self._streams.shuffling)]
+        if "inputs" not in columns:  # pictures are too large for a second, shuffled batch
+            yield from ((rows(columns, index), share) for index, share in drawn)
+            return
+        shuffled = rows(columns, torch.cat([index for index, _ in drawn]))
+        end = 0
+        for index, share in drawn:
+            start, end = end, end + len(index)
+            yield rows(shuffled, slice(start, end)), share
 
     def _gradients(self, minibatch: Columns, sentences: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
         """Leave the gradients of a minibatch's loss, a micro-batch at a time; returns the loss and its metrics."""
@@ -279,7 +286,8 @@ class HybridEngine:
         self.optimizer.clear()
         for part, counts in self._dealt(minibatch, self._whole_episodes):
             total = self._loss(part, sentences, share, length(minibatch))
-            (total.loss * (counts * self.weights.factor)).backward()
+            scale = counts * self.weights.factor
+            (total.loss if scale == 1.0 else total.loss * scale).backward()
             total.loss = total.loss.detach()
             totals.append(total if counts else nothing_of(total))
         self.weights.sum_gradients(self.optimizer.parameters)

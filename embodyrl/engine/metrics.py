@@ -41,8 +41,8 @@ def nothing_of(total: Total) -> Total:
 def summarize(totals: Sequence[Total], ranks: Ranks) -> tuple[Tensor, Metrics]:
     """Loss and metrics of a minibatch, of which each rank has some parts: means over the entries that count, and the
     largest ratio. The same on all ranks."""
-    valid = torch.cat([total.valid for total in totals])
-    columns = {name: torch.cat([total.entries[name] for total in totals]) for name in totals[0].entries}
+    valid = joined([total.valid for total in totals])
+    columns = {name: joined([total.entries[name] for total in totals]) for name in totals[0].entries}
     weights = valid.to(torch.float32)
     sums = (torch.stack(list(columns.values())) * weights).flatten(1).sum(1)
     loss = torch.stack([total.loss for total in totals]).sum()
@@ -56,6 +56,11 @@ def summarize(totals: Sequence[Total], ranks: Ranks) -> tuple[Tensor, Metrics]:
     if totals[0].value_losses is not None:
         metrics["value_loss"] = error / decisions
     return loss, metrics
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """One after the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def mean_metrics(history: Sequence[Metrics]) -> dict[str, float]:
