@@ -62,9 +62,10 @@ class Subject:
             control_frequency=10.0,
         )
         config = OpenVLAOFTConfig(name="openvla_oft", scratch=SHAPES[shape])
-        self.policy: Any = build_policy(config, spec, chunk_size=8, seed=1).eval()
-        head = self.policy.network.language_model.lm_head
-        self.policy.network.language_model.lm_head = nn.Linear(head.in_features, VOCABULARY, bias=False)
+        policy: Any = build_policy(config, spec, chunk_size=8, seed=1)
+        self.policy: Any = policy.eval()
+        language: Any = self.policy.network.language_model
+        language.lm_head = nn.Linear(language.lm_head.in_features, VOCABULARY, bias=False)
         draw = np.random.default_rng(0)
         pictures = draw.integers(0, 256, (batch, 1, side, side, 3), dtype=np.uint8)
         self.inputs = self.policy.preprocess(Observation(images=pictures, tasks=["reach the goal"] * batch))
