@@ -258,8 +258,8 @@ STAGES: Registry[Any] = Registry("stage", home="embodyrl.pipelines.builtin_stage
 OPTIMIZERS: Registry[Any] = Registry(
     "optimizer", home="embodyrl.engine.builtin_optimizers", group="embodyrl.optimizers"
 )
-"""What steps weights along gradients. Target: callable (groups of parameters, `config.schema.OptimizerConfig`) -> torch optimiser
-that updates only what its `state` and `param_groups` tell, so that it can be saved and moved. Facts: none so far."""
+"""What steps weights along gradients. Target: callable (groups of parameters, `config.schema.OptimizerConfig`) -> torch
+optimiser whose state is all in `state_dict`, so that it can be saved and moved. Facts: none so far."""
 
 SINKS: Registry[Any] = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks")
 """Where metrics go. Target: callable (context) -> `tracking.Sink`. Facts: none so far."""
