@@ -11,7 +11,7 @@ from typing import Any
 
 from embodyrl.config.compose import Composed
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
-from embodyrl.config.schema import LEFT_OPEN, Config, Episodes
+from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, ParallelBackend
 from embodyrl.registry import SIMULATORS, Registry, SupportedModel, load_target, near_match
 
 
@@ -175,6 +175,14 @@ def shares_of_ranks(config: Config, ranks: int) -> Iterator[Finding]:
             ("env.workers", "engine.parallel.ranks"),
             f"env.workers = {workers} cannot be shared by {ranks} ranks",
             f"set env.workers to {_multiples(workers, ranks)}, or auto",
+        )
+    name, backend = config.engine.optimizer.name, config.engine.parallel.backend
+    if ranks > 1 and name == "adamw_8bit" and backend is not ParallelBackend.none:
+        yield Finding(
+            ("engine.optimizer.name", "engine.parallel.backend"),
+            f"optimiser {name!r} cannot step weights of which {ranks} ranks hold a part each",
+            "set engine.optimizer.name to adamw (its moments are spread over the ranks as well), or "
+            "engine.parallel.backend to none",
         )
 
 

@@ -123,7 +123,7 @@ class HybridEngine:
         self.precision = choose_precision(config.precision, policy, self.device)
         """What forward passes compute in."""
         self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations, policy.critic_parameters())
-        self.guard = Guard(config.guard, folder)
+        self.guard = Guard(config.guard, folder if ranks.is_first else None)
         self.offload = EngineOffload(
             config.offload,
             policy=policy,
