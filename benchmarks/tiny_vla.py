@@ -1,9 +1,10 @@
 """One vision-language-action model all the way on a CPU: demonstrations, fine-tuning, reinforcement learning.
 
-Runs the experiments tiny_oft_sft and tiny_oft_grpo with several seeds, one after the other, and writes what came of
-them and how long it took as JSON. About eight minutes for each seed on two idle cores.
+Runs the experiments tiny_oft_sft and tiny_oft_grpo (or those of another model) with several seeds, one after the other,
+and writes what came of them and how long it took as JSON. About eight minutes for each seed on two idle cores.
 
     python benchmarks/tiny_vla.py --seeds 1 2 3 --work DIR --out benchmarks/results/tiny_vla.json
+    python benchmarks/tiny_vla.py --model pi0 --work DIR --out benchmarks/results/tiny_pi0.json
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-COOLER = (0.8, 0.65)
+COOLER: dict[str, tuple[float, ...]] = {"oft": (0.8, 0.65), "pi0": ()}
 """Temperatures below that of training at which the final policy is evaluated as well."""
 
 Seconds = dict[str, dict[str, float]]
@@ -49,17 +50,17 @@ def success(run: Path, *overrides: str) -> float:
     return float(printed[1])
 
 
-def one_seed(seed: int, work: Path, changes: Sequence[str]) -> dict[str, Any]:
+def one_seed(model: str, seed: int, work: Path, changes: Sequence[str]) -> dict[str, Any]:
     """The whole way, from nothing; `changes` are settings of the second half."""
     demonstrations, sft, grpo = work / "demonstrations", work / "sft", work / "grpo"
     common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
-    first = ["tiny_oft_sft", *common, f"data.path={demonstrations}"]
+    first = [f"tiny_{model}_sft", *common, f"data.path={demonstrations}"]
     recording = ["env.end_at_success=false", "--episodes", "300", "--pushes", "1.5", "--after-success", "3"]
     seconds: Seconds = {}
     timed("demonstrations", seconds, "collect", *first, *recording)
     timed("sft", seconds, "run", *first, f"run.dir={sft}")
     checkpoint = f"model.checkpoint={sft}/checkpoints/last/policy"
-    timed("grpo", seconds, "run", "tiny_oft_grpo", *common, checkpoint, f"run.dir={grpo}", *changes)
+    timed("grpo", seconds, "run", f"tiny_{model}_grpo", *common, checkpoint, f"run.dir={grpo}", *changes)
     summary = json.loads((grpo / "summary.json").read_text())
     evaluations = {step: each["eval/success_once"] for step, each in summary["evaluations"].items()}
     rows = [json.loads(line) for line in (grpo / "metrics.jsonl").read_text().splitlines()]
@@ -67,7 +68,7 @@ def one_seed(seed: int, work: Path, changes: Sequence[str]) -> dict[str, Any]:
         "seed": seed,
         "changes": list(changes),
         "success": evaluations,
-        "success_at_temperature": {str(each): success(grpo, f"model.temperature={each}") for each in COOLER},
+        "success_at_temperature": {str(each): success(grpo, f"model.temperature={each}") for each in COOLER[model]},
         "episodes": round(summary["eval/episodes"]),
         "iterations": summary["iterations"],
         "env_steps": summary["env_steps"],
@@ -79,14 +80,15 @@ def one_seed(seed: int, work: Path, changes: Sequence[str]) -> dict[str, Any]:
 def main() -> None:
     """Run all seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=COOLER, default="oft")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--work", type=Path, required=True, help="folder for demonstrations and runs; must not exist")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of tiny_oft_grpo to change")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the second half")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"python": platform.python_version(), "seeds": []}
     for seed in arguments.seeds:
-        results["seeds"].append(one_seed(seed, arguments.work / f"seed{seed}", arguments.set))
+        results["seeds"].append(one_seed(arguments.model, seed, arguments.work / f"seed{seed}", arguments.set))
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")
         print(json.dumps(results["seeds"][-1]), flush=True)
 
