@@ -26,6 +26,7 @@ TINY = [
     "model.unnorm_key=bridge_orig",
     "env.num_envs=2",
     "env.image_size=[64,64]",
+    "env.render_quality=fast",
     "env.max_episode_steps=16",
     "env.tasks=[libero_spatial/0]",
     "rollout.chunks=2",
@@ -67,6 +68,7 @@ def test_it_is_valid_without_weights_and_does_not_run_without_them(name: str, tm
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_grpo_in_libero_runs_end_to_end_with_a_tiny_checkpoint(tmp_path: Path) -> None:
     skip_without("libero")
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
