@@ -42,12 +42,20 @@ model: {denoising_steps: 2, noise_method: flow_noise, joint_logprob: true, scrat
 rollout: {chunks: 4, chunk_size: 2}
 algorithm: {minibatches: 2}
 """
+GR00T = """\
+defaults: [env: gym/pendulum_rgb, model: gr00t, algorithm: ppo, _self_]
+model: {denoising_steps: 3, noise_method: flow_cps, scratch: {layers: 1, action_layers: 2, action_horizon: 4}}
+rollout: {chunks: 4, chunk_size: 2}
+algorithm: {minibatches: 2}
+"""
 RUNS = {
-    "openvla_oft-grpo": (GRPO, "simulator"),
-    "openvla-ppo": (PPO, "simulator"),
-    "pi0-grpo": (PI0, "openpi"),
-    "pi05-ppo": (PI05, "openpi"),
+    "openvla_oft-grpo": (GRPO, "unnorm_key", "simulator"),
+    "openvla-ppo": (PPO, "unnorm_key", "simulator"),
+    "pi0-grpo": (PI0, "unnorm_key", "openpi"),
+    "pi05-ppo": (PI05, "unnorm_key", "openpi"),
+    "gr00t-ppo": (GR00T, "embodiment_tag", "simulator"),
 }
+"""What to run, and the setting that chooses among the statistics of its checkpoint, with what there is."""
 
 
 def embodyrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -58,8 +66,8 @@ def embodyrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "data_set"), RUNS.values(), ids=RUNS.keys())
-def test_a_run_from_the_command_line(tmp_path: Path, text: str, data_set: str) -> None:
+@pytest.mark.parametrize(("text", "option", "known"), RUNS.values(), ids=RUNS.keys())
+def test_a_run_from_the_command_line(tmp_path: Path, text: str, option: str, known: str) -> None:
     """With hardly any learning rate the policy that learns is the one that acted: their log-probs must agree."""
     (tmp_path / "my.yaml").write_text(text + COMMON)
     done = embodyrl(tmp_path, "run", "my.yaml")
@@ -69,6 +77,6 @@ def test_a_run_from_the_command_line(tmp_path: Path, text: str, data_set: str) -
     assert len(learned) == 2
     assert all(abs(row["train/approx_kl"]) < 1e-6 and row["train/grad_norm"] > 0 for row in learned)
     saved = tmp_path / "out" / "checkpoints" / "last" / "policy"
-    again = embodyrl(tmp_path, "validate", "my.yaml", f"model.checkpoint={saved}", "model.unnorm_key=elsewhere")
+    again = embodyrl(tmp_path, "validate", "my.yaml", f"model.checkpoint={saved}", f"model.{option}=elsewhere")
     assert again.returncode == 2
-    assert f"no statistics of unnorm_key = 'elsewhere' (known: {data_set})" in again.stderr
+    assert f"no statistics of {option} = 'elsewhere' (known: {known})" in again.stderr
