@@ -507,6 +507,8 @@ def test_what_is_wrong_is_said_before_anything_starts(whole: Path, setting: str,
 
 def test_a_robot_whose_number_nobody_knows(folder: Path) -> None:
     rewrite(folder / METADATA, lambda content: content.update(my_robot=content[TAG]))
+    assert faults(folder, "model.embodiment_tag=my_robot", "model.embodiment_id=null") == ""  # there is only one
+    rewrite(folder / "config.json", lambda content: content["action_head_cfg"].update(max_num_embodiments=32))
     said = faults(folder, "model.embodiment_tag=my_robot", "model.embodiment_id=null")
     assert "nothing says which number embodiment 'my_robot' has" in said and "new_embodiment 31, gr1 24" in said
 
