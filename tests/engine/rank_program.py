@@ -219,12 +219,14 @@ def model_cases() -> None:
 
         learn(alone, slice(4), 1.0)
         learn(shared, slice(2 * ranks.rank, 2 * ranks.rank + 2), weights.factor)
+        error, size = 0.0, 0.0
         for (key, wanted), found in zip(alone.named_parameters(), shared.parameters(), strict=True):
             assert (wanted.grad is None) == (found.grad is None), key
             if wanted.grad is not None:
-                tolerance = 0.05 if wanted.dtype is torch.bfloat16 or options else 1e-5
-                difference = (whole([found.grad], keep=True)[0] - wanted.grad).abs().max()
-                assert difference <= tolerance * max(1.0, float(wanted.grad.abs().max())), (key, difference)
+                error += float((whole([found.grad], keep=True)[0].float() - wanted.grad.float()).square().sum())
+                size += float(wanted.grad.float().square().sum())
+        # Sums of 16-bit numbers round differently when they are cut in two; where terms cancel, only that is left.
+        assert error**0.5 <= (0.03 if options else 1e-5) * size**0.5, (error, size)
 
     for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t"):
         if not test_policies.SupportedModel.entry(test_policies.CASES[name].model).missing():
