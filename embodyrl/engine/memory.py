@@ -149,7 +149,10 @@ def train_need(weights: Weights, traced: Lines, settings: Learning, *, batch: in
     }
     moments = [learning | {"activations": peak}]
     if settings.master_weights:
-        moments.append(learning | {"float32 gradients of the copies": FLOAT32 * weights.half_trainable})
+        full = FLOAT32 * (weights.trainable - weights.half_trainable)
+        moments.append(
+            learning | {"gradients": full, "float32 gradients of the copies": FLOAT32 * weights.half_trainable}
+        )
     if settings.reference:
         scoring = {"reference policy": weights.weight_bytes, "activations": traced.deciding.at(samples)}
         moments.append(always | scoring)

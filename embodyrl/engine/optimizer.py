@@ -78,6 +78,7 @@ class Optimizer:
         """Change the parameters by their gradients."""
         for parameter, copy in self._copies:
             copy.grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
+            parameter.grad = None  # at once: for a large policy both together are much of the memory
         self.inner.step()
         for parameter, copy in self._copies:
             parameter.copy_(copy)
