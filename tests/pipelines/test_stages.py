@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -83,6 +84,13 @@ class Scripted:
         return Rollout(batch=batch, finished=[], env_steps=int(batch["steps"].sum()))
 
 
+class Idle:
+    """Stands for the engine where none of its numbers matter."""
+
+    def rollout_mode(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
     """An iteration whose first rollout is there."""
     collector = Scripted(batches)
@@ -90,7 +98,7 @@ def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
     return Iteration(
         config=config,
         collector=collector,  # type: ignore[arg-type]
-        engine=None,  # type: ignore[arg-type]
+        engine=Idle(),  # type: ignore[arg-type]
         batch=first.batch,
         rollouts=[first],
     )
