@@ -172,8 +172,12 @@ def test_what_is_saved_is_what_was_loaded(case: Case, layout: str, tmp_path: Pat
 @torch.inference_mode()
 def test_the_library_s_own_pi0_agrees_apart_from_its_time_embedding(tmp_path: Path) -> None:
     """transformers computes the time embedding in float32, hence the looser tolerance."""
-    from transformers import PI0Config, PI0ForConditionalGeneration
+    from transformers import PI0Config, PI0ForConditionalGeneration, __version__
 
+    if tuple(map(int, __version__.split(".")[:2])) < (5, 23):
+        pytest.skip(
+            f"transformers {__version__} builds its pi0 with the published vocabulary, whatever the config says"
+        )
     case = Case("pi0", tmp_path)
     folder = case.folder / "checkpoint"
     config = PI0Config(**{key: value for key, value in json.loads((folder / "config.json").read_text()).items()})
