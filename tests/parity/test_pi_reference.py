@@ -176,7 +176,7 @@ def test_the_library_s_own_pi0_agrees_apart_from_its_time_embedding(tmp_path: Pa
 
     if tuple(map(int, __version__.split(".")[:2])) < (5, 23):
         pytest.skip(
-            f"transformers {__version__} builds its pi0 with the published vocabulary, whatever the config says"
+            f"transformers {__version__} gives its pi0 the published vocabulary, whatever the config says"
         )
     case = Case("pi0", tmp_path)
     folder = case.folder / "checkpoint"
