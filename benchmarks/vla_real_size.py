@@ -1,13 +1,14 @@
 """Large models with random weights: chunks per second in rollouts, tokens per second and peak memory in learning.
 
     python benchmarks/vla_real_size.py                        # OpenVLA-OFT 7B on a GPU, in bfloat16
-    python benchmarks/vla_real_size.py --model openvla --learn lora
+    python benchmarks/vla_real_size.py --model pi0 --learn lora
     python benchmarks/vla_real_size.py --tiny                 # the same code with a tiny model, on a CPU
 
 The device's matrix peak is measured first (one large product); every figure is given as a share of it too. The model's
 arithmetic is counted by torch while the policy runs without memory, recomputation not included, as is usual for "model
-FLOPs utilisation". A rollout is `HybridEngine.act` with pictures in main memory, so preparing them is part of it; a
-training step is `HybridEngine.update` on one minibatch.
+FLOPs utilisation". A rollout is `HybridEngine.act` with pictures in main memory, so preparing them is part of it;
+"graph" is `Policy.act` in evaluation, without preparing pictures, as one CUDA graph, beside the same call as it is. A
+training step is `HybridEngine.update` or `HybridEngine.imitate` on one minibatch.
 
 To add a model, add an entry to MODELS; the model's registry entry must say that a size was published.
 """
@@ -31,12 +32,14 @@ from embodyrl.config.build import build_section
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig
 from embodyrl.engine.dry_run import count_flops
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.precision import computing_in
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.weightless import build_published, build_weightless
 from embodyrl.registry import LOSSES, SupportedModel
 
 SENTENCE = "pick up the black bowl between the plate and the ramekin and place it on the plate"
+LEARN = ["lora", "full", "sft"]
 ASSUMED_PEAK = 790e12
 """FLOP/s for the bounds that are printed beside: a share of an H200's data sheet that large products reach."""
 
@@ -58,6 +61,9 @@ class Model:
 MODELS = {
     "openvla_oft": Model(chunk=8, bound=160.0),
     "openvla": Model(chunk=1, bound=174.0),  # at batch 64; at 1 it is 45, because weights are read for every entry
+    "pi0": Model(chunk=10, pictures=3, bound=181.0),
+    "pi05": Model(chunk=10, pictures=3),
+    "gr00t": Model(chunk=16, pictures=2),
 }
 
 
@@ -183,23 +189,50 @@ def measure_rollout(setup: Setup, batches: list[int], flops: float, peak: float)
     return rows
 
 
+def measure_graph(setup: Setup, batches: list[int]) -> list[dict[str, Any]]:
+    """The likeliest decision kernel by kernel and as one CUDA graph: what launching costs. Empty without a GPU."""
+    if setup.device.type != "cuda":
+        return []
+    engine, rows = setup.engine(), []
+    for batch in batches:
+        with engine.rollout_mode(), torch.inference_mode(), computing_in(engine.precision, setup.device):
+            inputs = engine.policy.preprocess(setup.observe(batch))
+            decide = partial(engine.policy.act, inputs, "eval")
+            plain = setup.seconds(decide)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph):
+                    decide()
+            except RuntimeError as error:  # a model that looks at its numbers on the way cannot be captured
+                rows.append({"batch": batch, "failed": str(error).splitlines()[0]})
+                continue
+            seconds = setup.seconds(graph.replay)
+        rows.append({"batch": batch, "seconds": seconds, "plain_seconds": plain, "chunks_per_s": batch / seconds})
+    return rows
+
+
 def measure_learning(
     setup: Setup, what: str, options: argparse.Namespace, flops: float, tokens: int, peak: float
 ) -> dict[str, Any]:
-    """One training step: LoRA (twice the arithmetic of scoring: activations' gradients) or full (three times)."""
+    """One training step: by reinforcement with LoRA (twice the arithmetic of scoring: activations' gradients) or in
+    full (three times), or on demonstrations in full (sft)."""
     settings: dict[str, Any] = {
         "micro_batch_size": options.micro_batch,
-        # GC
+        "gradient_checkpointing": not options.keep_activations,
     }
     if what == "lora":
         settings["lora"] = {"rank": 32}
     row: dict[str, Any] = {"what": what, "samples": options.samples, "micro_batch": options.micro_batch}
     try:
         engine = setup.engine(**settings)
-        batch = decisions(engine, setup.observe(options.samples))
+        observation = setup.observe(options.samples)
+        batch = decisions(engine, observation)
+        shape = (options.samples, setup.kind.chunk, engine.policy.spec.action_dim)
+        demonstrations = [(observation, np.zeros(shape, np.float32))]
+        steps = {"sft": lambda: engine.imitate(demonstrations)}
         setup.peak_memory()
         with engine.train_mode():
-            seconds = setup.seconds(lambda: engine.update(batch, [SENTENCE]))
+            seconds = setup.seconds(steps.get(what, lambda: engine.update(batch, [SENTENCE])))
     except torch.cuda.OutOfMemoryError as error:
         return row | {"failed": str(error).splitlines()[0]}
     return row | {
@@ -237,7 +270,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="openvla_oft")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, also on a CPU")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="slots decided for at once")
-    parser.add_argument("--learn", nargs="*", choices=["lora", "full"], default=["lora", "full"])
+    parser.add_argument("--learn", nargs="*", choices=LEARN, default=LEARN)
     parser.add_argument("--samples", type=int, default=32, help="decisions of a training step")
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--keep-activations", action="store_true", help="no gradient checkpointing")
@@ -266,6 +299,10 @@ def main() -> None:
     }
     for row in result["rollout"]:
         print(row_text(f"rollout, batch {row['batch']}", row, "chunks_per_s"))
+    result["graph"] = measure_graph(setup, options.batches)
+    for row in result["graph"]:
+        text = row.get("failed") or f"{row['chunks_per_s']:.1f} chunks/s, {row['plain_seconds'] / row['seconds']:.2f} x"
+        print(f"{'graph, batch ' + str(row['batch']):<22} {text}")
     result["learning"] = []
     for what in options.learn:
         row = measure_learning(setup, what, options, scoring, tokens, peak)

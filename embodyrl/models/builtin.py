@@ -69,6 +69,7 @@ SupportedModel.register(
         "blocks": True,
         "standalone": True,
         "check": "embodyrl.models.pi.check:check",
+        "published": "the published pi0 (3.5B)",
     },
     summary="pi0 (3B): pictures, robot state and a sentence; a chunk of actions out of noise",
 )
@@ -83,6 +84,7 @@ SupportedModel.register(
         "blocks": True,
         "standalone": True,
         "check": "embodyrl.models.pi.check:check",
+        "published": "the published pi0.5 (3.6B)",
     },
     summary="pi0.5 (3B): pictures and a sentence that may tell the robot state; a chunk of actions out of noise",
 )

@@ -17,15 +17,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
-    small = ["--tiny", "--batches", "1", "2", "--samples", "2", "--micro-batch", "1", "--rounds", "1"]
+@pytest.mark.parametrize("model", ["openvla_oft", "pi0"])
+def test_a_tiny_model_is_measured(tmp_path: Path, model: str) -> None:
+    small = ["--model", model, "--tiny", "--batches", "1", "2", "--samples", "2", "--micro-batch", "1", "--rounds", "1"]
     command = [sys.executable, str(ROOT / "benchmarks" / "vla_real_size.py"), *small, "--json", "out.json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     assert [row["batch"] for row in result["rollout"]] == [1, 2]
-    assert [row["what"] for row in result["learning"]] == ["lora", "full"]
+    assert [row["what"] for row in result["learning"]] == ["lora", "full", "sft"]
     assert all(row["share_of_peak"] > 0 and "failed" not in row for row in result["rollout"] + result["learning"])
-    assert result["flop_per_decision"] > 5e7  # two for each weight and token, about
+    assert result["flop_per_decision"] > 2e7  # two for each weight and token, about
     assert "tokens/s" in done.stdout and "chunks/s" in done.stdout

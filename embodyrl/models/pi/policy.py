@@ -32,9 +32,10 @@ from embodyrl.models.pi.network import Pi, Prefix
 from embodyrl.models.pi.options import Frozen, Gripper, PiConfig, ValueFrom
 from embodyrl.models.pi.pictures import pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
+from embodyrl.models.pi.published import published_files
 from embodyrl.models.pi.scratch import initialize, scratch_files
 from embodyrl.models.pi.statistics import Normalizer
-from embodyrl.models.policy import DESCRIPTION_FILE, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.policy import DESCRIPTION_FILE, PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import Naming, read_weights, write_single_file
 
@@ -284,6 +285,8 @@ class PiPolicy(FlowPolicy):
 
 
 def _read_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
+    if config.checkpoint == PUBLISHED:
+        return published_files()
     if config.checkpoint is not None:
         return CheckpointFiles.read(Path(config.checkpoint), tokenizer=config.tokenizer, statistics=config.statistics)
     if simulator is None:
