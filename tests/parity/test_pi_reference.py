@@ -175,9 +175,7 @@ def test_the_library_s_own_pi0_agrees_apart_from_its_time_embedding(tmp_path: Pa
     from transformers import PI0Config, PI0ForConditionalGeneration, __version__
 
     if tuple(map(int, __version__.split(".")[:2])) < (5, 23):
-        pytest.skip(
-            f"transformers {__version__} gives its pi0 the published vocabulary, whatever the config says"
-        )
+        pytest.skip(f"transformers {__version__} gives its pi0 the published vocabulary, whatever the config says")
     case = Case("pi0", tmp_path)
     folder = case.folder / "checkpoint"
     config = PI0Config(**{key: value for key, value in json.loads((folder / "config.json").read_text()).items()})
