@@ -24,7 +24,7 @@ from embodyrl.models.flow.options import NoiseMethod
 from embodyrl.models.pi.files import CheckpointFiles
 from embodyrl.models.pi.gemma import Attention, Rotation
 from embodyrl.models.pi.layout import HEAD, WORDS
-from embodyrl.models.pi.options import ScratchConfig
+from embodyrl.models.pi.options import ScratchConfig, StateInput
 from embodyrl.models.pi.sizes import GemmaSizes
 
 SPEC = SimulatorSpec(
@@ -274,12 +274,16 @@ def test_the_state_is_written_into_the_prompt_of_pi05_alone() -> None:
     seen = scratch("pi05")
     batch = observation(2)
     changed = dataclasses.replace(batch, proprio=batch.proprio + 0.5)
-    for policy, sees in ((seen, True), (scratch("pi05", state_in_prompt=False), False)):
+    for policy, sees in ((seen, True), (scratch("pi05", state=StateInput.none), False)):
         ids = [policy.preprocess(each)["input_ids"] for each in (batch, changed)]
         actions = [policy.act(policy.preprocess(each), "eval").actions for each in (batch, changed)]
         assert torch.equal(*ids) is not sees and torch.equal(*actions) is not sees
+    for name in ("pi0", "pi05"):
+        blind = scratch(name, state=StateInput.none, relative_entries=2)
+        states = [blind.preprocess(each)["state"] for each in (batch, changed)]
+        assert blind.spec.proprio_dim == 5 and not any(bool(state.any()) for state in states)
     no_state = Observation(images=batch.images, tasks=batch.tasks)
-    assert scratch("pi05", state_in_prompt=False).preprocess(no_state)["state"].abs().max() == 0
+    assert scratch("pi05", state=StateInput.none).preprocess(no_state)["state"].abs().max() == 0
     with pytest.raises(PolicyError, match="needs a state of 5 numbers, the observation has none"):
         seen.preprocess(no_state)
 

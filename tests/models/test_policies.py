@@ -17,7 +17,7 @@ from embodyrl.models.flow.options import NoiseMethod
 from embodyrl.models.gr00t.options import ScratchConfig as Gr00tScratch
 from embodyrl.models.gr00t.options import ValueInput
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.models.pi.options import Frozen, ValueFrom
+from embodyrl.models.pi.options import Frozen, StateInput, ValueFrom
 from embodyrl.models.pi.options import ScratchConfig as PiScratch
 from embodyrl.models.prismatic.options import ScratchConfig
 
@@ -99,7 +99,7 @@ CASES = {
     ),
     "pi05": Case("pi05", options=PI, spec=ONE),
     "pi05-frozen-without-state": Case(
-        "pi05", options=PI | {"state_in_prompt": False, "frozen": Frozen.language}, spec=ONE
+        "pi05", options=PI | {"state": StateInput.none, "frozen": Frozen.language}, spec=ONE
     ),
     "openvla_oft-top-p": Case("openvla_oft", options=SMALL | {"top_p": 0.8}, spec=ONE),
     "gr00t": Case("gr00t", options=GR00T, spec=TWO),

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pi0": ("pi0", {"noise_method": "flow_sde", "noise_level": 0.5}),
     "pi0-cps": ("pi0", {"noise_method": "flow_cps", "noise_level": 0.3, "normalization": "quantile"}),
     "pi05": ("pi05", {"noise_method": "flow_noise", "joint_logprob": True, "relative_entries": 2}),
-    "pi05-prefix": ("pi05", {"state_in_prompt": False, "value_from": "prefix"}),
+    "pi05-prefix": ("pi05", {"state": "none", "value_from": "prefix"}),
 }
 
 

@@ -13,7 +13,7 @@ from embodyrl.models.flow.check import Objection
 from embodyrl.models.flow.check import check as check_flow
 from embodyrl.models.pi.architecture import Architecture
 from embodyrl.models.pi.files import NUMBERS, CheckpointFiles
-from embodyrl.models.pi.options import PiConfig
+from embodyrl.models.pi.options import PiConfig, StateInput
 from embodyrl.registry import near_match
 
 ABSENT = "absent"
@@ -71,11 +71,12 @@ def check(config: Config) -> Iterator[Objection]:
     model = config.model
     assert isinstance(model, PiConfig)
     yield from check_flow(config)
-    if model.name == "pi0" and model.state_in_prompt:
+    own, other = (StateInput.token, "pi05") if model.name == "pi0" else (StateInput.prompt, "pi0")
+    if model.state not in (own, StateInput.none):
         yield (
-            "model.state_in_prompt",
-            "model.state_in_prompt is true, but pi0 sees the state in a token of its own",
-            "set it to false, or model.name to pi05",
+            "model.state",
+            f"model.state = {model.state.value}, which model {model.name!r} has no place for",
+            f"set it to {own.value} or none, or model.name to {other}",
         )
     if model.checkpoint is None:
         yield from _check_scratch(model)
@@ -135,7 +136,8 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Obj
     except PolicyError as error:
         yield "model.unnorm_key", f"model.unnorm_key: {error}", ""
         return
-    for key in ("state", "actions"):
+    needed = ("actions",) if model.state is StateInput.none and not model.relative_entries else ("state", "actions")
+    for key in needed:
         lacking = [name for name in NUMBERS[model.normalization] if name not in chosen.get(key, {})]
         if lacking:
             yield (

@@ -25,6 +25,14 @@ class Frozen(StrEnum):
     language = "language"
 
 
+class StateInput(StrEnum):
+    """How the model sees the robot's state."""
+
+    token = "token"
+    prompt = "prompt"
+    none = "none"
+
+
 class ValueFrom(StrEnum):
     """What the critic looks at."""
 
@@ -74,8 +82,9 @@ class PiConfig(FlowConfig):
     """PaliGemma's tokenizer.json or tokenizer.model. null: the one that lies in the checkpoint's folder."""
     normalization: Normalization = setting(Normalization.zscore)
     """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
-    state_in_prompt: bool = setting(False)
-    """pi05 alone: write the state into the sentence, in 256 steps."""
+    state: StateInput = setting(StateInput.token)
+    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the sentence in 256 steps. none: not at
+    all, as openpi's pi05_libero; a token is zeros then."""
     prompt_length: int | None = setting(None, low=1)
     """Tokens of a sentence, with padding, in rollouts and learning alike; a longer one is refused. null: as many as
     the checkpoint says."""
@@ -114,5 +123,6 @@ class Pi05Config(PiConfig):
 
     normalization: Normalization = setting(Normalization.quantile)
     """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
-    state_in_prompt: bool = setting(True)
-    """Write the state into the sentence, in 256 steps; openpi's pi05_libero does not see it at all."""
+    state: StateInput = setting(StateInput.prompt)
+    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the sentence in 256 steps. none: not at
+    all, as openpi's pi05_libero."""

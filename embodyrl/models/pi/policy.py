@@ -27,9 +27,9 @@ from embodyrl.models.observations import check_images
 from embodyrl.models.options import ActionUnits, WeightType
 from embodyrl.models.pi.architecture import Architecture
 from embodyrl.models.pi.check import choose_cameras
-from embodyrl.models.pi.files import CheckpointFiles
+from embodyrl.models.pi.files import NUMBERS, CheckpointFiles
 from embodyrl.models.pi.network import Pi, Prefix
-from embodyrl.models.pi.options import Frozen, Gripper, PiConfig, ValueFrom
+from embodyrl.models.pi.options import Frozen, Gripper, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.pictures import pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.pi.published import published_files
@@ -73,7 +73,9 @@ class PiPolicy(FlowPolicy):
         self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
         statistics = self.files.statistics
         chosen = statistics[choose_key(statistics, config.unnorm_key)]
-        self.states = Normalizer(chosen.get("state", {}), config.normalization, "states")
+        nothing: dict[str, list[float]] = {name: [] for name in NUMBERS[config.normalization]}
+        states = chosen.get("state", {}) if self._sees_state else nothing
+        self.states = Normalizer(states, config.normalization, "states")
         self.actions = Normalizer(chosen.get("actions", {}), config.normalization, "actions")
         self.cameras = choose_cameras(
             config.cameras, None if simulator is None else simulator.cameras, self.architecture
@@ -128,7 +130,7 @@ class PiPolicy(FlowPolicy):
     @property
     def _sees_state(self) -> bool:
         """Whether the state reaches the network, or actions are relative to it."""
-        return not self.architecture.adaptive or self.config.state_in_prompt or self.config.relative_entries > 0
+        return self.config.state is not StateInput.none or self.config.relative_entries > 0
 
     def _freeze(self) -> None:
         """Learn nothing where the options say so, nor in what does not touch actions or values."""
@@ -139,6 +141,7 @@ class PiPolicy(FlowPolicy):
             after = (f"{last}self_attn.q", f"{last}self_attn.o", f"{last}post", f"{last}mlp", "language.norm")
             still = (
                 name.startswith("expert_lm_head")
+                or (name == "state_proj.weight" and self.config.state is StateInput.none)
                 or (name.startswith(after) and not reads_prefix)
                 or (frozen is not Frozen.nothing and name.startswith("vision."))
                 or (frozen is Frozen.language and name.startswith(("projector.", "embed_tokens.", "language.")))
@@ -159,13 +162,14 @@ class PiPolicy(FlowPolicy):
         images = check_images(observation.images, len(self.cameras.used))[:, self.cameras.order]
         proprio = self._proprio(observation)
         state = self.states(proprio)
-        written = [*state.cpu().numpy()] if self.config.state_in_prompt else None
+        shown = torch.zeros_like(state) if self.config.state is StateInput.none else state
+        written = [*state.cpu().numpy()] if self.config.state is StateInput.prompt else None
         ids, mask = self.prompts.batch(observation.tasks, written)
         inputs = {
             "pixel_values": pixel_values(images, self.architecture.image_size, device),
             "input_ids": ids.to(device),
             "attention_mask": mask.to(device),
-            "state": functional.pad(state, (0, self.architecture.state_dim - state.shape[1])),
+            "state": functional.pad(shown, (0, self.architecture.state_dim - state.shape[1])),
         }
         return inputs | {"proprio": proprio} if self.config.relative_entries else inputs
 

@@ -14,7 +14,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.pi.files import OPENPI, TOKENIZERS, CheckpointFiles
 from embodyrl.models.pi.layout import Layout
 from embodyrl.models.pi.network import Pi
-from embodyrl.models.pi.options import PiConfig
+from embodyrl.models.pi.options import PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer, word_tokenizer
 
 
@@ -30,12 +30,12 @@ def scratch_files(config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -
         raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
     tokenizer = word_tokenizer(simulator.tasks.values())
     prompts = Prompts(*read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
-    state = np.zeros(simulator.proprio_dim) if config.state_in_prompt else None
+    state = np.zeros(simulator.proprio_dim) if config.state is StateInput.prompt else None
     sizes = config.scratch
     description = {
         "type": config.name,
         "max_action_dim": simulator.action_dim,
-        "max_state_dim": simulator.proprio_dim,
+        "max_state_dim": max(1, simulator.proprio_dim),
         "chunk_size": chunk_size,
         "tokenizer_max_length": max(len(prompts.ids(task, state)) for task in simulator.tasks.values()),
         "image_resolution": [sizes.image_size] * 2,
