@@ -22,6 +22,7 @@ from embodyrl.config.schema import LEFT_OPEN
 from embodyrl.envs import ActionField, Observation
 from embodyrl.models import PolicyError, build_policy, load_policy
 from embodyrl.models.flow.options import NoiseMethod
+from embodyrl.models.flow.policy import HEADS_FILE
 from embodyrl.models.gr00t.architecture import Architecture
 from embodyrl.models.gr00t.backbone import causal_mask
 from embodyrl.models.gr00t.files import EAGLE, METADATA, CheckpointFiles
@@ -131,10 +132,9 @@ def test_a_round_trip_in_bfloat16_is_exact_to_the_byte(whole: Path, tmp_path: Pa
     assert all(after[key].dtype == torch.bfloat16 and torch.equal(before[key], after[key]) for key in before)
     for name in ("config.json", f"{EAGLE}/config.json", f"{EAGLE}/tokenizer.json", METADATA):
         assert json.loads((whole / name).read_text()) == json.loads((tmp_path / name).read_text())
-    for name in ("value_head.safetensors", "noise_network.safetensors"):
-        heads = [load_file(place / name) for place in (whole, tmp_path)]
-        assert heads[0].keys() == heads[1].keys()
-        assert all(torch.equal(heads[0][key], heads[1][key]) for key in heads[0])
+    heads = [load_file(place / HEADS_FILE) for place in (whole, tmp_path)]
+    assert heads[0].keys() == heads[1].keys()
+    assert all(torch.equal(heads[0][key], heads[1][key]) for key in heads[0])
 
 
 def in_other_layout(folder: Path, edit: Any) -> Path:
@@ -191,7 +191,8 @@ def test_weights_that_do_not_fit_are_named(folder: Path, edit: Any, message: str
 def test_heads_are_optional_and_apart(whole: Path, folder: Path) -> None:
     """A checkpoint of public training has none, one that explored in another way has another."""
     assert load(whole, noise_method="flow_sde").noise_network is None
-    (folder / "noise_network.safetensors").unlink()
+    heads = load_file(folder / HEADS_FILE)
+    save_file({key: head for key, head in heads.items() if key.startswith("value_head")}, folder / HEADS_FILE)
     kept, fresh = load(whole, noise_method="flow_noise"), load(folder, noise_method="flow_noise")
     assert not torch.equal(kept.noise_network.mlp[0].weight, fresh.noise_network.mlp[0].weight)
     assert torch.equal(kept.value_head.mlp[0].weight, fresh.value_head.mlp[0].weight)
@@ -253,6 +254,43 @@ def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) ->
     assert torch.equal(again.action_range.spread, policy.action_range.spread)
 
 
+def as_lerobot(folder: Path, tag: str) -> Path:
+    """The checkpoint with statistics where LeRobot keeps them."""
+    entry = json.loads((folder / METADATA).read_text())[tag]["statistics"]
+    parts = entry["state"]["hand"], entry["state"]["fingers"]
+    state = {key: [*parts[0][key], *parts[1][key]] for key in ("min", "max", "mean", "std")}
+    numbers = {"observation.state": state, "action": entry["action"]["everything"]}
+    flat = {f"{name}.{key}": torch.tensor(column) for name, part in numbers.items() for key, column in part.items()}
+    file = "policy_preprocessor_step_2_groot_pack_inputs_v3.safetensors"
+    save_file(flat, folder / file)
+    packing = {"registry_name": "groot_pack_inputs_v3", "config": {"embodiment_tag": "gr1"}, "state_file": file}
+    steps = [{"registry_name": "to_batch_processor", "config": {}}, packing]
+    (folder / "policy_preprocessor.json").write_text(json.dumps({"name": "policy_preprocessor", "steps": steps}))
+    (folder / METADATA).unlink()
+    return folder
+
+
+def test_statistics_in_a_checkpoint_of_lerobot(whole: Path, folder: Path) -> None:
+    """They are those of the robot that it names."""
+    theirs = load(as_lerobot(folder, TAG), embodiment_tag=None, simulator=SPEC)
+    ours = load(whole, simulator=SPEC)
+    torch.testing.assert_close(theirs.state_range.spread, ours.state_range.spread)
+    torch.testing.assert_close(theirs.action_range.centre, ours.action_range.centre)
+    assert list(theirs.files.metadata) == ["gr1"]
+
+
+@pytest.mark.parametrize("lack", ["the step", "the file"])
+def test_a_checkpoint_of_lerobot_without_statistics(folder: Path, lack: str) -> None:
+    as_lerobot(folder, TAG)
+    if lack == "the step":
+        rewrite(folder / "policy_preprocessor.json", lambda content: content["steps"].pop())
+    else:
+        next(folder.glob("*_v3.safetensors")).unlink()
+    message = "has no step groot_pack_inputs" if lack == "the step" else "names .*_v3.safetensors, which is not there"
+    with pytest.raises(PolicyError, match=rf"{message}.*: set model\.statistics to"):
+        load(folder)
+
+
 def test_a_new_model_scales_states_by_the_statistics_of_demonstrations(tmp_path: Path) -> None:
     state = {"min": [0.0] * 8, "max": [2.0] * 8, "mean": [0.0] * 8, "std": [1.0] * 8}
     action = {"min": [-0.5] * 7, "max": [0.5] * 7, "mean": [0.0] * 7, "std": [1.0] * 7}
@@ -302,6 +340,13 @@ def test_prompts_have_one_length_and_padding_where_it_is_asked_for(whole: Path) 
     right = load(whole, simulator=SPEC, padding="right", prompt_length=60).preprocess(views([short]))
     assert right["input_ids"].shape == (1, 60)
     assert right["attention_mask"][0, 0] and right["input_ids"][0, -1] == 0 and not right["attention_mask"][0, -1]
+
+
+def test_a_task_as_lerobot_writes_it(whole: Path) -> None:
+    task = max(TASKS.values(), key=len)
+    listed, plain = (load(whole, simulator=SPEC, listed_task=each).prompts.encode(task) for each in (True, False))
+    own = load(whole, simulator=SPEC).prompts
+    assert listed == own.encode(f"['{task}']") != plain == own.encode(task)
 
 
 def views(tasks: list[str]) -> Observation:
@@ -402,21 +447,18 @@ def test_evaluation_repeats_a_rollout_bit_for_bit(method: NoiseMethod, joint: bo
     assert torch.equal(scored.logprobs, acted.logprobs) and torch.equal(scored.values, acted.values)
 
 
-def test_pictures_and_sentence_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, count = scratch(), 0
-    original = policy.network.backbone.forward
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal count
-        count += 1
-        return original(*arguments)
-
-    monkeypatch.setattr(policy.network.backbone, "forward", counted)
+def test_pictures_and_sentence_are_looked_at_once() -> None:
+    """By the language model, and, of what it made of them, by each block that needs keys and values."""
+    policy = scratch()
+    blocks = policy.network.action_head.model.transformer_blocks
+    calls = [0, 0]
+    for number, part in enumerate((policy.network.backbone, blocks[0].attn1.to_k)):
+        part.register_forward_hook(lambda *_, number=number: calls.__setitem__(number, calls[number] + 1))
     inputs = policy.preprocess(two_views())
     acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
-    assert count == 1
+    assert policy.config.denoising_steps == 4 and calls == [1, 1]
     policy.evaluate(inputs, acted.trace)
-    assert count == 2
+    assert calls == [2, 2]
 
 
 @pytest.mark.parametrize("detach", [True, False])

@@ -150,7 +150,7 @@ def test_blocks_of_the_diffusion_transformer(policy: Any) -> None:
     }
 
     def keep(name: str) -> Callable[..., None]:
-        return lambda module, inputs, output: seen.update({name: output})
+        return lambda module, inputs, output: seen.update({name: output[0] if isinstance(output, tuple) else output})
 
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
     policy.denoise(given_random_features(policy), arrays("gr00t")["head/noise"], torch.zeros(3))

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load as load_tensors
+
 from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.architecture import Architecture
 from embodyrl.models.gr00t.options import Gr00tConfig
-from embodyrl.models.gr00t.statistics import as_metadata
+from embodyrl.models.gr00t.statistics import LEROBOT_TAG, as_metadata
 
 CONFIG = "config.json"
 EAGLE = "eagle2_hg_model"
@@ -22,8 +24,11 @@ EAGLE_CONFIG = f"{EAGLE}/config.json"
 METADATA = "experiment_cfg/metadata.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "vocab.json", "merges.txt", "added_tokens.json")
+STATISTICS_REMEDY = "set model.statistics to Isaac's metadata.json, or to meta/stats.json of a LeRobotDataset"
 LEROBOT_TYPE = "groot"
 """`type` in the config.json of LeRobot, which says nothing about sizes: there is only the published one."""
+PREPROCESSOR, PACKING = "policy_preprocessor.json", "groot_pack_inputs"
+"""LeRobot's list of what it does to an observation, and the beginning of the step's name that knows the statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +59,7 @@ class CheckpointFiles:
         return cls(
             config=content,
             eagle=_read_json(eagle, "") if eagle.is_file() else None,
-            metadata=read_statistics(Path(config.statistics or folder / METADATA)),
+            metadata=read_statistics(folder if config.statistics is None else Path(config.statistics)),
             tokenizer=_read_tokenizer(folder, config.tokenizer),
         )
 
@@ -76,13 +81,34 @@ class CheckpointFiles:
 
 
 def read_statistics(path: Path) -> dict[str, Any]:
-    """Statistics by robot, from Isaac's metadata.json or from a LeRobotDataset's stats.json.
+    """Statistics by robot.
+
+    Args:
+        path: Isaac's metadata.json, a LeRobotDataset's stats.json, or the folder of a checkpoint.
 
     Raises:
-        PolicyError: the file is missing or damaged.
+        PolicyError: there are none, or their file is damaged.
     """
-    remedy = "set model.statistics to Isaac's metadata.json, or to meta/stats.json of a LeRobotDataset"
-    return as_metadata(_read_json(path, remedy))
+    if not path.is_dir():
+        return as_metadata(_read_json(path, STATISTICS_REMEDY))
+    if (path / PREPROCESSOR).is_file() and not (path / METADATA).is_file():
+        return _lerobot_statistics(path)
+    return as_metadata(_read_json(path / METADATA, STATISTICS_REMEDY))
+
+
+def _lerobot_statistics(folder: Path) -> dict[str, Any]:
+    """Those that a policy of LeRobot keeps beside its weights, of the robot that it names."""
+    steps = _read_json(folder / PREPROCESSOR, "").get("steps", [])
+    packing = [step for step in steps if str(step.get("registry_name", "")).startswith(PACKING)]
+    name = packing[0].get("state_file") if packing else None
+    if name is None or not (folder / name).is_file():
+        found = f"names {name}, which is not there" if name else f"has no step {PACKING}.. with statistics"
+        raise PolicyError(f"{folder / PREPROCESSOR} {found}: {STATISTICS_REMEDY}")
+    features: dict[str, dict[str, Any]] = {}
+    for key, tensor in load_tensors((folder / name).read_bytes()).items():
+        feature, _, number = key.rpartition(".")
+        features.setdefault(feature, {})[number] = tensor.tolist()
+    return as_metadata(features, packing[0].get("config", {}).get("embodiment_tag", LEROBOT_TAG))
 
 
 def _read_json(path: Path, remedy: str) -> dict[str, Any]:

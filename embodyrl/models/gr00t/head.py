@@ -7,7 +7,7 @@ actions that are denoised together (horizon), `D` numbers in an action (padded),
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from embodyrl.models.gr00t.layers import (
     DiTBlock,
     Embodiment,
     EmbodimentMLP,
+    KeysValues,
     SelfAttentionBlock,
     TimestepEmbedder,
 )
@@ -34,6 +35,9 @@ class Condition:
     """The robot's state `[B, 1, E]`."""
     embodiment: Embodiment
     """Which robot it is."""
+    memory: dict[int, KeysValues] = field(default_factory=dict)
+    """Keys and values of the context by the number of the block that looks at it, once a denoising step has computed
+    them."""
 
 
 class SelfAttentionTransformer(nn.Module):
@@ -75,11 +79,15 @@ class DiT(nn.Module):
         self.proj_out_1 = nn.Linear(size.width, 2 * size.width)
         self.proj_out_2 = nn.Linear(size.width, outputs)
 
-    def forward(self, tokens: Tensor, context: Tensor, bucket: Tensor) -> Tensor:
-        """`[B, L, outputs]` of `[B, L, E]` at times `bucket [B]`."""
+    def forward(self, tokens: Tensor, context: Tensor, bucket: Tensor, memory: dict[int, KeysValues]) -> Tensor:
+        """`[B, L, outputs]` of `[B, L, E]` at times `bucket [B]`; leaves keys and values of the context in `memory`,
+        and uses those that are there."""
         time = self.timestep_encoder(bucket)
         for index, block in enumerate(self.transformer_blocks):
-            tokens = block(tokens, time, None if index % 2 else context)
+            looks_away = index % 2 == 0
+            tokens, keys_values = block(tokens, time, context if looks_away else None, memory.get(index))
+            if looks_away:
+                memory[index] = keys_values
         # The other way round than in the blocks: the shift comes first.
         shift, scale = self.proj_out_1(functional.silu(time)).unsqueeze(1).chunk(2, dim=-1)
         normed = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-6) * (1 + scale) + shift
@@ -116,7 +124,7 @@ class ActionHead(nn.Module):
         encoded = encoded + self.position_embedding.weight[:horizon]
         future = self.future_tokens.weight.expand(len(actions), -1, -1)
         tokens = torch.cat([given.state, future, encoded], dim=1)
-        result: Tensor = self.model(tokens, given.context, bucket)[:, -horizon:]
+        result: Tensor = self.model(tokens, given.context, bucket, given.memory)[:, -horizon:]
         return result
 
     def velocity(self, hidden: Tensor, given: Condition) -> Tensor:

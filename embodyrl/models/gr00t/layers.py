@@ -14,6 +14,8 @@ from torch.nn import functional
 
 Embodiment = int | Tensor
 """A robot's number, of all samples or of each one `[B]`."""
+KeysValues = tuple[Tensor, Tensor]
+"""Of tokens that others look at, `[B, h, M, E/h]` each, for `h` heads."""
 MAX_PERIOD = 10000.0
 """Of the waves that tell the time. Angles reach a thousand, so that the order of operations decides the fifth digit; it
 is that of the public code."""
@@ -102,16 +104,19 @@ class Attention(nn.Module):
         self.to_v = nn.Linear(context or width, width)
         self.to_out = nn.ModuleList([nn.Linear(width, width)])
 
-    def forward(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
-        """`[B, L, E]` of `[B, L, E]`, which look at `context [B, M, ...]` or at themselves."""
+    def forward(
+        self, tokens: Tensor, context: Tensor | None = None, known: KeysValues | None = None
+    ) -> tuple[Tensor, KeysValues]:
+        """`[B, L, E]` of `[B, L, E]`, which look at `context [B, M, ...]` or at themselves, and keys and values of what
+        they look at, which need not be computed where they are `known`."""
         seen = tokens if context is None else context
-        query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in (self.to_q(tokens), self.to_k(seen), self.to_v(seen))
-        )
-        attended = functional.scaled_dot_product_attention(query, key, value)
-        result: Tensor = self.to_out[0](attended.transpose(1, 2).flatten(2))
-        return result
+        key, value = known or (self._split(self.to_k(seen)), self._split(self.to_v(seen)))
+        attended = functional.scaled_dot_product_attention(self._split(self.to_q(tokens)), key, value)
+        return self.to_out[0](attended.transpose(1, 2).flatten(2)), (key, value)
+
+    def _split(self, tokens: Tensor) -> Tensor:
+        """`[B, h, L, E/h]` of `[B, L, E]`."""
+        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class _GELUProjection(nn.Module):
@@ -163,7 +168,7 @@ class SelfAttentionBlock(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """`[B, L, E]` of `[B, L, E]`."""
-        tokens = tokens + self.attn1(self.norm1(tokens))
+        tokens = tokens + self.attn1(self.norm1(tokens))[0]
         result: Tensor = tokens + self.ff(self.norm3(tokens))
         return result
 
@@ -177,9 +182,11 @@ class DiTBlock(nn.Module):
         self.attn1 = Attention(width, heads, context)
         self.ff = FeedForward(width)
 
-    def forward(self, tokens: Tensor, time: Tensor, context: Tensor | None) -> Tensor:
-        """`[B, L, E]` of `[B, L, E]` at times `time [B, E]`."""
-        tokens = tokens + self.attn1(self.norm1(tokens, time), context)
+    def forward(
+        self, tokens: Tensor, time: Tensor, context: Tensor | None, known: KeysValues | None = None
+    ) -> tuple[Tensor, KeysValues]:
+        """`[B, L, E]` of `[B, L, E]` at times `time [B, E]`; keys and values as in `Attention`."""
+        attended, keys_values = self.attn1(self.norm1(tokens, time), context, known)
+        tokens = tokens + attended
         normed = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-5)
-        result: Tensor = tokens + self.ff(normed)
-        return result
+        return tokens + self.ff(normed), keys_values

@@ -115,6 +115,8 @@ class Gr00tConfig(FlowConfig):
     prompt_length: int | None = setting(None, low=1)
     """Tokens that every prompt is filled up to, pictures included. The model looks at padding, too, so this changes
     what it does. null: the longest prompt of the simulator's tasks."""
+    listed_task: bool = setting(False)
+    """Write the task as LeRobot does, ['pick up the bowl'], with brackets and quotation marks."""
     padding: Padding = setting(Padding.left)
     """left: fill up before the prompt with the tokenizer's own token for it, as Isaac-GR00T does. right: behind it with
     token 0, as RLinf does."""

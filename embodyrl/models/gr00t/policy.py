@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -40,7 +39,7 @@ from embodyrl.models.observations import check_images
 from embodyrl.models.options import ActionUnits, WeightType
 from embodyrl.models.policy import DESCRIPTION_FILE, PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
 from embodyrl.models.units import SimulatorUnits
-from embodyrl.models.weights import load_strictly, read_weights, write_weights
+from embodyrl.models.weights import read_weights, write_weights
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
 
@@ -88,6 +87,7 @@ class Gr00tPolicy(FlowPolicy):
             pictures=self.num_images,
             pieces=sizes.picture_tokens,
             tasks=[] if simulator is None else simulator.tasks.values(),
+            listed=config.listed_task,
             length=config.prompt_length,
             padding=config.padding,
         )
@@ -202,10 +202,6 @@ class Gr00tPolicy(FlowPolicy):
 
     # ----------------------------------------------------------------------------------------------------------- files
 
-    def _heads(self) -> dict[str, nn.Module]:
-        heads: dict[str, nn.Module | None] = {"value_head": self.value_head, "noise_network": self.noise_network}
-        return {name: head for name, head in heads.items() if head is not None}
-
     def load(self, folder: Path) -> None:
         """Read weights in a public layout: NVIDIA's, in shards, or LeRobot's. A checkpoint without critic and
         exploration noise leaves these as they are.
@@ -214,17 +210,13 @@ class Gr00tPolicy(FlowPolicy):
             PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
         """
         read_weights(self.network, folder, self.dtype, NAMING)
-        for name, head in self._heads().items():
-            if (path := folder / f"{name}.safetensors").is_file():
-                load_strictly(head, load_file(path), path.name)
+        self.load_heads(folder)
 
     def save(self, folder: Path, config: ModelConfig) -> None:
         """Write NVIDIA's layout into an existing folder, and critic and exploration noise beside it."""
         self.files.write(folder)
         write_weights(self.network, folder, NAMING)
-        for name, head in self._heads().items():
-            tensors = {key: value.contiguous() for key, value in head.state_dict().items()}
-            save_file(tensors, folder / f"{name}.safetensors")
+        self.save_heads(folder)
         description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
         (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
 

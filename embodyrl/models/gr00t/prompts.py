@@ -49,6 +49,7 @@ class Prompts:
         pictures: shown with every sentence.
         pieces: tokens of a picture.
         tasks: sentences to expect.
+        listed: sentences are written as LeRobot does: in brackets and quotation marks.
         length: of every prompt; None: that of the longest sentence to expect, or, where none is expected, of the
             longest in the batch.
         padding: where to fill up.
@@ -65,6 +66,7 @@ class Prompts:
         pictures: int,
         pieces: int,
         tasks: Iterable[str],
+        listed: bool,
         length: int | None,
         padding: Padding,
     ) -> None:
@@ -74,7 +76,7 @@ class Prompts:
             raise PolicyError(
                 f"{PIECE} has id {found} in the tokenizer, {image_token} in the model: it is another model's tokenizer"
             )
-        self._pictures, self._pieces = pictures, pieces
+        self._pictures, self._pieces, self._listed = pictures, pieces, listed
         self._left = padding is Padding.left
         self._pad = (self._tokenizer.token_to_id(PAD) or 0) if self._left else 0
         self._known: dict[str, list[int]] = {}
@@ -86,7 +88,7 @@ class Prompts:
     def encode(self, task: str) -> list[int]:
         """Token ids of the chat about a task, without padding."""
         if task not in self._known:
-            text = prompt(task, self._pictures, self._pieces)
+            text = prompt(str([task]) if self._listed else task, self._pictures, self._pieces)
             self._known[task] = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return self._known[task]
 

@@ -40,14 +40,13 @@ class Robot:
     """Pictures that it was trained with; None: the file does not say."""
 
 
-def as_metadata(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Contents of Isaac's metadata.json, also where a LeRobotDataset's stats.json is given."""
+def as_metadata(content: Mapping[str, Any], tag: str = LEROBOT_TAG) -> dict[str, Any]:
+    """Contents of Isaac's metadata.json, also where those of a LeRobotDataset's stats.json are given; they name no
+    robot, and are taken to be those of `tag`."""
     if LEROBOT_ACTION not in content:
         return dict(content)
     state, action = content.get(LEROBOT_STATE), content[LEROBOT_ACTION]
-    return {
-        LEROBOT_TAG: {"statistics": {"state": {} if state is None else {"state": state}, "action": {"action": action}}}
-    }
+    return {tag: {"statistics": {"state": {} if state is None else {"state": state}, "action": {"action": action}}}}
 
 
 def choose_robot(
