@@ -10,6 +10,7 @@ import psutil
 from embodyrl.config import LoadedConfig
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, Device, ModelConfig, Precision
+from embodyrl.models.saved import other_options
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import own_share, place_here
 from embodyrl.registry import SupportedModel
@@ -31,6 +32,8 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
         ("algorithm", algorithm(config)),
         ("output", f"{run_dir}/  (metrics.jsonl, checkpoints/, report.html, ...)"),
     ]
+    if changed := other_options(config.model):
+        rows.insert(4, ("", f"the checkpoint was saved with other options: {', '.join(changed)}"))
     title = f"embodyrl {__version__}   run {config.run.name}   ({loaded.source})"
     return "\n".join([title, *(f"  {name:<11}{text}" for name, text in rows)])
 

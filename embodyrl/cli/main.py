@@ -214,12 +214,15 @@ def validate(words: Words = None, elsewhere: Elsewhere = False) -> None:
     """Check a config completely and start nothing."""
     from embodyrl.config import Use, load_config
     from embodyrl.config.schema import LEFT_OPEN
+    from embodyrl.models.saved import other_options
 
     source, overrides = split_words(words)
     loaded = load_config(source, overrides, use=Use.elsewhere if elsewhere else Use.check)
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
     if loaded.config.model.checkpoint == LEFT_OPEN:
         typer.echo("note: model.checkpoint is left open; to run, name the folder of the weights: model.checkpoint=DIR")
+    if changed := other_options(loaded.config.model):
+        typer.echo(f"note: the checkpoint was saved with other options: {', '.join(changed)}")
     function = loaded.config.pipeline.function
     code = [*loaded.config.plugins, *([function] if function else [])]
     if code:

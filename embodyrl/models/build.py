@@ -15,6 +15,7 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
+from embodyrl.models.saved import read_description
 from embodyrl.registry import SupportedModel
 from embodyrl.seeding import derive_seed
 
@@ -55,8 +56,10 @@ def load_policy(
         name: of the model, as `embodyrl list models` shows it.
         checkpoint: folder of its weights.
         simulator: what it is to act in; None: a model whose checkpoint says what its actions are returns those.
-        chunk_size: actions per decision; None: what the model's public checkpoints have.
-        options: the model's options, as in the `model:` section of a config.
+        chunk_size: actions per decision; None: as many as the policy was saved with, or, if it comes from elsewhere,
+            what the model's public checkpoints have.
+        options: the model's options, as in the `model:` section of a config; others are those that the policy was saved
+            with, or the model's defaults if it comes from elsewhere.
 
     Raises:
         UnknownNameError: there is no such model.
@@ -65,10 +68,11 @@ def load_policy(
     """
     entry = SupportedModel.entry(name)
     entry.load()
-    data = {"name": name, "checkpoint": str(checkpoint), **options}
+    saved, saved_chunk = read_description(Path(checkpoint), name)
+    data = {**saved, "name": name, "checkpoint": str(checkpoint), **options}
     faults = check_settings(Settings(data), ModelConfig, Location(f"load_policy({name!r})"), ())
     if faults:
         raise PolicyError("; ".join(map(str, faults)))
-    chunk = entry.facts.get("usual_chunk", 1) if chunk_size is None else chunk_size
+    chunk = chunk_size or saved_chunk or entry.facts.get("usual_chunk", 1)
     policy = build_policy(build_section(ModelConfig, data), simulator, chunk_size=chunk, seed=0)
     return policy.eval()

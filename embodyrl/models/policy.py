@@ -6,8 +6,6 @@ proprio dims.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.saved import write_description
 
 Inputs = dict[str, Tensor]
 """What `preprocess` makes of an observation; every tensor is `[B, ...]`."""
@@ -28,7 +27,6 @@ Inputs = dict[str, Tensor]
 PUBLISHED = "<published>"
 """As a config's checkpoint: a model of the size that was published, for looking at without weights."""
 WEIGHTS_FILE = "model.safetensors"
-DESCRIPTION_FILE = "policy.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +173,7 @@ class Policy(nn.Module, ABC):
     def save(self, folder: Path, config: ModelConfig) -> None:
         """Write weights and description into an existing folder."""
         save_file({key: value.contiguous() for key, value in self.state_dict().items()}, folder / WEIGHTS_FILE)
-        description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
-        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+        write_description(folder, config, self.spec)
 
     def start_from(self, folder: Path) -> None:
         """Take the weights that a config names, which need not come from `save`. The default is `load`."""

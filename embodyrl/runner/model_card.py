@@ -109,7 +109,4 @@ def _python(config: Config) -> str:
     """How to load it in Python, where that takes no simulator."""
     if not SupportedModel.entry(config.model.name).facts.get("standalone"):
         return "In Python it is built together with its simulator (`embodyrl.models.build_policy`)."
-    return (
-        f"In Python: `embodyrl.models.load_policy({config.model.name!r}, checkpoint='.', "
-        f"chunk_size={config.rollout.chunk_size})`."
-    )
+    return f"In Python: `embodyrl.models.load_policy({config.model.name!r}, checkpoint='.')`."

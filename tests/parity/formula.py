@@ -14,6 +14,7 @@ from embodyrl.models import Policy, build_policy
 from embodyrl.models.openvla_oft.options import ActionHead, OpenVLAOFTConfig
 from embodyrl.models.prismatic.files import STATISTICS, CheckpointFiles
 from embodyrl.models.prismatic.options import ScratchConfig
+from embodyrl.models.saved import DESCRIPTION_FILE
 
 TASKS = {"pick": "pick up the red cube", "stove": "Turn on the stove and put the moka pot on it"}
 CHUNK, SIDE = 2, 32
@@ -71,6 +72,7 @@ def write_checkpoint(folder: Path, *, fused: bool = True) -> Path:
     companions = {**policy.files.companions, STATISTICS: json.dumps(ranges).encode()}
     policy.files = CheckpointFiles(config=policy.files.config, companions=companions)
     policy.save(folder, config)
+    (folder / DESCRIPTION_FILE).unlink()  # public ones have none
     return folder
 
 

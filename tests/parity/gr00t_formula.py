@@ -13,6 +13,7 @@ from embodyrl.envs import Observation
 from embodyrl.models import build_policy
 from embodyrl.models.flow.options import NoiseMethod
 from embodyrl.models.gr00t.options import Gr00tConfig, ScratchConfig
+from embodyrl.models.saved import DESCRIPTION_FILE
 from tests.parity.formula import SPEC, fill, observation
 
 CHUNK, HORIZON = 3, 5
@@ -71,6 +72,7 @@ def write_checkpoint(folder: Path) -> Path:
     metadata = {TAG: robot(0.2, ("front", "hand")), "oxe_droid": robot(0.4, ("front",))}
     policy.files = dataclasses.replace(policy.files, metadata=metadata)
     policy.save(folder, config)
+    (folder / DESCRIPTION_FILE).unlink()  # public ones have none
     return folder
 
 

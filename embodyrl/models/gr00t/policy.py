@@ -6,8 +6,6 @@ action in the network, `C` actions that are executed, `D` their entries, `S` num
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -37,7 +35,8 @@ from embodyrl.models.gr00t.scratch import scratch_files
 from embodyrl.models.gr00t.statistics import Robot
 from embodyrl.models.observations import check_images
 from embodyrl.models.options import ActionUnits, WeightType
-from embodyrl.models.policy import DESCRIPTION_FILE, PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import read_weights, write_weights
 
@@ -217,8 +216,7 @@ class Gr00tPolicy(FlowPolicy):
         self.files.write(folder)
         write_weights(self.network, folder, NAMING)
         self.save_heads(folder)
-        description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
-        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+        write_description(folder, config, self.spec)
 
 
 def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:

@@ -6,8 +6,6 @@ network, `C` actions and `D` entries that are executed, `S` proprio dims.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +33,8 @@ from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.pi.published import published_files
 from embodyrl.models.pi.scratch import initialize, scratch_files
 from embodyrl.models.pi.statistics import Normalizer
-from embodyrl.models.policy import DESCRIPTION_FILE, PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import Naming, read_weights, write_single_file
 
@@ -284,8 +283,7 @@ class PiPolicy(FlowPolicy):
         self.files.write(folder)
         write_single_file(self.network, folder, self._naming)
         self.save_heads(folder)
-        description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
-        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+        write_description(folder, config, self.spec)
 
 
 def _read_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:

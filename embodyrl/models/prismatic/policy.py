@@ -7,7 +7,6 @@ model, `C` actions in a chunk, `D` action dims, `N = C*D`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -23,7 +22,6 @@ from embodyrl.models.companions import choose_key
 from embodyrl.models.observations import check_images
 from embodyrl.models.options import ActionUnits, WeightType
 from embodyrl.models.policy import (
-    DESCRIPTION_FILE,
     PUBLISHED,
     ActOutput,
     EvalOutput,
@@ -46,6 +44,7 @@ from embodyrl.models.prismatic.published import published_files
 from embodyrl.models.prismatic.scratch import scratch_files
 from embodyrl.models.prismatic.statistics import Bounds, Range
 from embodyrl.models.prismatic.value_head import ValueHead
+from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import load_strictly, read_weights, write_weights
 
@@ -286,8 +285,7 @@ class PrismaticPolicy(Policy):
         for name, head in self.heads().items():
             write_head(head, folder, name)
         save_file({key: value.contiguous() for key, value in self.value_head.state_dict().items()}, folder / VALUE_FILE)
-        description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(self.spec)}
-        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+        write_description(folder, config, self.spec)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""What a saved policy says of itself in `policy.json`: the options it was built with. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from embodyrl.config.schema import ModelConfig
+from embodyrl.models.companions import parse_json
+
+DESCRIPTION_FILE = "policy.json"
+BROUGHT = ("name", "checkpoint", "adapter", "statistics", "tokenizer", "scratch")
+"""Options that say where something was taken from, or what to make anew: a saved policy brings all that itself."""
+FREE = ("dtype", "noise_level", "noise_level_end")
+"""Options that differ from run to run without anybody being surprised."""
+
+
+def write_description(folder: Path, config: ModelConfig, spec: Any) -> None:
+    """Say with which options a policy is saved, and its `PolicySpec`."""
+    description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(spec)}
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | None]:
+    """Options that a model called `name` was saved with, but for those that it brings itself, and its actions per
+    decision; nothing where the folder comes from elsewhere.
+
+    Raises:
+        PolicyError: the file is damaged.
+    """
+    path = folder / DESCRIPTION_FILE
+    found = parse_json(path.read_bytes(), str(path)) if path.is_file() else {}
+    options = found.get("options", {})
+    if options.get("name") != name:
+        return {}, None
+    return {key: value for key, value in options.items() if key not in BROUGHT}, found["spec"]["chunk_size"]
+
+
+def other_options(config: ModelConfig) -> list[str]:
+    """In which options a config differs from those that its checkpoint was saved with."""
+    if config.checkpoint is None:
+        return []
+    saved, _ = read_description(Path(config.checkpoint), config.name)
+    here = json.loads(json.dumps(dataclasses.asdict(config)))
+    return [
+        f"model.{key} = {here[key]!r} (it was {value!r})"
+        for key, value in saved.items()
+        if key not in FREE and key in here and here[key] != value
+    ]

@@ -1,0 +1,79 @@
+"""A saved policy remembers the options that it was built with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+
+from embodyrl.cli.main import app
+from embodyrl.config import load_config
+from embodyrl.envs import Observation
+from embodyrl.models import Policy, PolicyError, build_policy, load_policy
+from embodyrl.models.saved import DESCRIPTION_FILE, other_options
+from tests.parity import formula
+
+SPEC = dataclasses.replace(formula.SPEC, cameras=("corner4",))
+TINY = ["env=metaworld/faucets", "model=pi0", "algorithm=grpo", "rollout.group_size=2", "rollout.episodes=whole"]
+TINY += ["model.state=none", "rollout.chunk_size=4"]
+CHANGED = ["model.denoising_steps=3", "model.scratch.layers=1", "model.value_sizes=[8]"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Policy, Path]:
+    config = load_config("gym_cartpole", [*TINY, *CHANGED]).config
+    policy, folder = build_policy(config.model, SPEC, chunk_size=4, seed=1), tmp_path_factory.mktemp("saved")
+    policy.save(folder, config.model)
+    return policy, folder
+
+
+def test_it_is_loaded_with_them(saved: tuple[Policy, Path]) -> None:
+    policy, folder = saved
+    again = load_policy("pi0", checkpoint=folder, simulator=SPEC)
+    assert again.spec == policy.spec and again.spec.proprio_dim == 0
+    draw = np.random.default_rng(0)
+    observation = Observation(
+        images=draw.integers(0, 256, (2, len(SPEC.cameras), 40, 40, 3), dtype=np.uint8),
+        proprio=None,
+        tasks=list(SPEC.tasks.values())[:2],
+    )
+    acts = [each.act(each.preprocess(observation), "eval").actions for each in (policy, again)]
+    assert torch.equal(*acts)
+    other = load_policy("pi0", checkpoint=folder, simulator=SPEC, denoising_steps=2, chunk_size=2)
+    assert other.act(other.preprocess(observation), "eval").actions.shape[1] == 2
+    assert not torch.equal(other.act(other.preprocess(observation), "eval").actions, acts[0][:, :2])
+
+
+def test_a_config_that_differs_is_told(saved: tuple[Policy, Path], tmp_path: Path) -> None:
+    """Not of weights' type, noise level and shape, nor where the folder was saved by another model or by nobody."""
+    folder = saved[1]
+    same = [*TINY, *CHANGED[::2], f"model.checkpoint={folder}", "model.noise_level=0.3", "model.dtype=bfloat16"]
+    assert other_options(load_config("gym_cartpole", same).config.model) == []
+    different = [*same, "model.state=token", "model.denoising_steps=5"]
+    printed = CliRunner().invoke(app, ["validate", "gym_cartpole", *different]).output
+    assert "note: the checkpoint was saved with other options: model.denoising_steps = 5 (it was 3), " in printed
+    assert "model.state = 'token' (it was 'none')" in printed
+    public = Path(shutil.copytree(folder, tmp_path / "public"))
+    description = json.loads((public / DESCRIPTION_FILE).read_text())
+    description["options"]["name"] = "pi05"
+    (public / DESCRIPTION_FILE).write_text(json.dumps(description))
+    elsewhere = [*different, f"model.checkpoint={public}"]
+    assert other_options(load_config("gym_cartpole", elsewhere).config.model) == []
+    (public / DESCRIPTION_FILE).unlink()
+    assert other_options(load_config("gym_cartpole", elsewhere).config.model) == []
+    assert other_options(load_config("gym_cartpole", TINY).config.model) == []
+
+
+def test_a_damaged_description(saved: tuple[Policy, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved[1], tmp_path / "damaged"))
+    (folder / DESCRIPTION_FILE).write_text("{")
+    with pytest.raises(PolicyError, match=r"policy\.json is damaged"):
+        load_policy("pi0", checkpoint=folder, simulator=SPEC)
