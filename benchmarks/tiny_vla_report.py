@@ -1,4 +1,6 @@
-"""docs/results/tiny_vla.md and .svg, made from what tiny_vla.py and tiny_vla_controls.py wrote.
+"""Pages and pictures in docs/results, made from what tiny_vla.py and tiny_vla_controls.py wrote.
+
+The text of each page lies in benchmarks/pages.
 
 python benchmarks/tiny_vla_report.py
 """
@@ -14,7 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results" / "tiny_vla.md"
+TEXTS = ROOT / "benchmarks" / "pages"
+PAGES = ROOT / "docs" / "results"
 COLOURS = ("#2563eb", "#c2410c", "#15803d")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 44, 12, 24, 34
 SMOOTHED = 5
@@ -22,80 +25,25 @@ SMOOTHED = 5
 
 Row = dict[str, Any]
 
-TEXT = """\
-# One vision-language-action model all the way on a CPU
 
-A tiny OpenVLA-OFT (560 thousand weights, random at first: a vision transformer, a projector and a four-layer Llama)
-sees one 64 x 64 picture and one sentence, and says chunks of four actions in tokens. Two rendered MetaWorld tasks,
-turning a faucet on or off, show the same scene: only the sentence tells them apart. It learns from 300 demonstrations,
-then from nothing but whether an episode succeeded. No GPU; two CPU cores.
-
-![success over iterations, one colour per seed](tiny_vla.svg)
-
-Points: {episodes} held-out episodes with sampled actions at temperature 1. Lines: the training episodes, mean of
-{smoothed} iterations (320 episodes).
-
-{table}
-
-Success rates on start states that neither demonstrations nor training ever showed; the standard error of each is about
-0.03. CPU seconds are those of all processes together. {remark}
-
-## It looks and listens
-
-The same weights on the same episodes, with the sentences of the two tasks swapped, and with black pictures:
-
-{controls}
-
-[A film of six held-out episodes](tiny_vla.mp4) after reinforcement learning, as the policy sees them.
-
-## Again
-
-```
-embodyrl collect tiny_oft_sft env.end_at_success=false --episodes 300 --pushes 1.5 --after-success 3
-embodyrl run tiny_oft_sft
-embodyrl run tiny_oft_grpo
-embodyrl eval runs/tiny-oft-grpo/<time> --video film.mp4
-```
-
-`python benchmarks/tiny_vla.py --work DIR --out benchmarks/results/tiny_vla.json` does so for three seeds, each from
-nothing; `benchmarks/tiny_vla_controls.py` then takes away sentence and picture, and
-`benchmarks/tiny_vla_report.py` writes this page.
-
-## What was tried besides
-
-One run each, of seed 1 where no other is named, from the same demonstrations; success as above:
-
-| settings of tiny_oft_grpo | after demonstrations | iteration 25 | iteration 50 | iteration 75 |
-|---|---|---|---|---|
-{tried}
-
-- A constant learning rate with the upper clip at 0.28, the recipe at first, gains less with every seed. With seed 2 the
-  entropy then grows from 2.5 to 3.2 nats per token, which costs success at temperature 1.
-- Drawing less boldly than in training is no sure gain: of the three policies of that recipe two do better at 0.65 (0.89
-  and 0.79), one much worse (0.47). So with the demonstrations alone (seed 1): 0.54 at temperature 0.8, 0.31 at 0.6,
-  where the policy stands still more often.
-- A learning rate of 6e-4 moves the policy by 0.28 nats in the first iteration, before Adam knows how large gradients
-  are, and it takes ten iterations to come back from there.
-- One thread for the policy: a second one gains little where nothing else runs, and loses much where something does.
-"""
-
-
-def write_page() -> None:
-    """Write page and picture from the committed numbers."""
-    measured = json.loads((RESULTS / "tiny_vla.json").read_text())
+def write_page(name: str) -> None:
+    """Write a page and its picture from the committed numbers."""
+    measured = json.loads((RESULTS / f"{name}.json").read_text())
     rows: list[Row] = measured["seeds"]
-    controls = json.loads((RESULTS / "tiny_vla_controls.json").read_text())
-    PAGE.write_text(
-        TEXT.format(
+    controls = json.loads((RESULTS / f"{name}_controls.json").read_text())
+    tried = RESULTS / f"{name}_tried.json"
+    text = (TEXTS / f"{name}.md").read_text()
+    (PAGES / f"{name}.md").write_text(
+        text.format(
             episodes=rows[0]["episodes"],
             smoothed=SMOOTHED,
             remark=measured.get("remark", ""),
             table=table(rows),
             controls=control_table(controls["runs"]),
-            tried=tried_table(json.loads((RESULTS / "tiny_vla_tried.json").read_text())),
+            tried=tried_table(json.loads(tried.read_text())) if tried.is_file() else "",
         )
     )
-    PAGE.with_suffix(".svg").write_text(draw(rows))
+    (PAGES / f"{name}.svg").write_text(draw(rows))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -174,4 +122,5 @@ def smoothed(rates: Sequence[float]) -> list[tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    write_page()
+    for each in sorted(TEXTS.glob("*.md")):
+        write_page(each.stem)
