@@ -19,7 +19,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 TEXTS = ROOT / "benchmarks" / "pages"
 PAGES = ROOT / "docs" / "results"
 COLOURS = ("#2563eb", "#c2410c", "#15803d")
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 44, 12, 24, 34
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 44, 16, 24, 36
 SMOOTHED = 5
 """Training success is drawn as the mean over so many iterations."""
 
@@ -90,14 +90,17 @@ def draw(rows: Sequence[Row]) -> str:
     def place(iteration: float, success: float) -> str:
         return f"{LEFT + iteration / last * wide:.1f},{TOP + (1.0 - success) * high:.1f}"
 
-    shapes = []
+    shapes = [
+        f'<text x="{LEFT}" y="14">success</text>',
+        f'<text x="{LEFT + wide / 2}" y="{HEIGHT - 2}" text-anchor="middle">iteration</text>',
+    ]
     for level in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = TOP + (1.0 - level) * high
         shapes.append(f'<path d="M{LEFT} {y:.1f}h{wide}" stroke="#d9dee7"/>')
         shapes.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{level:g}</text>')
     for step in range(0, last + 1, 25):
         across = place(step, 0.0).split(",")[0]
-        shapes.append(f'<text x="{across}" y="{HEIGHT - 12}" text-anchor="middle">{step}</text>')
+        shapes.append(f'<text x="{across}" y="{HEIGHT - 18}" text-anchor="middle">{step}</text>')
     for row, colour in zip(rows, COLOURS, strict=False):
         lines = [place(step, rate) for step, rate in smoothed(row["training"])]
         shapes.append(f'<polyline points="{" ".join(lines)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
