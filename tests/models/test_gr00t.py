@@ -252,6 +252,8 @@ def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) ->
     policy.save(saved, policy.config)
     again = load(saved, embodiment_tag=None, simulator=spec)
     assert torch.equal(again.action_range.spread, policy.action_range.spread)
+    with pytest.raises(PolicyError, match=r"there are 1 camera\(s\).*trained with 2 picture\(s\): front, hand"):
+        load(saved, embodiment_tag=None, simulator=dataclasses.replace(spec, cameras=("front",)))
 
 
 def as_lerobot(folder: Path, tag: str) -> Path:

@@ -334,6 +334,9 @@ def test_a_state_that_does_not_fit_is_refused(folder: Path) -> None:
 def test_a_checkpoint_of_the_other_model_is_refused(folder: Path) -> None:
     with pytest.raises(PolicyError, match="is that of a 'pi0' model"):
         load_policy("pi05", checkpoint=folder, simulator=SPEC, chunk_size=4)
+    (folder / "config.json").write_text('{"model_type": "gr00t_n1_5"}')
+    with pytest.raises(PolicyError, match="is that of a 'gr00t_n1_5' model"):
+        load(folder)
 
 
 def test_frozen_parts_learn_nothing_and_cost_no_gradient() -> None:
@@ -387,7 +390,7 @@ def faults(folder: Path, *settings: str) -> str:
         ),
         (["rollout.chunk_size=5"], "rollout.chunk_size = 5, but the checkpoint gives 4 actions at once"),
         (["model.tokenizer=nowhere.json"], "model.tokenizer = 'nowhere.json' is no file called tokenizer.json or"),
-        (["model=pi05"], "config.json is that of a 'pi0' model: set model.name to it"),
+        (["model=pi05"], "config.json is that of a 'pi0' model: set model.name to that one"),
     ],
 )
 def test_a_config_is_checked_against_its_checkpoint(folder: Path, settings: list[str], message: str) -> None:

@@ -3,8 +3,9 @@ against its checkpoint before anything starts."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ class CheckpointFiles:
     def architecture(self) -> Architecture:
         """The network's shape."""
         return Architecture.from_config(self.config, self.eagle)
+
+    def with_cameras(self, tag: str, cameras: Sequence[str]) -> CheckpointFiles:
+        """The same for a robot whose statistics do not say which pictures go with them."""
+        robot = {**self.metadata[tag], "modalities": {"video": {camera: {} for camera in cameras}}}
+        return dataclasses.replace(self, metadata={**self.metadata, tag: robot})
 
     def write(self, folder: Path) -> None:
         """Write all of it into an existing folder."""

@@ -62,6 +62,8 @@ class Gr00tPolicy(FlowPolicy):
         self.files = _read_files(config, simulator, chunk_size)
         sizes = self.files.architecture
         robot = robot_of(self.files, config)
+        if robot.cameras is None and simulator is not None:
+            self.files = self.files.with_cameras(robot.tag, simulator.cameras)
         self.num_images = _fit(robot, sizes, chunk_size, simulator)
         self.embodiment: Embodiment = embodiment_number(robot.tag, config.embodiment_id, sizes.embodiments)
         if config.checkpoint is None:

@@ -70,10 +70,10 @@ class Architecture:
         Raises:
             PolicyError: it is that of another model, or names sizes that are not known.
         """
-        written = config.get("type", name)
+        written = _either(config, "type", "model_type", name)
         if written != name:
             raise PolicyError(
-                f"config.json is that of a {written!r} model: set model.name to it, or give another folder"
+                f"config.json is that of a {written!r} model: set model.name to that one, or give another folder"
             )
         vlm, expert = config.get("vlm_config"), config.get("dit_config")
         text = {} if vlm is None else vlm["text_config"]
@@ -96,7 +96,7 @@ class Architecture:
         )
 
 
-def _either(config: Mapping[str, Any], first: str, second: str, default: int) -> Any:
+def _either(config: Mapping[str, Any], first: str, second: str, default: object) -> Any:
     return config.get(first, config.get(second, default))
 
 
