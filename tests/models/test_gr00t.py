@@ -549,6 +549,12 @@ def test_what_is_wrong_is_said_before_anything_starts(whole: Path, setting: str,
     assert re.search(message, said) and "nothing was started" in said
 
 
+def test_adapters_around_what_stays_as_it_is(whole: Path) -> None:
+    adapters = ["engine.lora.rank=2", "model.freeze_vision=true"]
+    assert faults(whole, *adapters) == ""
+    assert "engine.lora.rank = 2 puts adapters around the" in faults(whole, *adapters, "model.freeze_language=true")
+
+
 def test_a_robot_whose_number_nobody_knows(folder: Path) -> None:
     rewrite(folder / METADATA, lambda content: content.update(my_robot=content[TAG]))
     assert faults(folder, "model.embodiment_tag=my_robot", "model.embodiment_id=null") == ""  # there is only one

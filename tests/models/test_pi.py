@@ -257,7 +257,7 @@ def test_a_sentencepiece_model_tokenizes(folder: Path) -> None:
     )
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    ids = load(folder).prompts.ids(" push_the red\ncube ")
+    ids = load(folder, prompt_length=60).prompts.ids(" push_the red\ncube ")
     assert ids == [2, *pieces.encode("push the red cube"), *pieces.encode("\n")]
 
 
@@ -267,7 +267,7 @@ def test_padding_changes_nothing_and_a_prompt_that_is_too_long_is_refused() -> N
     found = [policy.act(policy.preprocess(observation()), "eval").actions for policy in (short, long)]
     torch.testing.assert_close(*found, atol=1e-6, rtol=0)
     with pytest.raises(PolicyError, match=r"a prompt has 5 tokens, the model takes 4: set model\.prompt_length"):
-        scratch(prompt_length=4).preprocess(observation(1))
+        scratch(prompt_length=4)
 
 
 def test_the_state_is_written_into_the_prompt_of_pi05_alone() -> None:
@@ -390,6 +390,10 @@ def faults(folder: Path, *settings: str) -> str:
         ),
         (["rollout.chunk_size=5"], "rollout.chunk_size = 5, but the checkpoint gives 4 actions at once"),
         (["model.tokenizer=nowhere.json"], "model.tokenizer = 'nowhere.json' is no file called tokenizer.json or"),
+        (
+            ["model.frozen=language", "engine.lora.rank=2"],
+            "engine.lora.rank = 2 puts adapters around the language model, which model.frozen = language leaves",
+        ),
         (["model=pi05"], "config.json is that of a 'pi0' model: set model.name to that one"),
     ],
 )

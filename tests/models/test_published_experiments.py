@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from embodyrl.registry import SIMULATORS
+from embodyrl.registry import SIMULATORS, SupportedModel
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 ASSETS = SHARED / "libero-assets" / "assets"
@@ -20,28 +22,41 @@ NAMES = [
     "libero_10_grpo_openvla_oft",
     "maniskill_ppo_openvla",
     "maniskill_ppo_openvla_oft",
+    "libero_spatial_ppo_pi0",
+    "libero_10_ppo_pi05",
+    "libero_spatial_ppo_gr00t",
+    "metaworld_ppo_pi0",
 ]
-TINY = [
-    f"model.checkpoint={CHECKPOINT}",
-    "model.unnorm_key=bridge_orig",
+SMALL = [
     "env.num_envs=2",
     "env.image_size=[64,64]",
-    "env.render_quality=fast",
-    "env.max_episode_steps=16",
-    "env.tasks=[libero_spatial/0]",
-    "rollout.chunks=2",
-    "rollout.group_size=2",
     "rollout.episodes_per_slot=1",
     "algorithm.minibatches=1",
-    "algorithm.filter.accuracy_low=0",  # random weights never succeed, and shall learn all the same
-    "algorithm.filter.accuracy_high=1",
-    "algorithm.entropy_coef=0.001",
     "eval.episodes=2",
     "run.iterations=1",
     "run.eval_every=0",
     "run.dir=out",
     "tracking.sinks=[jsonl]",
 ]
+TINY = [
+    *SMALL,
+    f"model.checkpoint={CHECKPOINT}",
+    "model.unnorm_key=bridge_orig",
+    "env.render_quality=fast",
+    "env.max_episode_steps=16",
+    "env.tasks=[libero_spatial/0]",
+    "rollout.chunks=2",
+    "rollout.group_size=2",
+    "algorithm.filter.accuracy_low=0",  # random weights never succeed, and shall learn all the same
+    "algorithm.filter.accuracy_high=1",
+    "algorithm.entropy_coef=0.001",
+]
+FLOW = {
+    "libero_spatial_ppo_pi0": ["env.tasks=[libero_spatial/0]", "env.render_quality=fast", "model.prompt_length=40"],
+    "libero_spatial_ppo_gr00t": ["env.tasks=[libero_spatial/0]", "env.render_quality=fast"],
+    "metaworld_ppo_pi0": ["env.tasks=[reach-v3]"],
+}
+"""Experiments with flow-matching models, and what makes them small besides."""
 
 
 def embodyrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -76,9 +91,56 @@ def test_grpo_in_libero_runs_end_to_end_with_a_tiny_checkpoint(tmp_path: Path) -
         pytest.skip("needs LIBERO's assets and a small checkpoint in ../shared")
     done = embodyrl(tmp_path, "run", NAMES[0], *TINY)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    learned = rows[-1]
-    assert learned["train/passes"] == 1.0 and learned["train/grad_norm"] > 0.0
+    learned = last_metrics(tmp_path)
     assert learned["train/ratio"] == pytest.approx(1.0, abs=1e-3)  # it learns from what it has just decided itself
+
+
+def last_metrics(folder: Path) -> dict[str, float]:
+    """Of a run that has learned from rendered pictures."""
+    rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    learned: dict[str, float] = rows[-1]
+    assert learned["train/passes"] >= 1.0 and learned["train/grad_norm"] > 0.0
     assert learned["time/render"] > 0.0
-    assert (tmp_path / "out" / "checkpoints" / "last" / "policy" / "config.json").is_file()
+    assert (folder / "out" / "checkpoints" / "last" / "policy" / "config.json").is_file()
+    return learned
+
+
+def write_public(name: str, experiment: str, folder: Path) -> Path:
+    """A tiny checkpoint in the public layout of a flow-matching model, of the robot and cameras of an experiment."""
+    from embodyrl.envs import ActionField
+    from embodyrl.models import build_policy
+    from embodyrl.models.flow.policy import HEADS_FILE
+    from embodyrl.models.saved import DESCRIPTION_FILE
+    from tests.parity.formula import SPEC
+    from tests.parity.gr00t_formula import robot
+
+    states, actions = (4, 4) if experiment.startswith("metaworld") else (8, 7)
+    everything = ActionField(name="all", meaning="native", unit="1", low=(-1.0,) * actions, high=(1.0,) * actions)
+    cameras = ("front", "hand") if name == "gr00t" else ("base", "left", "right")
+    spec = dataclasses.replace(SPEC, proprio_dim=states, actions=(everything,), cameras=cameras)
+    options: Any = SupportedModel.entry(name).load_options()
+    config = options(name=name)
+    policy: Any = build_policy(config, spec, chunk_size=5, seed=0)
+    if name == "gr00t":
+        policy.files = dataclasses.replace(policy.files, metadata={"libero_franka": robot(0.2, cameras)})
+    folder.mkdir()
+    policy.save(folder, config)
+    for ours in (DESCRIPTION_FILE, HEADS_FILE):
+        (folder / ours).unlink()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("experiment", FLOW)
+def test_ppo_of_a_flow_matching_model_runs_end_to_end_with_a_tiny_checkpoint(experiment: str, tmp_path: Path) -> None:
+    simulator, name = experiment.split("_")[0], experiment.split("_")[-1]
+    skip_without(simulator)
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    if simulator == "libero" and not ASSETS.is_dir():
+        pytest.skip("needs LIBERO's assets in ../shared")
+    checkpoint = write_public(name, experiment, tmp_path / "public")
+    small = ["env.max_episode_steps=10", "rollout.chunks=2", "engine.micro_batch_size=2", *SMALL, *FLOW[experiment]]
+    done = embodyrl(tmp_path, "run", experiment, *small, f"model.checkpoint={checkpoint}")
+    assert done.returncode == 0, done.stderr
+    assert last_metrics(tmp_path)["train/value_loss"] > 0.0

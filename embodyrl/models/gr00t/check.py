@@ -24,6 +24,13 @@ def check(config: Config) -> Iterator[Objection]:
     assert isinstance(model, Gr00tConfig)
     if not config.env.cameras:
         yield "env.cameras", f"env.cameras is empty, but model {model.name!r} needs pictures", "name a camera"
+    if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
+        yield (
+            "engine.lora.rank",
+            f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the vision-language model, which "
+            "model.freeze_vision and model.freeze_language leave as it is",
+            "set one of these to false, or engine.lora.rank to 0",
+        )
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
     elif Path(model.checkpoint).is_dir():

@@ -13,7 +13,7 @@ from embodyrl.models.flow.check import Objection
 from embodyrl.models.flow.check import check as check_flow
 from embodyrl.models.pi.architecture import Architecture
 from embodyrl.models.pi.files import NUMBERS, CheckpointFiles
-from embodyrl.models.pi.options import PiConfig, StateInput
+from embodyrl.models.pi.options import Frozen, PiConfig, StateInput
 from embodyrl.registry import near_match
 
 ABSENT = "absent"
@@ -77,6 +77,13 @@ def check(config: Config) -> Iterator[Objection]:
             "model.state",
             f"model.state = {model.state.value}, which model {model.name!r} has no place for",
             f"set it to {own.value} or none, or model.name to {other}",
+        )
+    if model.frozen is Frozen.language and config.engine.lora.rank:
+        yield (
+            "engine.lora.rank",
+            f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the language model, which "
+            "model.frozen = language leaves as it is",
+            "set model.frozen to vision or nothing, or engine.lora.rank to 0",
         )
     if model.checkpoint is None:
         yield from _check_scratch(model)

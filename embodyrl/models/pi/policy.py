@@ -7,6 +7,7 @@ network, `C` actions and `D` entries that are executed, `S` proprio dims.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +85,7 @@ class PiPolicy(FlowPolicy):
         )
         self.units = None
         if simulator is not None:
+            self._check_prompts(list(simulator.tasks.values()))
             remedy = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
             self.units = SimulatorUnits(self._convention(), simulator, len(self.actions), remedy)
         self.spec = PolicySpec(
@@ -125,6 +127,11 @@ class PiPolicy(FlowPolicy):
                 f"the statistics are of states with {states} numbers, the simulator has {simulator.proprio_dim}: "
                 "choose statistics (model.unnorm_key) of this robot, or other states (env.proprio)"
             )
+
+    def _check_prompts(self, tasks: Sequence[str]) -> None:
+        """Refuse sentences that are too long now, not when their turn comes; a state of ones takes the most tokens."""
+        state = np.ones(len(self.states)) if self.config.state is StateInput.prompt else None
+        self.prompts.batch(tasks, [state] * len(tasks))
 
     @property
     def _sees_state(self) -> bool:
