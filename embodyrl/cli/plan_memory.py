@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embodyrl.config.rules import state_dim
 from embodyrl.config.schema import Config, Observe, Offload, Schedule
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
 
 GIB, MIB, FLOAT = 2**30, 2**20, 4
 ACTION_DIM, PROPRIO_DIM, WORDS = 7, 32, 16
-ASSUMED = f"states of {PROPRIO_DIM} and actions of {ACTION_DIM} numbers, sentences of {WORDS} words"
 """What stands for the simulator until one has told its own."""
 CUDA_CONTEXT = 0.6 * GIB
 """What CUDA itself takes of a GPU, and what its allocator cannot use."""
@@ -132,7 +132,7 @@ class Planner:
             "model": {
                 "name": config.model.name,
                 "origin": look.origin,
-                "assumed": ASSUMED if known is None else None,
+                "assumed": assumption(config) if known is None else None,
                 "parameters": weights.parameters,
                 "trainable": weights.trainable,
                 "tokens_per_observation": look.tokens,
@@ -221,6 +221,12 @@ class Planner:
         return Look(origin=origin, tokens=tokens, cache=cache, traced=traced)
 
 
+def assumption(config: Config) -> str:
+    """What `assumed_spec` makes up, in words."""
+    states = "" if state_dim(config) else f"states of {PROPRIO_DIM} and "
+    return f"{states}actions of {ACTION_DIM} numbers, sentences of {WORDS} words"
+
+
 def assumed_spec(config: Config) -> SimulatorSpec:
     """What stands for a simulator's spec until one was started; cameras and times are the config's."""
     env = config.env
@@ -228,7 +234,7 @@ def assumed_spec(config: Config) -> SimulatorSpec:
     return SimulatorSpec(
         tasks=dict.fromkeys(env.tasks, " ".join(["word"] * WORDS)),
         actions=(entries,),
-        proprio_dim=PROPRIO_DIM,
+        proprio_dim=state_dim(config) or PROPRIO_DIM,
         max_episode_steps=env.max_episode_steps,
         control_frequency=1.0,
         cameras=tuple(env.cameras),

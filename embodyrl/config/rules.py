@@ -103,6 +103,13 @@ def fact(registry: Registry[Any], name: str, key: str) -> Any:
     return registry.entry(name).facts.get(key) if name in registry else None
 
 
+def state_dim(config: Config) -> int | None:
+    """Numbers in the simulator's state; None where nobody knows before it runs."""
+    told = fact(SIMULATORS, config.env.name, "state_dim")
+    known: int | None = None if told is None else load_target(told)(config.env)
+    return known
+
+
 def _multiples(number: int, of: int) -> str:
     """The multiples of `of` next to `number`, in words."""
     below = number // of * of

@@ -17,6 +17,7 @@ SIMULATORS.register(
     facts={
         "tasks": "embodyrl.envs.metaworld_tasks:known_tasks",
         "cameras": "embodyrl.envs.metaworld_tasks:known_cameras",
+        "state_dim": "embodyrl.envs.metaworld_tasks:state_dim",
         "graphics": "opengl",
         "preload": ("embodyrl.envs.metaworld", "embodyrl.envs.metaworld_driver"),
     },
@@ -30,6 +31,7 @@ SIMULATORS.register(
     facts={
         "tasks": "embodyrl.envs.libero_tasks:known_tasks",
         "cameras": "embodyrl.envs.libero_tasks:known_cameras",
+        "state_dim": "embodyrl.envs.libero_tasks:state_dim",
         "graphics": "opengl",
         "check": "embodyrl.envs.libero_tasks:check",
         "check_here": "embodyrl.envs.libero_tasks:check_here",

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.envs.options import LiberoConfig
+from embodyrl.envs.options import LiberoConfig, Proprio
 from embodyrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 OFFICIAL_STATES = 50
 """Start states that LIBERO brings for every task."""
+
+ROBOT_STATE = 8
+"""Numbers that say where the hand is and how it is turned (6), and where both fingers are."""
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Camera name -> LIBERO's name of it."""
@@ -71,6 +74,11 @@ def suites() -> dict[str, list[str]]:
 def known_tasks() -> list[str]:
     """All task names, suite by suite."""
     return [f"{suite}/{number}" for suite, names in suites().items() for number in range(len(names))]
+
+
+def state_dim(env: LiberoConfig) -> int | None:
+    """Numbers in a state: hand and fingers; where every object's pose belongs to it, that depends on the task."""
+    return ROBOT_STATE if env.proprio is Proprio.robot else None
 
 
 def known_cameras() -> list[str]:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from embodyrl.envs import mujoco_gl
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
-from embodyrl.envs.metaworld_tasks import CAMERAS, TASKS, known_cameras, known_tasks
+from embodyrl.envs.metaworld_tasks import CAMERAS, PROPRIO_DIM, TASKS, known_cameras, known_tasks
 from embodyrl.envs.mujoco_painter import Painter, Painters
-from embodyrl.envs.options import MetaWorldConfig, Proprio
+from embodyrl.envs.options import MetaWorldConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 
@@ -28,9 +28,6 @@ STEPS_PER_S = 80.0
 
 SHOWN_SITES = (1, 1, 1, 0, 0, 0)
 """Groups of sites that MuJoCo draws by itself; MetaWorld's goals are among them."""
-
-PROPRIO_DIM = {Proprio.full: 39, Proprio.robot: 4}
-"""How many of MetaWorld's numbers a policy is told."""
 
 FOR_PEOPLE = "corner2", (480, 480)
 """Camera and size [pixels] of pictures for people where the policy has none, as MetaWorld's own."""

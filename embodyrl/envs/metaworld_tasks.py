@@ -1,6 +1,8 @@
-"""Names of MetaWorld's tasks and cameras, in a module that imports nothing: a config is checked quickly."""
+"""What MetaWorld offers, in a module that imports nothing heavy: a config is checked quickly."""
 
 from __future__ import annotations
+
+from embodyrl.envs.options import MetaWorldConfig, Proprio
 
 TASKS = {
     "assembly-v3": "pick up the wrench and put its ring on the peg",
@@ -66,6 +68,15 @@ CAMERAS = {
     "gripperPOV": False,
 }
 """Camera name -> whether it is mounted upside down, so that its pictures have to be turned by 180 degrees."""
+
+
+PROPRIO_DIM = {Proprio.full: 39, Proprio.robot: 4}
+"""How many of MetaWorld's numbers a policy is told."""
+
+
+def state_dim(env: MetaWorldConfig) -> int:
+    """Numbers in a state."""
+    return PROPRIO_DIM[env.proprio]
 
 
 def known_tasks() -> list[str]:

@@ -509,9 +509,9 @@ def test_parts_for_the_engine() -> None:
 # -------------------------------------------------------------------------------------------------------- what is wrong
 
 
-def faults(folder: Path, *settings: str) -> str:
+def faults(folder: Path, *settings: str, env: str = "gym/pendulum_rgb") -> str:
     """What loading a config says before anything starts."""
-    common = ["env=metaworld/reach_rgb", "env.cameras=[corner,corner2]", "model=gr00t", f"model.checkpoint={folder}"]
+    common = [f"env={env}", "model=gr00t", f"model.checkpoint={folder}", "model.video_keys=[front]"]
     common += [f"model.embodiment_tag={TAG}", "model.embodiment_id=0", "rollout.chunk_size=2"]
     try:
         load_config("gym_cartpole", [*common, *settings])
@@ -537,7 +537,7 @@ def test_a_config_that_fits(whole: Path) -> None:
             "model.state_keys=[hand,wheels]",
             r"'wheels', which the statistics of new_embodiment.state lack \(known",
         ),
-        ("env.cameras=[corner]", r"there are 1 camera\(s\) .* trained with 2 picture\(s\): front, hand"),
+        ("model.video_keys=null", r"there are 1 camera\(s\) .* trained with 2 picture\(s\): front, hand"),
         ("env.cameras=[]", "env.cameras is empty"),
         ("rollout.chunk_size=6", "rollout.chunk_size = 6, but the model denoises 5 actions at a time"),
         ("model.tokenizer=nowhere", "no tokenizer in nowhere"),
@@ -547,6 +547,12 @@ def test_a_config_that_fits(whole: Path) -> None:
 def test_what_is_wrong_is_said_before_anything_starts(whole: Path, setting: str, message: str) -> None:
     said = faults(whole, setting)
     assert re.search(message, said) and "nothing was started" in said
+
+
+def test_a_simulator_whose_state_is_known_before_it_starts(whole: Path) -> None:
+    said = faults(whole, env="metaworld/reach_rgb")
+    assert "describe a state of 8 numbers (hand, fingers), the simulator has 4 - choose its parts with" in said
+    assert "the simulator has 39 - choose" in faults(whole, "env.proprio=full", env="metaworld/reach_rgb")
 
 
 def test_adapters_around_what_stays_as_it_is(whole: Path) -> None:

@@ -402,6 +402,12 @@ def test_a_config_is_checked_against_its_checkpoint(folder: Path, settings: list
     assert message in faults(folder, *settings)
 
 
+def test_a_simulator_whose_state_is_known_before_it_starts(folder: Path) -> None:
+    metaworld = ["env=metaworld/reach_rgb", "model.cameras=[corner,absent]"]
+    assert "statistics are of states with 5 numbers, the simulator has 4" in faults(folder, *metaworld)
+    assert "the simulator has 4" not in faults(folder, *metaworld, "model.state=none")
+
+
 def test_states_longer_than_the_checkpoint_takes_are_found_before_anything_starts(folder: Path) -> None:
     content = json.loads((folder / "norm_stats.json").read_text())
     content["norm_stats"]["state"] = {"mean": [0.0] * 6, "std": [1.0] * 6}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from embodyrl.config.rules import state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.architecture import Architecture
@@ -64,7 +65,7 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
         embodiment_number(robot.tag, model.embodiment_id, sizes.embodiments)
     except PolicyError as error:
         yield "model.embodiment_id", f"model.embodiment_id: {error}", ""
-    yield from misfits(robot, sizes, config.rollout.chunk_size, len(config.env.cameras), None)
+    yield from misfits(robot, sizes, config.rollout.chunk_size, len(config.env.cameras), state_dim(config))
 
 
 def robot_of(files: CheckpointFiles, model: Gr00tConfig) -> Robot:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from embodyrl.config.rules import state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.companions import choose_key
 from embodyrl.models.errors import PolicyError
@@ -153,10 +154,17 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Obj
                 "checkpoint's statistics lack",
                 "choose the other normalization, or other statistics",
             )
-    longest = len(chosen.get("state", {}).get(NUMBERS[model.normalization][0], ()))
-    if longest > architecture.state_dim:
+    states = len(chosen.get("state", {}).get(NUMBERS[model.normalization][0], ()))
+    if states > architecture.state_dim:
         yield (
             "model.unnorm_key",
-            f"the statistics are of states with {longest} numbers, the checkpoint takes {architecture.state_dim}",
+            f"the statistics are of states with {states} numbers, the checkpoint takes {architecture.state_dim}",
             "choose statistics of another robot",
+        )
+    there = state_dim(config)
+    if "state" in needed and there is not None and states != there:
+        yield (
+            "env.proprio",
+            f"the statistics are of states with {states} numbers, the simulator has {there}",
+            "set model.unnorm_key to statistics of this robot, or env.proprio to other states",
         )
