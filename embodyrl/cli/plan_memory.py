@@ -61,7 +61,7 @@ class Batches:
     minibatch: int
     micro_batch: int
     slots_decided_at_once: int
-    """At most; with a critic also the observations at which it looks when the rollout is over."""
+    """At most; a critic looks at as many observations at once when the rollout is over."""
 
 
 def supervised(config: Config) -> bool:
@@ -74,8 +74,7 @@ def batches_of(config: Config) -> Batches:
     rollout, algorithm, slots = config.rollout, config.algorithm, config.env.num_envs
     deciding = math.ceil(slots / 2) if rollout.schedule is Schedule.pipeline else slots
     if ADVANTAGES.entry(algorithm.advantage).facts["critic"]:
-        cuts = rollout.chunks * rollout.chunk_size // config.env.max_episode_steps + 1
-        deciding = max(deciding, slots * cuts)
+        deciding = slots
     if supervised(config):
         steps, minibatch = config.data.steps, config.data.batch_size
         decisions = steps * minibatch

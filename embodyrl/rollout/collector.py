@@ -260,10 +260,19 @@ class Collector:
         following[:-1] = columns["values"][1:]
         following[columns["terminated"]] = 0.0
         if harvest.cut_rows:
-            values = self.engine.act(concatenate(harvest.cut_observations), "eval").values
-            assert values is not None, "the same policy gave values in the rollout"
-            following[harvest.cut_rows, harvest.cut_columns] = values.cpu()
+            following[harvest.cut_rows, harvest.cut_columns] = self._values(concatenate(harvest.cut_observations))
         return following
+
+    def _values(self, observation: Observation) -> Tensor:
+        """Critic's values `[M]`; it looks at as many observations at once as there are slots, so that this takes no
+        more memory than deciding."""
+        count, most = len(observation.tasks), self.manager.num_envs
+        pieces = []
+        for start in range(0, count, most):
+            values = self.engine.act(take(observation, np.arange(start, min(start + most, count))), "eval").values
+            assert values is not None, "the same policy gave values in the rollout"
+            pieces.append(values.cpu())
+        return torch.cat(pieces)
 
     def state_dict(self) -> dict[str, Any]:
         """Episode numbers and totals of the episodes in progress (the simulators' own states are the manager's)."""

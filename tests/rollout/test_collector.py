@@ -44,6 +44,7 @@ def check_row(rollout: Rollout, k: int, b: int, follower: Tensor) -> None:
 def test_continuous_rollouts_follow_on_from_each_other_and_bootstrap_where_they_must() -> None:
     with make_collector() as collector:
         rollouts = [collector.collect() for _ in range(4)]
+        batches = collector.engine.policy.batches
     observations = torch.cat([rollout.batch["proprio"] for rollout in rollouts])
     kinds = set()
     for number, rollout in enumerate(rollouts):
@@ -55,6 +56,9 @@ def test_continuous_rollouts_follow_on_from_each_other_and_bootstrap_where_they_
                 kinds.add((bool(rollout.batch["terminated"][k, b]), bool(rollout.batch["truncated"][k, b])))
         assert rollout.batch["valid"].all() and rollout.env_steps == 12
     assert kinds == {(False, False), (True, False), (False, True)}, "too easy: not every kind of end occurred"
+    cut = [3 + int(rollout.batch["truncated"][:-1].sum()) for rollout in rollouts]
+    assert max(cut) > 3, "too easy: the critic never had more to look at than there are slots"
+    assert max(batches) == 3, "the critic must look at no more observations at once than the policy does"
 
 
 def test_the_source_decides_which_episode_each_slot_plays() -> None:
