@@ -20,10 +20,10 @@ from embodyrl.envs import Observation
 from embodyrl.envs.metaworld_tasks import TASKS
 from embodyrl.models import Policy
 from embodyrl.models.policy import Inputs
-from embodyrl.runner.build import build_engine, open_simulators
+from embodyrl.runner.build import build_saved, open_simulators
 from embodyrl.runner.checkpoint import POLICY, find_and_tell
 from embodyrl.runner.evaluation import evaluate, evaluation_noise, held_out_episodes
-from embodyrl.runner.rundir import read_config
+from embodyrl.runner.rundir import read_saved
 
 SWAPPED = {"faucet-open-v3": TASKS["faucet-close-v3"], "faucet-close-v3": TASKS["faucet-open-v3"]}
 """The sentence of the other task."""
@@ -44,9 +44,9 @@ def success(run: Path, episodes: int, *, swapped: bool = False, blind: bool = Fa
     checkpoint = find_and_tell(run)
     words = [f"{task}: {sentence}" for task, sentence in SWAPPED.items()]
     overrides = [f"env.instructions={{{', '.join(words)}}}"] if swapped else []
-    loaded = read_config(checkpoint, ["eval.sample=true", f"eval.episodes={episodes}", *overrides])
+    loaded = read_saved(checkpoint, ["eval.sample=true", f"eval.episodes={episodes}", *overrides])
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
-        engine = build_engine(loaded.config, manager, weights=checkpoint / POLICY)
+        engine = build_saved(loaded.config, manager, checkpoint / POLICY)
         if blind:
             blindfold(engine.policy)
         noise = evaluation_noise(loaded.config, engine)
@@ -64,7 +64,7 @@ def main() -> None:
     for run in arguments.runs:
         rows.append(
             {
-                "seed": read_config(find_and_tell(run), []).config.seed,
+                "seed": read_saved(find_and_tell(run), []).config.seed,
                 "as it is": success(run, arguments.episodes),
                 "sentences swapped": success(run, arguments.episodes, swapped=True),
                 "black pictures": success(run, arguments.episodes, blind=True),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from embodyrl.runner.checkpoint import find_and_tell
-from embodyrl.runner.rundir import read_config
+from embodyrl.runner.rundir import read_saved
 
 
 def run(path: Path, out: Path, *, adapter: bool = False) -> int:
     """Export the policy of a checkpoint or of a run's last one; returns the exit code."""
     checkpoint = find_and_tell(path)
-    loaded = read_config(checkpoint, [])
+    loaded = read_saved(checkpoint, [])
 
     from embodyrl.runner.export import export
 

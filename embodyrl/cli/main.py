@@ -181,7 +181,7 @@ def collect(
 
     source, overrides = split_words(words)
     use = Use.check if policy is None else Use.run
-    loaded = load_config(source, overrides, use=use, to_be_made=[("data", "path")])
+    loaded = load_config(source, overrides, use=use, not_needed=[("data", "path")])
     options = recording.Options(
         out=recording.destination(loaded, out),
         episodes=episodes,

@@ -17,7 +17,7 @@ from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 from embodyrl.placement.ranks import Place, is_follower, place_here
 from embodyrl.runner.checkpoint import POLICY, Manifest, find, find_and_tell
-from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, write_config
+from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, read_saved, write_config
 
 RESUMABLE = (
     *("run.", "tracking.", "env.workers", "env.numa", "env.offload"),
@@ -152,9 +152,9 @@ def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) ->
     if video is not None and video.suffix != ".mp4":
         raise UserError(f"--video {video}: films are MP4 files, so name one that ends in .mp4")
     checkpoint = find_and_tell(path)
-    loaded = read_config(checkpoint, overrides)
+    loaded = read_saved(checkpoint, overrides)
 
-    from embodyrl.runner.build import build_engine, open_simulators
+    from embodyrl.runner.build import build_saved, open_simulators
     from embodyrl.runner.evaluation import evaluate as play
     from embodyrl.runner.evaluation import evaluation_noise, held_out_episodes
     from embodyrl.runner.film import Film
@@ -162,7 +162,7 @@ def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) ->
     config = loaded.config
     print(f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}", flush=True)
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
-        engine = build_engine(config, manager, weights=checkpoint / POLICY)
+        engine = build_saved(config, manager, checkpoint / POLICY)
         episodes, noise = held_out_episodes(config), evaluation_noise(config, engine)
         if video is None:
             print(play(manager, engine, episodes, noise=noise).line(), flush=True)

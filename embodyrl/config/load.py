@@ -42,7 +42,7 @@ def load_config(
     *,
     plugin_dir: Path | None = None,
     use: Use = Use.check,
-    to_be_made: Sequence[KeyPath] = (),
+    not_needed: Sequence[KeyPath] = (),
 ) -> LoadedConfig:
     """Load and check a config; nothing but the plug-ins it names is run.
 
@@ -51,7 +51,7 @@ def load_config(
         overrides: `key=value` from the command line.
         plugin_dir: where to look for plug-ins; by default the file's folder (the working directory for built-in ones).
         use: what for; decides about what is missing.
-        to_be_made: settings that name what the command is about to make, so that it need not be there yet.
+        not_needed: settings that name what the command has no use for, so that it need not be there.
 
     Raises:
         ConfigError: with every fault.
@@ -65,7 +65,7 @@ def load_config(
     if not composed.readable:
         raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
     config, faults = _finish(composed, asked, found, use)
-    faults = [fault for fault in faults if fault.path not in to_be_made]
+    faults = [fault for fault in faults if fault.path not in not_needed]
     if faults:
         raise ConfigError(in_reading_order(faults, composed.files))
     path = None if found.is_builtin else found.path

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from embodyrl.config.schema import LoraConfig, ModelConfig
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
+from embodyrl.models.saved import ADAPTER_FOLDER
 from embodyrl.registry import near_match
 from embodyrl.seeding import derive_seed
 
-ADAPTER_FOLDER = "adapter"
 HEADS_FILE, BASE_FILE = "heads.safetensors", "base.json"
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -11,8 +11,10 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.models.companions import parse_json
 
 DESCRIPTION_FILE = "policy.json"
-BROUGHT = ("name", "checkpoint", "adapter", "statistics", "tokenizer", "scratch")
-"""Options that say where something was taken from, or what to make anew: a saved policy brings all that itself."""
+ADAPTER_FOLDER = "adapter"
+"""In the folder of a policy that is adapters for weights elsewhere."""
+SOURCES = ("checkpoint", "adapter", "statistics", "tokenizer")
+"""Options that say where something was taken from, which a saved policy then has in its own folder."""
 FREE = ("dtype", "noise_level", "noise_level_end")
 """Options that differ from run to run without anybody being surprised."""
 
@@ -35,7 +37,19 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
     options = found.get("options", {})
     if options.get("name") != name:
         return {}, None
-    return {key: value for key, value in options.items() if key not in BROUGHT}, found["spec"]["chunk_size"]
+    kept = {key: value for key, value in options.items() if key not in ("name", "scratch", *SOURCES)}
+    return kept, found["spec"]["chunk_size"]
+
+
+def stands_alone(folder: Path) -> bool:
+    """Whether a saved policy needs no weights but its own."""
+    return not (folder / ADAPTER_FOLDER).is_dir()
+
+
+def from_own_folder(config: ModelConfig, folder: Path) -> ModelConfig:
+    """The options that build a policy from the folder that it was saved in, whatever it was made from."""
+    own: dict[str, Any] = dict.fromkeys(name for name in SOURCES if hasattr(config, name))
+    return dataclasses.replace(config, **own | {"checkpoint": str(folder)})
 
 
 def other_options(config: ModelConfig) -> list[str]:

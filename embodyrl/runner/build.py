@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, Observe
 from embodyrl.envs.manager import EnvManager
+from embodyrl.models.saved import from_own_folder, stands_alone
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.pipelines.drawing import to_svg
 from embodyrl.placement.plan import inventory, policy_gpu
@@ -146,6 +148,14 @@ def build_engine(
         folder=folder,
         ranks=ranks or ALONE,
     )
+
+
+def build_saved(config: Config, manager: EnvManager, folder: Path) -> HybridEngine:
+    """The policy of a checkpoint in an engine, to be looked at; it may be asked in words that its run did not have."""
+    if not stands_alone(folder):
+        return build_engine(config, manager, weights=folder)
+    own = dataclasses.replace(config, model=from_own_folder(config.model, folder))
+    return build_engine(own, manager, weights=None)
 
 
 def open_demonstrations(config: Config, manager: EnvManager, engine: HybridEngine) -> Demonstrations:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
-from embodyrl.engine.lora import ADAPTER_FOLDER, HEADS_FILE, add_adapters, load_adapted, merge
+from embodyrl.engine.lora import HEADS_FILE, add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
 from embodyrl.models import Policy, build_policy
+from embodyrl.models.saved import ADAPTER_FOLDER, from_own_folder, stands_alone
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import POLICY, Manifest, digest, files_in
 from embodyrl.runner.model_card import CARD_FILE, model_card
@@ -57,7 +57,7 @@ def export(checkpoint: Path, loaded: LoadedConfig, out: Path, *, adapter: bool =
 
 def _write(checkpoint: Path, folder: Path, config: Config, adapter: bool) -> str:
     """Write the weights and what belongs to them, and read them again; returns how."""
-    has_adapters = (checkpoint / POLICY / ADAPTER_FOLDER).is_dir()
+    has_adapters = not stands_alone(checkpoint / POLICY)
     if adapter:
         if not has_adapters:
             raise ExportError("the policy has no adapters (engine.lora.rank was 0): leave out --adapter")
@@ -83,7 +83,8 @@ def _write_adapter(policy: Path, folder: Path, config: Config) -> str:
 
 def _write_merged(source: Path, folder: Path, config: Config) -> str:
     """The policy with its adapters added to the weights, in its public layout."""
-    policy = build_standalone(config, config.model.checkpoint or str(source), adapter=True)
+    below = dataclasses.replace(config.model, checkpoint=config.model.checkpoint or str(source))
+    policy = build_policy(below, None, chunk_size=config.rollout.chunk_size, seed=config.seed)
     add_adapters(policy, config.engine.lora, config.seed)
     load_adapted(policy, source)
     merge(policy)
@@ -109,15 +110,7 @@ def load_exported(folder: Path, config: Config) -> Policy:
     Raises:
         PolicyError: they do not fit.
     """
-    return build_standalone(config, str(folder), adapter=False)
-
-
-def build_standalone(config: Config, checkpoint: str, *, adapter: bool) -> Policy:
-    """The config's policy from another folder and without a simulator, with `model.adapter` or without."""
-    options: dict[str, Any] = {"checkpoint": checkpoint}
-    if not adapter and hasattr(config.model, "adapter"):
-        options["adapter"] = None
-    model = dataclasses.replace(config.model, **options)
+    model = from_own_folder(config.model, folder)
     return build_policy(model, None, chunk_size=config.rollout.chunk_size, seed=config.seed)
 
 

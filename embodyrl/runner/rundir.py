@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embodyrl.config import LoadedConfig, load_config, to_commented_yaml
+from embodyrl.config.faults import KeyPath
 from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
-from embodyrl.runner.checkpoint import MANIFEST
+from embodyrl.models.saved import SOURCES, stands_alone
+from embodyrl.runner.checkpoint import MANIFEST, POLICY
 
 CONFIG_FILE = "config.yaml"
 ORIGIN_FILE = "origin.json"
@@ -115,8 +117,13 @@ def write_config(folder: Path, loaded: LoadedConfig) -> None:
         temporary.replace(folder / name)
 
 
-def read_config(folder: Path, overrides: Sequence[str]) -> LoadedConfig:
+def read_config(folder: Path, overrides: Sequence[str], not_needed: Sequence[KeyPath] = ()) -> LoadedConfig:
     """Load what `write_config` wrote, with changes from the command line.
+
+    Args:
+        folder: of a run or a checkpoint.
+        overrides: `key=value` from the command line.
+        not_needed: settings that name what need not be there.
 
     Raises:
         ConfigError: the config is not legal (any more), or a plug-in is not where it was.
@@ -125,8 +132,20 @@ def read_config(folder: Path, overrides: Sequence[str]) -> LoadedConfig:
     if not (folder / CONFIG_FILE).is_file():
         raise RunDirError(f"{folder} holds no {CONFIG_FILE}: give a folder that `embodyrl run` made")
     origin = json.loads((folder / ORIGIN_FILE).read_text())
-    loaded = load_config(folder / CONFIG_FILE, overrides, plugin_dir=Path(origin["plugin_dir"]))
+    plugins = Path(origin["plugin_dir"])
+    loaded = load_config(folder / CONFIG_FILE, overrides, plugin_dir=plugins, not_needed=not_needed)
     return dataclasses.replace(loaded, source=origin["source"])
+
+
+def read_saved(checkpoint: Path, overrides: Sequence[str]) -> LoadedConfig:
+    """The config of a checkpoint whose policy is only looked at: of what it was made from (weights, statistics,
+    demonstrations), nothing need be there any more, unless it is adapters for weights elsewhere.
+
+    Raises:
+        ConfigError, RunDirError: see `read_config`.
+    """
+    sources = SOURCES if stands_alone(checkpoint / POLICY) else ()
+    return read_config(checkpoint, overrides, [("data", "path"), *(("model", name) for name in sources)])
 
 
 def _make_numbered(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 from small_runs import Run
 
 from embodyrl.cli import export, train
-from embodyrl.config import load_config
+from embodyrl.config import ConfigError, load_config
 from embodyrl.models import load_policy
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import CheckpointError, Manifest, digest
@@ -45,6 +46,22 @@ def test_an_exported_policy_is_the_one_that_was_trained(small_run: Callable[...,
     assert header["library_name"] == "embodyrl" and {"mlp", "ppo", "gymnasium"} <= set(header["tags"])
     assert f"| success | {began['eval/success_once']:.3f} in 5 held-out episodes" in card
     assert f"| mean return | {began['eval/return']:.2f} |" in card
+
+
+def test_a_policy_outlives_what_it_was_made_from(
+    small_run: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Evaluating and exporting it takes nothing but its checkpoint."""
+    first = small_run("first", "run.iterations=1")
+    second = small_run("second", "run.iterations=1", f"model.checkpoint={first.path}/checkpoints/last/policy")
+    assert train.evaluate(second.path, []) == 0
+    before = capsys.readouterr().out.splitlines()[-1].partition("  (")[0]
+    shutil.rmtree(first.path)
+    assert train.evaluate(second.path, []) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(before) and "success" in before
+    assert export.run(second.path, tmp_path / "exported") == 0
+    with pytest.raises(ConfigError, match=r"model\.checkpoint = .* does not exist"):
+        train.resume(second.path, ["run.iterations=2"])
 
 
 def test_nothing_is_overwritten_and_nothing_damaged_exported(small_run: Callable[..., Run], tmp_path: Path) -> None:
