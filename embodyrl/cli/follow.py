@@ -16,7 +16,7 @@ from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import Peers, Place, use_own_gpu
 from embodyrl.runner.build import WORKER_LOGS
-from embodyrl.runner.rundir import RunDir, read_config
+from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 
 if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks
@@ -62,7 +62,7 @@ def follow(config: Config, place: Place, *, started: float) -> int:
         run_dir, checkpoint = (None if path is None else Path(path) for path in ranks.from_first([None, None]))
         assert run_dir is not None, "the first rank has one"
         with open_runner(
-            read_config(run_dir, []),
+            read_config(run_dir, [], SOURCES),
             RunDir.shared(run_dir),
             started=started,
             checkpoint=checkpoint,
@@ -80,6 +80,6 @@ def main(parent: str, run_dir: str, place: str) -> None:
     faulthandler.enable()
     started = time.monotonic()
     try:
-        sys.exit(follow(read_config(Path(run_dir), []).config, Place.from_json(place), started=started))
+        sys.exit(follow(read_config(Path(run_dir), [], SOURCES).config, Place.from_json(place), started=started))
     except (UserError, RunError) as error:
         sys.exit(explain(error))

@@ -17,7 +17,15 @@ from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 from embodyrl.placement.ranks import Place, is_follower, place_here
 from embodyrl.runner.checkpoint import POLICY, Manifest, find, find_and_tell
-from embodyrl.runner.rundir import CONFIG_FILE, RunDir, read_config, read_saved, write_config
+from embodyrl.runner.rundir import (
+    CONFIG_FILE,
+    SOURCES,
+    RunDir,
+    read_config,
+    read_saved,
+    sources_not_needed,
+    write_config,
+)
 
 RESUMABLE = (
     *("run.", "tracking.", "env.workers", "env.numa", "env.offload"),
@@ -47,12 +55,15 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
     """Go on from the last checkpoint of a run directory."""
     started = time.monotonic()
     if is_follower():
-        config = read_config(run_dir, overrides).config
+        config = read_config(run_dir, overrides, SOURCES).config
         return follow(config, place_here(config), started=started)
     with held(RunDir.open(run_dir)) as directory:
         found = find(run_dir)
-        loaded = read_config(run_dir, overrides)
-        refuse_another_run(read_config(found.place, []).config, loaded.config)
+        sources = sources_not_needed(found.place)
+        loaded = read_config(run_dir, overrides, sources)
+        if loaded.config.algorithm.kl_coef > 0.0:  # the policy stays near the one that the run began with
+            loaded = read_config(run_dir, overrides)
+        refuse_another_run(read_config(found.place, [], sources).config, loaded.config)
         if is_over(Manifest.read(found.place), loaded.config) and (run_dir / "summary.json").exists():
             show(directory, f"{run_dir} is done. For more: embodyrl resume {run_dir} run.iterations=N")
             return 0

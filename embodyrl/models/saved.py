@@ -13,7 +13,7 @@ from embodyrl.models.companions import parse_json
 DESCRIPTION_FILE = "policy.json"
 ADAPTER_FOLDER = "adapter"
 """In the folder of a policy that is adapters for weights elsewhere."""
-SOURCES = ("checkpoint", "adapter", "statistics", "tokenizer")
+BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer")
 """Options that say where something was taken from, which a saved policy then has in its own folder."""
 FREE = ("dtype", "noise_level", "noise_level_end")
 """Options that differ from run to run without anybody being surprised."""
@@ -37,7 +37,7 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
     options = found.get("options", {})
     if options.get("name") != name:
         return {}, None
-    kept = {key: value for key, value in options.items() if key not in ("name", "scratch", *SOURCES)}
+    kept = {key: value for key, value in options.items() if key not in ("name", "scratch", *BROUGHT)}
     return kept, found["spec"]["chunk_size"]
 
 
@@ -48,7 +48,7 @@ def stands_alone(folder: Path) -> bool:
 
 def from_own_folder(config: ModelConfig, folder: Path) -> ModelConfig:
     """The options that build a policy from the folder that it was saved in, whatever it was made from."""
-    own: dict[str, Any] = dict.fromkeys(name for name in SOURCES if hasattr(config, name))
+    own: dict[str, Any] = dict.fromkeys(name for name in BROUGHT if hasattr(config, name))
     return dataclasses.replace(config, **own | {"checkpoint": str(folder)})
 
 

@@ -130,13 +130,24 @@ def build_engine(
     folder: Path | None = None,
     ranks: Ranks | None = None,
 ) -> HybridEngine:
-    """The policy in its engine, with `weights` (a saved policy's folder) or those that the config says; `folder` is
-    where the engine may keep files, `ranks` those of the run if there are several."""
+    """The policy in its engine.
+
+    Args:
+        config: the run's.
+        manager: its simulators.
+        weights: folder of a saved policy; None: the weights that the config says. It is built from that folder alone,
+            unless it is adapters for weights elsewhere, or the loss needs the policy that the run began with, too.
+        folder: where the engine may keep files.
+        ranks: those of the run, if there are several.
+    """
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.engine.parallel import ALONE
     from embodyrl.models import build_policy
 
-    policy = build_policy(config.model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed)
+    model = config.model
+    if weights is not None and stands_alone(weights) and config.algorithm.kl_coef == 0.0:
+        model, weights = from_own_folder(model, weights), None
+    policy = build_policy(model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed)
     return HybridEngine(
         policy,
         config=config.engine,
@@ -151,11 +162,9 @@ def build_engine(
 
 
 def build_saved(config: Config, manager: EnvManager, folder: Path) -> HybridEngine:
-    """The policy of a checkpoint in an engine, to be looked at; it may be asked in words that its run did not have."""
-    if not stands_alone(folder):
-        return build_engine(config, manager, weights=folder)
-    own = dataclasses.replace(config, model=from_own_folder(config.model, folder))
-    return build_engine(own, manager, weights=None)
+    """The policy of a checkpoint in an engine, to be looked at, not to be held near the one that its run began with."""
+    free = dataclasses.replace(config.algorithm, kl_coef=0.0)
+    return build_engine(dataclasses.replace(config, algorithm=free), manager, weights=folder)
 
 
 def open_demonstrations(config: Config, manager: EnvManager, engine: HybridEngine) -> Demonstrations:

@@ -14,13 +14,17 @@ from embodyrl.config import LoadedConfig, load_config, to_commented_yaml
 from embodyrl.config.faults import KeyPath
 from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
-from embodyrl.models.saved import SOURCES, stands_alone
+from embodyrl.models.saved import BROUGHT, stands_alone
 from embodyrl.runner.checkpoint import MANIFEST, POLICY
 
 CONFIG_FILE = "config.yaml"
 ORIGIN_FILE = "origin.json"
 LOCK_FILE = ".lock"
 LOG_FILE = "run.log"
+
+
+SOURCES: Sequence[KeyPath] = [("model", name) for name in BROUGHT]
+"""Settings that name files which a policy is made from."""
 
 
 class RunDirError(UserError):
@@ -137,15 +141,18 @@ def read_config(folder: Path, overrides: Sequence[str], not_needed: Sequence[Key
     return dataclasses.replace(loaded, source=origin["source"])
 
 
+def sources_not_needed(checkpoint: Path) -> Sequence[KeyPath]:
+    """Settings that say what a policy was made from, which its checkpoint does without unless it is adapters."""
+    return SOURCES if stands_alone(checkpoint / POLICY) else ()
+
+
 def read_saved(checkpoint: Path, overrides: Sequence[str]) -> LoadedConfig:
-    """The config of a checkpoint whose policy is only looked at: of what it was made from (weights, statistics,
-    demonstrations), nothing need be there any more, unless it is adapters for weights elsewhere.
+    """The config of a checkpoint whose policy is only looked at, so that nothing learns from demonstrations, either.
 
     Raises:
         ConfigError, RunDirError: see `read_config`.
     """
-    sources = SOURCES if stands_alone(checkpoint / POLICY) else ()
-    return read_config(checkpoint, overrides, [("data", "path"), *(("model", name) for name in sources)])
+    return read_config(checkpoint, overrides, [("data", "path"), *sources_not_needed(checkpoint)])
 
 
 def _make_numbered(path: Path) -> Path:

@@ -51,17 +51,23 @@ def test_an_exported_policy_is_the_one_that_was_trained(small_run: Callable[...,
 def test_a_policy_outlives_what_it_was_made_from(
     small_run: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Evaluating and exporting it takes nothing but its checkpoint."""
+    """Evaluating, exporting and training it further takes nothing but its checkpoint."""
     first = small_run("first", "run.iterations=1")
-    second = small_run("second", "run.iterations=1", f"model.checkpoint={first.path}/checkpoints/last/policy")
+    start = f"model.checkpoint={first.path}/checkpoints/last/policy"
+    second, whole = small_run("second", "run.iterations=1", start), small_run("whole", "run.iterations=2", start)
+    near = small_run("near", "run.iterations=1", start, "algorithm.kl_coef=0.1")
     assert train.evaluate(second.path, []) == 0
     before = capsys.readouterr().out.splitlines()[-1].partition("  (")[0]
     shutil.rmtree(first.path)
     assert train.evaluate(second.path, []) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(before) and "success" in before
     assert export.run(second.path, tmp_path / "exported") == 0
-    with pytest.raises(ConfigError, match=r"model\.checkpoint = .* does not exist"):
-        train.resume(second.path, ["run.iterations=2"])
+    assert train.resume(second.path, ["run.iterations=2"]) == 0
+    name = "policy/model.safetensors"
+    assert Run(second.path).digest(2, name) == whole.digest(2, name) != second.digest(1, name)
+    assert train.evaluate(near.path, []) == 0
+    with pytest.raises(ConfigError, match=r"model\.checkpoint = .* does not exist"):  # it is to stay near what is gone
+        train.resume(near.path, ["run.iterations=2"])
 
 
 def test_nothing_is_overwritten_and_nothing_damaged_exported(small_run: Callable[..., Run], tmp_path: Path) -> None:
