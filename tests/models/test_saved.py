@@ -21,7 +21,7 @@ from embodyrl.models import Policy, PolicyError, build_policy, load_policy
 from embodyrl.models.saved import DESCRIPTION_FILE, other_options
 from tests.parity import formula
 
-SPEC = dataclasses.replace(formula.SPEC, cameras=("corner4",))
+SPEC = dataclasses.replace(formula.SPEC, cameras=("corner4",), proprio_dim=4)
 TINY = ["env=metaworld/faucets", "model=pi0", "algorithm=grpo", "rollout.group_size=2", "rollout.episodes=whole"]
 TINY += ["model.state=none", "rollout.chunk_size=4"]
 CHANGED = ["model.denoising_steps=3", "model.scratch.layers=1", "model.value_sizes=[8]"]
