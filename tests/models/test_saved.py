@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
+from embodyrl.cli.header import header
 from embodyrl.cli.main import app
 from embodyrl.config import load_config
 from embodyrl.envs import Observation
@@ -61,6 +62,10 @@ def test_a_config_that_differs_is_told(saved: tuple[Policy, Path], tmp_path: Pat
     printed = CliRunner().invoke(app, ["validate", "gym_cartpole", *different]).output
     assert "note: the checkpoint was saved with other options: model.denoising_steps = 5 (it was 3), " in printed
     assert "model.state = 'token' (it was 'none')" in printed
+    assert "the checkpoint was saved with other options: model.den" in header(
+        load_config("gym_cartpole", different), folder
+    )
+    assert "the checkpoint was saved" not in header(load_config("gym_cartpole", same), folder)
     public = Path(shutil.copytree(folder, tmp_path / "public"))
     description = json.loads((public / DESCRIPTION_FILE).read_text())
     description["options"]["name"] = "pi05"
