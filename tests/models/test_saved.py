@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from embodyrl.cli.header import header
 from embodyrl.cli.main import app
 from embodyrl.config import load_config
 from embodyrl.envs import Observation
-from embodyrl.models import Policy, PolicyError, build_policy, load_policy
-from embodyrl.models.saved import DESCRIPTION_FILE, other_options
+from embodyrl.models import Policy, PolicyError, SupportedModel, build_policy, load_policy
+from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options
 from tests.parity import formula
 
 SPEC = dataclasses.replace(formula.SPEC, cameras=("corner4",), proprio_dim=4)
@@ -51,6 +52,23 @@ def test_it_is_loaded_with_them(saved: tuple[Policy, Path]) -> None:
     other = load_policy("pi0", checkpoint=folder, simulator=SPEC, denoising_steps=2, chunk_size=2)
     assert other.act(other.preprocess(observation), "eval").actions.shape[1] == 2
     assert not torch.equal(other.act(other.preprocess(observation), "eval").actions, acts[0][:, :2])
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05", "gr00t", "openvla", "openvla_oft"])
+def test_it_is_built_from_its_folder_and_saved_again_byte_for_byte(name: str, tmp_path: Path) -> None:
+    """So a run that was stopped goes on without what it was made from, and leaves the same files."""
+    options: Any = SupportedModel.entry(name).load_options()
+    config = options(name=name)
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    build_policy(config, SPEC, chunk_size=1, seed=1).save(first, config)
+    again = build_policy(from_own_folder(config, first), SPEC, chunk_size=1, seed=2)
+    again.save(second, config)
+    names = [path.relative_to(first) for path in sorted(first.rglob("*")) if path.is_file()]
+    assert names == [path.relative_to(second) for path in sorted(second.rglob("*")) if path.is_file()]
+    for each in names:
+        assert (first / each).read_bytes() == (second / each).read_bytes(), each
 
 
 def test_a_config_that_differs_is_told(saved: tuple[Policy, Path], tmp_path: Path) -> None:
