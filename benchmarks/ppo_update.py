@@ -15,13 +15,13 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from turns import take_turns
 
 from embodyrl.algorithms.advantages import normalize
 from embodyrl.config import load_config
@@ -142,14 +142,7 @@ def peer_update(config: Config) -> Callable[[], None]:
 
 def compare(config: Config, rounds: int) -> dict[str, Any]:
     """Take turns, and sum up."""
-    updates = {"embodyrl": our_update(config), "sb3": peer_update(config)}
-    seconds: dict[str, list[float]] = {name: [] for name in updates}
-    for number in range(rounds + 1):
-        for name in updates if number % 2 else reversed(updates):
-            start = time.process_time()
-            updates[name]()
-            if number:  # the first one warms up
-                seconds[name].append(time.process_time() - start)
+    seconds = take_turns({"embodyrl": our_update(config), "sb3": peer_update(config)}, rounds)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratios = sorted(peer / own for own, peer in zip(seconds["embodyrl"], seconds["sb3"], strict=True))
     return {

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from turns import take_turns
 
 from embodyrl.config.schema import Precision
 from embodyrl.engine.precision import choose_precision, computing_in
@@ -113,16 +113,9 @@ def of_the_whole_vocabulary(subject: Subject) -> None:
     network.action_logits = logits
 
 
-def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def medians(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median CPU seconds of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):
-        for name in contenders if number % 2 else reversed(contenders):
-            start = time.process_time()
-            contenders[name]()
-            if number:  # the first one warms up
-                seconds[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return {name: statistics.median(seconds) for name, seconds in take_turns(contenders, rounds).items()}
 
 
 def measure(shape: str, batch: int, rounds: int) -> dict[str, Any]:
@@ -135,7 +128,7 @@ def measure(shape: str, batch: int, rounds: int) -> dict[str, Any]:
     def scoring(subject: Subject) -> Callable[[], object]:
         return torch.no_grad()(subject.score)
 
-    learning = take_turns(
+    learning = medians(
         {
             "float32": plain.learn,
             "bfloat16": lambda: plain.learn(Precision.bfloat16),
@@ -143,7 +136,7 @@ def measure(shape: str, batch: int, rounds: int) -> dict[str, Any]:
         },
         rounds,
     )
-    evaluating = take_turns({"action_columns": scoring(plain), "whole_vocabulary": scoring(whole)}, rounds)
+    evaluating = medians({"action_columns": scoring(plain), "whole_vocabulary": scoring(whole)}, rounds)
     return {
         "parameters": plain.parameters,
         "cpu_s": {name: round(value, 4) for name, value in (learning | evaluating).items()},

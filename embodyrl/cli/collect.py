@@ -144,7 +144,7 @@ def _check(loaded: LoadedConfig, options: Options) -> None:
 def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager, Demonstrator]]:
     """The simulators and who plays in them."""
     from embodyrl.data.experts import scripted_expert
-    from embodyrl.runner.build import build_engine, open_simulators
+    from embodyrl.runner.build import build_saved, open_simulators
     from embodyrl.runner.checkpoint import POLICY, find_and_tell
 
     config = loaded.config
@@ -162,7 +162,8 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager,
 
         from embodyrl.runner.demonstrator import PolicyDemonstrator
 
-        engine = build_engine(config, manager, weights=weights)
+        assert weights is not None, "nobody else plays"
+        engine = build_saved(config, manager, weights)
         with engine.rollout_mode():
             yield manager, PolicyDemonstrator(config.env, engine, "train" if options.sample else "eval")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from embodyrl.models.saved import own_folder_settings
 from embodyrl.runner.checkpoint import find_and_tell
 from embodyrl.runner.rundir import read_saved
 
@@ -19,5 +20,6 @@ def run(path: Path, out: Path, *, adapter: bool = False) -> int:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"exported {checkpoint} to {out}  ({size / 2**20:.1f} MiB; {checked})")
     if not adapter:
-        print(f"next: embodyrl run {out}/training.yaml model.checkpoint={out} run.dir=NEW")
+        settings = own_folder_settings(loaded.config.model, str(out))
+        print(f"next: embodyrl run {out}/training.yaml {' '.join(settings)} run.dir=NEW")
     return 0

@@ -62,7 +62,7 @@ def follow(config: Config, place: Place, *, started: float) -> int:
         run_dir, checkpoint = (None if path is None else Path(path) for path in ranks.from_first([None, None]))
         assert run_dir is not None, "the first rank has one"
         with open_runner(
-            read_config(run_dir, [], SOURCES),
+            read_config(run_dir, [], SOURCES),  # the first rank has checked them
             RunDir.shared(run_dir),
             started=started,
             checkpoint=checkpoint,

@@ -73,6 +73,7 @@ def load_policy(
     faults = check_settings(Settings(data), ModelConfig, Location(f"load_policy({name!r})"), ())
     if faults:
         raise PolicyError("; ".join(map(str, faults)))
-    chunk = chunk_size or saved_chunk or entry.facts.get("usual_chunk", 1)
-    policy = build_policy(build_section(ModelConfig, data), simulator, chunk_size=chunk, seed=0)
+    if chunk_size is None:
+        chunk_size = entry.facts.get("usual_chunk", 1) if saved_chunk is None else saved_chunk
+    policy = build_policy(build_section(ModelConfig, data), simulator, chunk_size=chunk_size, seed=0)
     return policy.eval()

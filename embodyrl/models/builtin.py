@@ -6,6 +6,15 @@ from embodyrl.registry import Requirement, SupportedModel
 
 VLA = [Requirement(module=module, install="pip install 'embodyrl[vla]'") for module in ("transformers", "timm")]
 
+PI = {
+    "critic": True,
+    "usual_chunk": 10,
+    "blocks": True,
+    "standalone": True,
+    "check": "embodyrl.models.pi.check:check",
+}
+"""What pi0 and pi0.5 have in common."""
+
 SupportedModel.register(
     "mlp",
     target="embodyrl.models.mlp.policy:MLPPolicy",
@@ -63,14 +72,7 @@ SupportedModel.register(
     target="embodyrl.models.pi.policy:PiPolicy",
     options="embodyrl.models.pi.options:Pi0Config",
     requires=VLA,
-    facts={
-        "critic": True,
-        "usual_chunk": 10,
-        "blocks": True,
-        "standalone": True,
-        "check": "embodyrl.models.pi.check:check",
-        "published": "the published pi0 (3.5B)",
-    },
+    facts={**PI, "published": "the published pi0 (3.5B)"},
     summary="pi0 (3B): pictures, robot state and a sentence; a chunk of actions out of noise",
 )
 SupportedModel.register(
@@ -78,13 +80,6 @@ SupportedModel.register(
     target="embodyrl.models.pi.policy:PiPolicy",
     options="embodyrl.models.pi.options:Pi05Config",
     requires=VLA,
-    facts={
-        "critic": True,
-        "usual_chunk": 10,
-        "blocks": True,
-        "standalone": True,
-        "check": "embodyrl.models.pi.check:check",
-        "published": "the published pi0.5 (3.6B)",
-    },
+    facts={**PI, "published": "the published pi0.5 (3.6B)"},
     summary="pi0.5 (3B): pictures and a sentence that may tell the robot state; a chunk of actions out of noise",
 )

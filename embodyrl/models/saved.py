@@ -52,6 +52,12 @@ def from_own_folder(config: ModelConfig, folder: Path) -> ModelConfig:
     return dataclasses.replace(config, **own | {"checkpoint": str(folder)})
 
 
+def own_folder_settings(config: ModelConfig, folder: str) -> list[str]:
+    """The same for the command line."""
+    others = [name for name in BROUGHT[1:] if getattr(config, name, None) is not None]
+    return [f"model.checkpoint={folder}", *(f"model.{name}=null" for name in others)]
+
+
 def other_options(config: ModelConfig) -> list[str]:
     """In which options a config differs from those that its checkpoint was saved with."""
     if config.checkpoint is None:

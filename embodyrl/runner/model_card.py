@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from embodyrl.config.schema import Config
+from embodyrl.models.saved import own_folder_settings
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import Manifest
 from embodyrl.version import __version__
@@ -43,7 +44,7 @@ about other tasks, other cameras or a real robot.
 MERGED_USE = """In this folder,
 
 ```
-embodyrl run training.yaml model.checkpoint=. run.dir=NEW
+embodyrl run training.yaml {settings} run.dir=NEW
 ```
 
 trains the policy further. """
@@ -74,7 +75,7 @@ def model_card(config: Config, manifest: Manifest, *, adapter: bool = False) -> 
         observations=_observations(config),
         seed=config.seed,
         results=_results(manifest),
-        use=ADAPTER_USE if adapter else f"{MERGED_USE}{_python(config)}",
+        use=ADAPTER_USE if adapter else _merged_use(config),
     )
 
 
@@ -103,6 +104,10 @@ def _results(manifest: Manifest) -> str:
         f"(95 %: {found['eval/success_low']:.3f} to {found['eval/success_high']:.3f}) |\n"
         f"| mean return | {found['eval/return']:.2f} |\n"
     )
+
+
+def _merged_use(config: Config) -> str:
+    return MERGED_USE.format(settings=" ".join(own_folder_settings(config.model, "."))) + _python(config)
 
 
 def _python(config: Config) -> str:

@@ -20,7 +20,7 @@ from embodyrl.cli.main import app
 from embodyrl.config import load_config
 from embodyrl.envs import Observation
 from embodyrl.models import Policy, PolicyError, SupportedModel, build_policy, load_policy
-from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options
+from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options, own_folder_settings
 from tests.parity import formula
 
 SPEC = dataclasses.replace(formula.SPEC, cameras=("corner4",), proprio_dim=4)
@@ -69,6 +69,17 @@ def test_it_is_built_from_its_folder_and_saved_again_byte_for_byte(name: str, tm
     assert names == [path.relative_to(second) for path in sorted(second.rglob("*")) if path.is_file()]
     for each in names:
         assert (first / each).read_bytes() == (second / each).read_bytes(), each
+
+
+def test_settings_that_point_elsewhere_are_taken_back(saved: tuple[Policy, Path]) -> None:
+    """What an exported policy's card says on how to train it further."""
+    made = ["model.statistics=elsewhere/stats.json", "model.tokenizer=elsewhere/tokenizer.json"]
+    config = load_config("gym_cartpole", [*TINY, "model.checkpoint=<weights>", *made]).config.model
+    settings = own_folder_settings(config, str(saved[1]))
+    assert settings == [f"model.checkpoint={saved[1]}", "model.statistics=null", "model.tokenizer=null"]
+    again = load_config("gym_cartpole", [*TINY, *made, *settings]).config.model
+    assert again == from_own_folder(config, saved[1])
+    assert own_folder_settings(load_config("gym_cartpole", TINY).config.model, ".") == ["model.checkpoint=."]
 
 
 def test_a_config_that_differs_is_told(saved: tuple[Policy, Path], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from embodyrl.config.schema import ModelConfig, setting
+from embodyrl.models.options import ActionUnits, WeightType
 
 
 class NoiseMethod(StrEnum):
@@ -14,6 +15,13 @@ class NoiseMethod(StrEnum):
     flow_sde = "flow_sde"
     flow_cps = "flow_cps"
     flow_noise = "flow_noise"
+
+
+class Gripper(StrEnum):
+    """What the gripper's entry of an un-normalised action says."""
+
+    simulator = "simulator"
+    one_opens = "one_opens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +49,11 @@ class FlowConfig(ModelConfig):
     """What the critic learns changes the critic alone, not the network that it looks at."""
     value_sizes: list[int] = setting([512, 256, 128], low=1)
     """Widths of the critic's hidden layers."""
+    action_units: ActionUnits = setting(ActionUnits.simulator)
+    """simulator: the model was trained on actions of this simulator. metric: its motions are in metres and radians."""
+    gripper: Gripper = setting(Gripper.simulator)
+    """simulator: the simulator's own numbers. one_opens: 1 opens and 0 closes, as in data converted from LIBERO."""
+    binary_gripper: bool = setting(True)
+    """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
+    dtype: WeightType = setting(WeightType.float32)
+    """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""

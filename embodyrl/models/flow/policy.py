@@ -17,12 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.flow.grid import TimeGrid
 from embodyrl.models.flow.heads import NoiseNetwork, ValueHead
-from embodyrl.models.flow.options import FlowConfig, NoiseMethod
+from embodyrl.models.flow.options import FlowConfig, Gripper, NoiseMethod
 from embodyrl.models.flow.transition import Transition, euler, flow_cps, flow_noise, flow_sde, prior
+from embodyrl.models.options import ActionUnits
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
-from embodyrl.models.weights import load_strictly
+from embodyrl.models.weights import DTYPES, load_strictly
 
 HEADS_FILE = "flow_heads.safetensors"
 EVALUATION_SEED = 0
@@ -64,6 +66,7 @@ class FlowPolicy(Policy):
     def __init__(self, config: FlowConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
         self.config = config
+        self.dtype = DTYPES[config.dtype]
         self.noise_level = config.noise_level
 
     def set_up_flow(self, grid: TimeGrid, *, horizon: int, action_dim: int, width: int, value_width: int) -> None:
@@ -85,6 +88,15 @@ class FlowPolicy(Policy):
         )
         start = torch.randn(horizon, action_dim, generator=torch.Generator().manual_seed(EVALUATION_SEED))
         self.register_buffer("start", start, persistent=False)
+
+    def convention(self) -> ActionConvention:
+        """What the numbers of an un-normalised action mean."""
+        config = self.config
+        return ActionConvention(
+            metric=config.action_units is ActionUnits.metric,
+            gripper=(1.0, 0.0) if config.gripper is Gripper.one_opens else None,
+            binary_gripper=config.binary_gripper,
+        )
 
     # ------------------------------------------------------------------------------------ what a family's model does
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load as load_tensors
-
 from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.architecture import Architecture
 from embodyrl.models.gr00t.options import Gr00tConfig
 from embodyrl.models.gr00t.statistics import LEROBOT_TAG, as_metadata
+from embodyrl.models.lerobot import parse_statistics
 
 CONFIG = "config.json"
 EAGLE = "eagle2_hg_model"
@@ -110,10 +109,7 @@ def _lerobot_statistics(folder: Path) -> dict[str, Any]:
     if name is None or not (folder / name).is_file():
         found = f"names {name}, which is not there" if name else f"has no step {PACKING}.. with statistics"
         raise PolicyError(f"{folder / PREPROCESSOR} {found}: {STATISTICS_REMEDY}")
-    features: dict[str, dict[str, Any]] = {}
-    for key, tensor in load_tensors((folder / name).read_bytes()).items():
-        feature, _, number = key.rpartition(".")
-        features.setdefault(feature, {})[number] = tensor.tolist()
+    features = parse_statistics((folder / name).read_bytes(), name)
     return as_metadata(features, packing[0].get("config", {}).get("embodiment_tag", LEROBOT_TAG))
 
 

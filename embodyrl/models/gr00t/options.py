@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from embodyrl.config.schema import setting
 from embodyrl.models.flow.options import FlowConfig
-from embodyrl.models.options import ActionUnits, WeightType
 
 
 class Normalization(StrEnum):
@@ -15,13 +14,6 @@ class Normalization(StrEnum):
 
     min_max = "min_max"
     mean_std = "mean_std"
-
-
-class Gripper(StrEnum):
-    """What the gripper's entry of an un-normalised action says."""
-
-    simulator = "simulator"
-    one_opens = "one_opens"
 
 
 class Padding(StrEnum):
@@ -103,12 +95,6 @@ class Gr00tConfig(FlowConfig):
     """How states are scaled. min_max: -1 and 1 are the ends of the range. mean_std: mean 0, standard deviation 1."""
     action_normalization: Normalization = setting(Normalization.min_max)
     """How actions are scaled."""
-    action_units: ActionUnits = setting(ActionUnits.simulator)
-    """simulator: the model was trained on actions of this simulator. metric: its motions are in metres and radians."""
-    gripper: Gripper = setting(Gripper.simulator)
-    """simulator: the simulator's own numbers. one_opens: 1 opens and 0 closes, as in data converted from LIBERO."""
-    binary_gripper: bool = setting(True)
-    """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
     tokenizer: str | None = setting(None)
     """Folder of the tokenizer (tokenizer.json, or vocab.json and merges.txt), which NVIDIA publishes apart from the
     weights, in Isaac-GR00T's eagle2_hg_model. null: it is in the checkpoint's folder."""
@@ -124,8 +110,6 @@ class Gr00tConfig(FlowConfig):
     """Cut off the picture's border (2.5 % at each side), as Isaac-GR00T and RLinf do."""
     interpolation: Interpolation = setting(Interpolation.bilinear)
     """How pictures are resized. bilinear: as Isaac-GR00T and RLinf do. bicubic: as LeRobot does."""
-    dtype: WeightType = setting(WeightType.float32)
-    """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
     freeze_vision: bool = setting(False)
     """Leave the vision tower and the layer behind it as they are."""
     freeze_language: bool = setting(False)

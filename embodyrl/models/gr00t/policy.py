@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
-from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.flow.grid import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.gr00t.architecture import Architecture
@@ -27,20 +26,17 @@ from embodyrl.models.gr00t.head import Condition
 from embodyrl.models.gr00t.layers import Embodiment
 from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork
 from embodyrl.models.gr00t.normalizer import Normalizer
-from embodyrl.models.gr00t.options import Gr00tConfig, Gripper, ValueInput
+from embodyrl.models.gr00t.options import Gr00tConfig, ValueInput
 from embodyrl.models.gr00t.pictures import PicturePipeline
 from embodyrl.models.gr00t.prompts import Prompts
 from embodyrl.models.gr00t.published import published_files
 from embodyrl.models.gr00t.scratch import scratch_files
 from embodyrl.models.gr00t.statistics import Robot
 from embodyrl.models.observations import check_images
-from embodyrl.models.options import ActionUnits, WeightType
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
 from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import read_weights, write_weights
-
-DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
 
 
 class Gr00tPolicy(FlowPolicy):
@@ -58,7 +54,6 @@ class Gr00tPolicy(FlowPolicy):
 
     def __init__(self, config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
-        self.dtype = DTYPES[config.dtype]
         self.files = _read_files(config, simulator, chunk_size)
         sizes = self.files.architecture
         robot = robot_of(self.files, config)
@@ -78,7 +73,7 @@ class Gr00tPolicy(FlowPolicy):
         self.units: SimulatorUnits | None = None
         if simulator is not None:
             remedy = "choose statistics (model.embodiment_tag, model.action_keys) of this robot"
-            self.units = SimulatorUnits(_convention(config), simulator, len(self.action_range), remedy)
+            self.units = SimulatorUnits(self.convention(), simulator, len(self.action_range), remedy)
         self.pictures = PicturePipeline(
             sizes.vision["image_size"], center_crop=config.center_crop, interpolation=config.interpolation
         )
@@ -229,15 +224,6 @@ def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size
     if simulator is None:
         raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
     return scratch_files(config, simulator, chunk_size)
-
-
-def _convention(config: Gr00tConfig) -> ActionConvention:
-    """What the numbers of an un-normalised action mean."""
-    return ActionConvention(
-        metric=config.action_units is ActionUnits.metric,
-        gripper=(1.0, 0.0) if config.gripper is Gripper.one_opens else None,
-        binary_gripper=config.binary_gripper,
-    )
 
 
 def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: SimulatorSpec | None) -> int:

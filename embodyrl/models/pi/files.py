@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load as load_tensors
-
 from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.lerobot import parse_statistics
 from embodyrl.models.pi.layout import Layout
 from embodyrl.models.pi.options import Normalization
 
@@ -96,11 +95,7 @@ class CheckpointFiles:
             elif path.rpartition("/")[2] == LEROBOT:
                 yield "lerobot", _of_lerobot(parse_json(content, path))
             elif path.endswith(NORMALIZER) and "unnormalizer" not in path:
-                nested: dict[str, dict[str, Any]] = {}
-                for name, tensor in load_tensors(content).items():
-                    feature, _, number = name.rpartition(".")
-                    nested.setdefault(feature, {})[number] = tensor.tolist()
-                yield "lerobot", _of_lerobot(nested)
+                yield "lerobot", _of_lerobot(parse_statistics(content, path))
 
     @property
     def tokenizer(self) -> tuple[str, bytes]:

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from embodyrl.config.schema import setting
 from embodyrl.models.flow.options import FlowConfig
-from embodyrl.models.options import ActionUnits, WeightType
 
 
 class Normalization(StrEnum):
@@ -38,13 +37,6 @@ class ValueFrom(StrEnum):
 
     expert = "expert"
     prefix = "prefix"
-
-
-class Gripper(StrEnum):
-    """What the last entry of an un-normalised action says."""
-
-    one_opens = "one_opens"
-    simulator = "simulator"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,20 +86,12 @@ class PiConfig(FlowConfig):
     relative_entries: int = setting(0, low=0)
     """So many first entries of an action are relative to the state at the beginning of its chunk (openpi's pi0_libero:
     6)."""
-    action_units: ActionUnits = setting(ActionUnits.simulator)
-    """simulator: the model was trained on actions of this simulator. metric: its motions are in metres and radians."""
-    gripper: Gripper = setting(Gripper.simulator)
-    """one_opens: 0 closes, 1 opens. simulator: the simulator's own numbers."""
-    binary_gripper: bool = setting(True)
-    """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
     value_from: ValueFrom = setting(ValueFrom.expert)
     """expert: the critic looks at what the action expert makes of the actions, at the random step. prefix: at what the
     language model makes of pictures and sentence."""
     frozen: Frozen = setting(Frozen.nothing)
     """vision: the vision tower stays as it is. language: so does the language model, and only the action expert
     learns."""
-    dtype: WeightType = setting(WeightType.float32)
-    """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
     scratch: ScratchConfig = field(default_factory=ScratchConfig)
     """Shape of the model where `checkpoint` is null."""
 

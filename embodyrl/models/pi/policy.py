@@ -18,17 +18,15 @@ from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
-from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.companions import choose_key
 from embodyrl.models.flow.grid import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.observations import check_images
-from embodyrl.models.options import ActionUnits, WeightType
 from embodyrl.models.pi.architecture import Architecture
 from embodyrl.models.pi.check import choose_cameras
 from embodyrl.models.pi.files import NUMBERS, CheckpointFiles
 from embodyrl.models.pi.network import Pi, Prefix
-from embodyrl.models.pi.options import Frozen, Gripper, PiConfig, StateInput, ValueFrom
+from embodyrl.models.pi.options import Frozen, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.pictures import pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.pi.published import published_files
@@ -38,8 +36,6 @@ from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError,
 from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import Naming, read_weights, write_single_file
-
-DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,6 @@ class PiPolicy(FlowPolicy):
 
     def __init__(self, config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
-        self.dtype = DTYPES[config.dtype]
         self.files = _read_files(config, simulator, chunk_size)
         expert_head = self.files.layout.expert_head
         self.architecture = Architecture.from_config(config.name, self.files.config, expert_head=expert_head)
@@ -87,7 +82,7 @@ class PiPolicy(FlowPolicy):
         if simulator is not None:
             self._check_prompts(list(simulator.tasks.values()))
             remedy = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
-            self.units = SimulatorUnits(self._convention(), simulator, len(self.actions), remedy)
+            self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
         self.spec = PolicySpec(
             kind="flow", chunk_size=chunk_size, action_dim=len(self.actions), proprio_dim=len(self.states)
         )
@@ -101,15 +96,6 @@ class PiPolicy(FlowPolicy):
             value_width=width if config.value_from is ValueFrom.expert else seen,
         )
         self._freeze()
-
-    def _convention(self) -> ActionConvention:
-        """What the numbers of an un-normalised action mean."""
-        config = self.config
-        return ActionConvention(
-            metric=config.action_units is ActionUnits.metric,
-            gripper=(1.0, 0.0) if config.gripper is Gripper.one_opens else None,
-            binary_gripper=config.binary_gripper,
-        )
 
     def _check_sizes(self, simulator: SimulatorSpec | None) -> None:
         states, horizon = len(self.states), self.architecture.horizon
@@ -129,7 +115,7 @@ class PiPolicy(FlowPolicy):
             )
 
     def _check_prompts(self, tasks: Sequence[str]) -> None:
-        """Refuse sentences that are too long now, not when their turn comes; a state of ones takes the most tokens."""
+        """Refuse sentences that are too long now, not when their turn comes; ones are written in three digits each."""
         state = np.ones(len(self.states)) if self.config.state is StateInput.prompt else None
         self.prompts.batch(tasks, [state] * len(tasks))
 

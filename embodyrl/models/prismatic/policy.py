@@ -20,7 +20,7 @@ from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.companions import choose_key
 from embodyrl.models.observations import check_images
-from embodyrl.models.options import ActionUnits, WeightType
+from embodyrl.models.options import ActionUnits
 from embodyrl.models.policy import (
     PUBLISHED,
     ActOutput,
@@ -46,9 +46,8 @@ from embodyrl.models.prismatic.statistics import Bounds, Range
 from embodyrl.models.prismatic.value_head import ValueHead
 from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
-from embodyrl.models.weights import load_strictly, read_weights, write_weights
+from embodyrl.models.weights import DTYPES, load_strictly, read_weights, write_weights
 
-DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
 VALUE_FILE = "value_head.safetensors"
 UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
 

@@ -1,0 +1,18 @@
+"""Contenders take turns, so that other load on the machine falls on all alike; shared by benchmarks of CPU time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+
+def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each contender in each round; every other round goes backwards, and one before them warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name in contenders if number % 2 else reversed(contenders):
+            start = time.process_time()
+            contenders[name]()
+            if number:
+                seconds[name].append(time.process_time() - start)
+    return seconds
