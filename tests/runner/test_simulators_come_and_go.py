@@ -40,7 +40,7 @@ def test_a_run_that_offloads_learns_the_same_and_says_what_it_frees(
     assert without_memory(offloading) == plain.metrics()
     assert offloading.digest(3, "policy/model.safetensors") == plain.digest(3, "policy/model.safetensors")
     freed = [row["memory/simulators_freed_mib"] for row in offloading.metrics() if row["iteration"]]
-    assert len(freed) == 3 and all(5 < each < 2000 for each in freed)
+    assert len(freed) == 3 and all(15 < each < 2000 for each in freed)
     log = (offloading.path / "run.log").read_text()
     assert log.count("offload: the simulators are gone while the policy learns, which frees") == 1
 
