@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 
-def take_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """CPU seconds of each contender in each round; every other round goes backwards, and one before them warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):

@@ -243,7 +243,8 @@ class _Run:
     def _imitation(self) -> Tensor:
         spec = self._policy.spec
         actions = torch.zeros(self._samples, spec.chunk_size, spec.action_dim)
-        return self._policy.sft_loss(self._inputs, actions, torch.Generator())
+        draws = self._policy.imitation_draws(self._samples, torch.Generator())
+        return self._policy.sft_loss(self._inputs, actions, draws)
 
     def _reinforcement(self, critic: bool) -> Tensor:
         """A scalar that depends on everything that is learned."""

@@ -242,11 +242,12 @@ class HybridEngine:
         """Leave the gradients of a minibatch of demonstrations; returns its loss, a mean over samples."""
         self.optimizer.clear()
         count, total = len(actions), torch.zeros((), device=self.device)
+        draws = self.policy.imitation_draws(count, self._streams.imitation)
         size = self.ranks.part_size(count, self._micro_batch_size)
         for part, counts in self.ranks.deal([slice(start, start + size) for start in range(0, count, size)]):
             with self._computing():
-                seen = {name: column[part] for name, column in inputs.items()}
-                loss = self.policy.sft_loss(seen, actions[part], self._streams.imitation)
+                seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
+                loss = self.policy.sft_loss(seen, actions[part], drawn)
             loss = loss.float() * (counts * len(actions[part]) / count)
             (loss * self.weights.factor).backward()
             total += loss.detach()

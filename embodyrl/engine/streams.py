@@ -12,8 +12,8 @@ from embodyrl.seeding import derive_seed
 
 
 class Streams:
-    """Noise in actions and in learning from demonstrations, which every rank draws for itself, and the order of
-    minibatches, which is the same on all ranks.
+    """Noise in actions, which every rank draws for itself; and the order of minibatches and the noise in learning from
+    demonstrations, which are the same on all ranks.
 
     Args:
         seed: the run's seed.
@@ -23,32 +23,34 @@ class Streams:
 
     def __init__(self, seed: int, device: torch.device, ranks: Ranks) -> None:
         self.actions = torch.Generator(device)
-        self.imitation = torch.Generator(device)
         self.shuffling = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
-        self._own = {"actions": self.actions, "imitation": self.imitation}
+        self.imitation = torch.Generator(device).manual_seed(derive_seed(seed, "imitation"))
         self._seed = seed
         self._ranks = ranks
         self._begin(*ranks.seed_indices)
 
     def _begin(self, *indices: int) -> None:
-        for name, generator in self._own.items():
-            generator.manual_seed(derive_seed(self._seed, name, *indices))
+        self.actions.manual_seed(derive_seed(self._seed, "actions", *indices))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every rank's streams; all ranks must ask."""
-        own = {name: self._ranks.gather(generator.get_state()) for name, generator in self._own.items()}
-        return own | {"shuffling": self.shuffling.get_state()}
+        return {
+            "actions": self._ranks.gather(self.actions.get_state()),
+            "shuffling": self.shuffling.get_state(),
+            "imitation": self.imitation.get_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], version: int) -> None:
-        """Continue from `state_dict`. A rank that there was not begins streams of its own.
+        """Continue from `state_dict`. A rank that there was not begins a stream of its own.
 
         Args:
             state: of as many ranks as there were.
             version: updates done.
         """
         self.shuffling.set_state(state["shuffling"])
-        if self._ranks.rank >= len(state["actions"]):
-            self._begin(self._ranks.rank, version)
-            return
-        for name, generator in self._own.items():
-            generator.set_state(state[name][self._ranks.rank])
+        self.imitation.set_state(state["imitation"])
+        rank = self._ranks.rank
+        if rank >= len(state["actions"]):
+            self._begin(rank, version)
+        else:
+            self.actions.set_state(state["actions"][rank])

@@ -123,13 +123,23 @@ class Policy(nn.Module, ABC):
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """Score stored decisions; at equal weights the log-probs equal those of `act`."""
 
-    def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """How far the policy is from doing what was demonstrated; a scalar to descend.
+    def imitation_draws(self, samples: int, generator: torch.Generator) -> Inputs:
+        """The random numbers that `sft_loss` is estimated with (the noise of flow matching), `[samples, ...]`. They are
+        drawn for a whole minibatch, so that it has the same loss in parts, and on several ranks. The default: none.
+
+        Args:
+            samples: how many demonstrations.
+            generator: on the policy's device.
+        """
+        return {}
+
+    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
+        """How far the policy is from doing what was demonstrated; a scalar to descend, a mean over samples.
 
         Args:
             inputs: what was seen, from `preprocess`.
             actions: `[B, C, D]` in the simulator's units, within its range.
-            generator: of whatever a loss is estimated with (the noise of flow matching), on the policy's device.
+            draws: of these samples, from `imitation_draws`.
         """
         raise PolicyError(f"model {self.name!r} cannot learn from demonstrations: it has no sft_loss")
 

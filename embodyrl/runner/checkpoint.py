@@ -13,7 +13,7 @@ from typing import Any
 from embodyrl.errors import UserError
 from embodyrl.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 """Rises with every change after which an older version could not read, or would misread, a checkpoint."""
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"

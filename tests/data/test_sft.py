@@ -109,10 +109,10 @@ def test_a_choice_is_learned_from_its_number(tmp_path: Path) -> None:
     inputs = {"proprio": torch.randn(64, 4)}
     chosen = (inputs["proprio"][:, :1] > 0).float().unsqueeze(1)
     optimizer = torch.optim.Adam(policy.parameters(), 0.01)
-    assert policy.sft_loss(inputs, chosen).item() == pytest.approx(0.693, abs=0.05)
+    assert policy.sft_loss(inputs, chosen, {}).item() == pytest.approx(0.693, abs=0.05)
     for _ in range(100):
         optimizer.zero_grad()
-        policy.sft_loss(inputs, chosen).backward()
+        policy.sft_loss(inputs, chosen, {}).backward()
         optimizer.step()
     assert torch.equal(policy.act(inputs, "eval", None).actions, chosen)
 
@@ -122,7 +122,7 @@ def test_a_model_that_cannot_says_so(pendulum: EnvManager, folder: Path) -> None
 
     policy = build_engine(settings(folder), pendulum, weights=None).policy
     with pytest.raises(PolicyError, match="model 'mlp' cannot learn from demonstrations"):
-        Policy.sft_loss(policy, {}, torch.zeros(1))
+        Policy.sft_loss(policy, {}, torch.zeros(1), {})
 
 
 def test_numbers_that_do_not_fit_are_refused(pendulum: EnvManager, tmp_path: Path) -> None:

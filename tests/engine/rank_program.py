@@ -228,9 +228,20 @@ def model_cases() -> None:
         # Sums of 16-bit numbers round differently when they are cut in two; where terms cancel, only that is left.
         assert error**0.5 <= (0.03 if options else 1e-5) * size**0.5, (error, size)
 
+    def imitate(ranks: Ranks, name: str) -> None:
+        one = test_policies.CASES[name]
+        seen = one.observation(5)
+        wanted = np.random.default_rng(0).uniform(-0.3, 0.3, (5, one.chunk, one.policy().spec.action_dim))
+        alone = make_engine(policy=one.policy())
+        shared = make_engine(policy=one.policy(), engine=spread_over("fsdp", micro_batch_size=2), ranks=ranks)
+        found, expected = (engine.imitate([(seen, wanted.astype(np.float32))] * 2) for engine in (shared, alone))
+        close(found, expected, 1e-4)
+
     for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t"):
         if not test_policies.SupportedModel.entry(test_policies.CASES[name].model).missing():
             case(f"{name}, sharded")(lambda ranks, name=name: gradients(ranks, name))
+            if name in test_policies.FLOW:
+                case(f"{name} imitates, sharded")(lambda ranks, name=name: imitate(ranks, name))
             half = {"dtype": WeightType.bfloat16}
             case(f"{name} in 16 bits, sharded")(lambda ranks, name=name, half=half: gradients(ranks, name, **half))
 

@@ -72,14 +72,18 @@ def test_the_noise_of_imitation_is_a_stream_of_its_own_that_a_resume_continues()
     first, second = make_engine(), make_engine()
     drawn: list[torch.Tensor] = []
 
-    def sft_loss(_: Any, actions: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-        drawn.append(torch.rand(3, generator=generator))
+    def imitation_draws(samples: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        return {"noise": torch.rand(samples, generator=generator)}
+
+    def sft_loss(_: Any, actions: torch.Tensor, draws: dict[str, torch.Tensor]) -> torch.Tensor:
+        drawn.append(draws["noise"])
         return sum(parameter.sum() for parameter in first.policy.parameters()) * actions.mean()
 
     batch = make_batch(first)
     seen = Observation(proprio=batch["proprio"].numpy(), tasks=["push"] * len(batch))
     wanted = np.zeros((len(batch), 1, 1), np.float32)
     for engine in (first, second):
+        engine.policy.imitation_draws = imitation_draws  # type: ignore[method-assign]
         engine.policy.sft_loss = sft_loss  # type: ignore[method-assign]
     first.imitate([(seen, wanted)])
     second.load_state_dict(copy.deepcopy(first.state_dict()))

@@ -25,12 +25,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         )
         for rank in (0, 1)
     ]
-    errors = [process.communicate(timeout=110)[1] for process in processes]
+    errors = [process.communicate(timeout=290)[1] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(errors)
     found: dict[str, str] = json.loads((folder / "0.json").read_text())
     return found
 
 
+@pytest.mark.timeout(300)
 def test_there_are_cases_that_went_well(results: dict[str, str]) -> None:
     assert len(results) >= 10
     wrong = {name: error for name, error in results.items() if error}

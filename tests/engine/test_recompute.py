@@ -63,7 +63,7 @@ def test_the_policy_acts_as_before_and_random_numbers_in_a_block_are_drawn_again
     for policy in (plain, recomputing):
         torch.manual_seed(0)
         inputs = policy.preprocess(vla.make_observation())
-        policy.sft_loss(inputs, torch.zeros(6, vla.CHUNK, 2)).backward()
+        policy.sft_loss(inputs, torch.zeros(6, vla.CHUNK, 2), {}).backward()
         grads = [parameter.grad for parameter in policy.parameters()]
         found.append(torch.cat([grad.flatten() for grad in grads if grad is not None]))
     assert torch.equal(*found)

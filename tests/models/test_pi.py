@@ -135,7 +135,7 @@ def test_flow_matching_learns_and_repeats_itself() -> None:
         optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
         losses = []
         for _ in range(40):
-            loss = policy.sft_loss(inputs, wanted, generator)
+            loss = policy.sft_loss(inputs, wanted, policy.imitation_draws(16, generator))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -344,7 +344,7 @@ def test_frozen_parts_learn_nothing_and_cost_no_gradient() -> None:
     for choice, still in ((frozen.vision, ("vision.",)), (frozen.language, ("vision.", "language.", "embed_tokens."))):
         policy = scratch(frozen=choice)
         inputs = policy.preprocess(observation())
-        policy.sft_loss(inputs, torch.zeros(3, 4, 4)).backward()
+        policy.sft_loss(inputs, torch.zeros(3, 4, 4), policy.imitation_draws(3, torch.Generator())).backward()
         learned = {name for name, parameter in policy.network.named_parameters() if parameter.grad is not None}
         assert learned and not any(name.startswith(still) for name in learned)
 

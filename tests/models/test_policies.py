@@ -22,6 +22,7 @@ from embodyrl.models.pi.options import ScratchConfig as PiScratch
 from embodyrl.models.prismatic.options import ScratchConfig
 
 BATCH = 6
+FLOW = {"pi0", "pi05", "gr00t"}
 
 
 def make_spec(**changes: object) -> SimulatorSpec:
@@ -143,6 +144,25 @@ def test_evaluate_reproduces_the_logprobs_of_act(case: Case, policy: Policy) -> 
     if acted.values is not None:
         assert scored.values is not None
         torch.testing.assert_close(scored.values, acted.values, atol=1e-5, rtol=0)
+
+
+def test_demonstrations_in_parts_have_the_gradient_of_all(case: Case, policy: Policy) -> None:
+    inputs = policy.preprocess(case.observation(BATCH))
+    wanted = 0.3 * policy.act(inputs, "eval").actions.detach()
+    draws = policy.imitation_draws(BATCH, torch.Generator().manual_seed(0))
+    assert all(len(drawn) == BATCH for drawn in draws.values()) and bool(draws) == (case.model in FLOW)
+
+    def gradient(*parts: slice) -> torch.Tensor:
+        policy.zero_grad()
+        for part in parts:
+            seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
+            loss = policy.sft_loss(seen, wanted[part], drawn)
+            (loss * len(wanted[part]) / BATCH).backward()
+        return torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None])
+
+    whole = gradient(slice(BATCH))
+    assert whole.abs().max() > 0
+    torch.testing.assert_close(gradient(slice(1), slice(1, BATCH)), whole, atol=1e-5 * float(whole.abs().max()), rtol=0)
 
 
 def test_bfloat16_changes_little_and_rollout_and_learning_agree_in_it(case: Case, policy: Policy) -> None:

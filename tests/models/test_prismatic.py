@@ -573,7 +573,7 @@ def test_demonstrations_are_learned(whole: Path, name: str, options: dict[str, A
     losses = []
     for _ in range(40):
         descent.zero_grad()
-        loss = policy.sft_loss(inputs, wanted)
+        loss = policy.sft_loss(inputs, wanted, {})
         loss.backward()
         descent.step()
         losses.append(float(loss.detach()))

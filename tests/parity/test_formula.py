@@ -46,13 +46,12 @@ def numbers_of(case: str, folder: Path, mutation: Mutation | None = None) -> dic
         mutation.apply(policy)
     inputs = policy.preprocess(observation(options.get("num_images", 1)))
     acted = policy.act(inputs, "eval")
+    wanted = torch.linspace(-0.3, 0.4, acted.actions.numel()).view_as(acted.actions)
     numbers = {
         "pixels": inputs["pixel_values"].flatten()[::997],
         "projected": policy.embed_pictures(inputs).flatten()[::131],
         "values": acted.values,
-        "sft_loss": policy.sft_loss(inputs, torch.linspace(-0.3, 0.4, acted.actions.numel()).view_as(acted.actions))[
-            None
-        ],
+        "sft_loss": policy.sft_loss(inputs, wanted, {})[None],
     }
     if case == "l1":
         return {key: value.tolist() for key, value in (numbers | {"actions": acted.actions.flatten()}).items()}

@@ -116,7 +116,7 @@ def test_openvla_from_picture_to_action(case: int) -> None:
     assert_near(acted.actions[0, 0], facts["actions"])
     states = policy.answer_states(inputs, acted.trace["tokens"])
     assert_near(network.language_model.lm_head(states)[0], arrays[f"{case}/action_logits"])
-    assert_near(policy.sft_loss(inputs, acted.actions), arrays[f"{case}/loss"])
+    assert_near(policy.sft_loss(inputs, acted.actions, {}), arrays[f"{case}/loss"])
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -83,7 +83,7 @@ DAMAGES = {
     r"policy/more is not in the manifest": lambda place: (place / "policy/more").touch(),
     r"manifest\.json cannot be read \(Expecting": lambda place: (place / "manifest.json").write_text("{"),
     r"manifest\.json cannot be read \('files'\)": lambda place: (place / "manifest.json").write_text(
-        '{"format": 2, "embodyrl": "1", "iteration": 3, "metrics": {}}'
+        '{"format": 3, "embodyrl": "1", "iteration": 3, "metrics": {}}'
     ),
     r"manifest\.json cannot be read \(.*subscriptable": lambda place: (place / "manifest.json").write_text("3"),
 }

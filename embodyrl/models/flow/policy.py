@@ -254,14 +254,19 @@ class FlowPolicy(Policy):
 
     # ------------------------------------------------------------------------------------------------------ learning
 
-    def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def imitation_draws(self, samples: int, generator: torch.Generator) -> Inputs:
+        """`time [samples]` from Beta(1.5, 1), and `noise [samples, H, A]`; see `Policy.imitation_draws`."""
+        device = self.start.device
+        uniform = torch.rand(samples, generator=generator, device=device)
+        noise = torch.randn(samples, *self.start.shape, generator=generator, device=device)
+        return {"time": uniform.pow(1.0 / 1.5), "noise": noise}  # the inverse of Beta(1.5, 1)'s distribution function
+
+    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """Flow matching (Lipman et al., 2023): squared error of the velocity at a random time; see
         `Policy.sft_loss`."""
         data, counts = self.imitated(actions, inputs)
-        uniform = torch.rand(len(data), generator=generator, device=data.device)
-        noise = torch.randn(data.shape, generator=generator, device=data.device)
-        time, share = self.learning_times(uniform.pow(1.0 / 1.5))  # the inverse of Beta(1.5, 1)'s distribution function
-        return masked_error(self.flow_errors(self.condition(inputs), data, noise, time, share), counts)
+        time, share = self.learning_times(draws["time"])
+        return masked_error(self.flow_errors(self.condition(inputs), data, draws["noise"], time, share), counts)
 
     def flow_errors(self, condition: Any, data: Tensor, noise: Tensor, time: Tensor, share: Tensor) -> Tensor:
         """Squared errors `[B, H, A]` of the velocity between `data` and `noise [B, H, A]` at times `[B]`."""

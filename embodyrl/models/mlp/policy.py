@@ -81,7 +81,7 @@ class MLPPolicy(Policy):
             values=self.critic(features).squeeze(-1).float(),
         )
 
-    def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """See `Policy.sft_loss`."""
         return self.head.sft_loss(self.actor(self._normalize(inputs)).float(), actions)
 

@@ -68,7 +68,7 @@ class OpenVLAPolicy(PrismaticPolicy):
         """See `Policy.evaluate`; one pass over the whole answer."""
         return self.scored(self.answer_states(inputs, trace["tokens"]), trace["tokens"])
 
-    def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """Cross-entropy of the action tokens among the whole vocabulary; see `Policy.sft_loss`."""
         tokens = self.bins.encode(self.normalize(actions))
         logits = self.network.language_model.lm_head(self.answer_states(inputs, tokens)).float()

@@ -111,7 +111,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
             raise PolicyError(_NO_PROBABILITIES)
         return self.scored(self.slot_states(inputs), trace["tokens"])
 
-    def sft_loss(self, inputs: Inputs, actions: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """Cross-entropy of the action tokens among the whole vocabulary, or the mean absolute error of normalised
         numbers; see `Policy.sft_loss`."""
         hidden, target = self.slot_states(inputs), self.normalize(actions)
