@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodyrl.config import LoadedConfig
+from embodyrl.config.faults import KeyPath
 from embodyrl.config.schema import Observe
 from embodyrl.errors import UserError
 from embodyrl.registry import EXPERTS
@@ -55,10 +56,32 @@ class Options:
     episodes: int
     keep: Keep
     policy: Path | None
+    """A checkpoint."""
     sample: bool
     pushes: float
     after_success: int
     pictures: PictureFormat
+
+
+def checkpoint_of(policy: Path | None) -> Path | None:
+    """The checkpoint of what `--policy` names, if that is given.
+
+    Raises:
+        UserError: there is none.
+    """
+    if policy is None:
+        return None
+    from embodyrl.runner.checkpoint import find_and_tell
+
+    return find_and_tell(policy)
+
+
+def not_needed(checkpoint: Path | None) -> Sequence[KeyPath]:
+    """Settings that may name what is not there: nothing learns from a dataset, and neither the scripted expert nor a
+    checkpoint is made from the files of the config's model."""
+    from embodyrl.runner.rundir import SOURCES, sources_not_needed
+
+    return [("data", "path"), *(SOURCES if checkpoint is None else sources_not_needed(checkpoint))]
 
 
 def destination(loaded: LoadedConfig, out: Path | None) -> Path:
@@ -145,10 +168,10 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager,
     """The simulators and who plays in them."""
     from embodyrl.data.experts import scripted_expert
     from embodyrl.runner.build import build_saved, open_simulators
-    from embodyrl.runner.checkpoint import POLICY, find_and_tell
+    from embodyrl.runner.checkpoint import POLICY
 
     config = loaded.config
-    weights = None if options.policy is None else find_and_tell(options.policy) / POLICY
+    weights = None if options.policy is None else options.policy / POLICY
     expert = None if weights else scripted_expert(config.env)
     single = dataclasses.replace(config.rollout, chunk_size=1, observe=Observe.chunk_end)
     shown = dataclasses.replace(config, env=expert.env if expert else config.env, rollout=single)

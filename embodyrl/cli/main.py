@@ -180,13 +180,14 @@ def collect(
     from embodyrl.config import Use, load_config
 
     source, overrides = split_words(words)
-    use = Use.check if policy is None else Use.run
-    loaded = load_config(source, overrides, use=use, not_needed=[("data", "path")])
+    checkpoint = recording.checkpoint_of(policy)
+    use = Use.check if checkpoint is None else Use.run
+    loaded = load_config(source, overrides, use=use, not_needed=recording.not_needed(checkpoint))
     options = recording.Options(
         out=recording.destination(loaded, out),
         episodes=episodes,
         keep=keep,
-        policy=policy,
+        policy=checkpoint,
         sample=sample,
         pushes=pushes,
         after_success=after_success,

@@ -181,6 +181,23 @@ def test_without_success_there_is_nothing_to_keep_and_the_command_says_so(tmp_pa
     assert kept.returncode == 0 and [each.length for each in Dataset(tmp_path / "demos").episodes] == [5, 5, 5]
 
 
+def test_who_plays_needs_no_files_of_the_model_that_the_config_names(tmp_path: Path) -> None:
+    gone = "model.checkpoint=gone"
+    made = embodyrl(
+        "run", "gym_pendulum", "run.iterations=1", "env.num_envs=2", "eval.episodes=2", "run.dir=run", cwd=tmp_path
+    )
+    assert made.returncode == 0, made.stderr
+    words = ["--out", "by_policy", "--episodes", "2", "--keep", "all", "--policy", "run"]
+    done = embodyrl("collect", "gym_pendulum", gone, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(Dataset(tmp_path / "by_policy").episodes) == 2
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    words = ["--out", "by_expert", "--episodes", "1", "env.num_envs=1"]
+    done = embodyrl("collect", "metaworld_reach", gone, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(Dataset(tmp_path / "by_expert").episodes) == 1
+
+
 def test_the_recorded_config_is_not_changed_by_the_expert() -> None:
     pytest.importorskip("metaworld", reason="MetaWorld is not installed")
     env = load_config("experiment/metaworld_reach", ["env.proprio=robot"]).config.env
