@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from embodyrl.config.schema import LoraConfig, ModelConfig
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
-from embodyrl.models.saved import ADAPTER_FOLDER
+from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE
+from embodyrl.models.weights import fill
 from embodyrl.registry import near_match
 from embodyrl.seeding import derive_seed
 
-HEADS_FILE, BASE_FILE = "heads.safetensors", "base.json"
+BASE_FILE = "base.json"
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """In front of every name in peft's files: where PeftModel keeps the model."""
@@ -151,7 +152,7 @@ def save_adapted(policy: Policy, folder: Path, config: ModelConfig) -> None:
         with without_adapters(policy):
             policy.save(folder, config)
     save_adapter(policy, folder / ADAPTER_FOLDER, config.checkpoint)
-    save_file(_heads(policy), folder / HEADS_FILE)
+    save_file(policy.head_tensors(), folder / HEADS_FILE)
     base = {"checkpoint": config.checkpoint, "adapter": getattr(config, "adapter", None)}
     description = {"base": base, "options": dataclasses.asdict(config), "spec": dataclasses.asdict(policy.spec)}
     (folder / BASE_FILE).write_text(json.dumps(description, indent=2) + "\n")
@@ -168,7 +169,7 @@ def load_adapted(policy: Policy, folder: Path) -> None:
     if json.loads((folder / BASE_FILE).read_text())["base"]["checkpoint"] is None:
         with without_adapters(policy):
             policy.load(folder)
-    fill(_heads(policy), _read(folder / HEADS_FILE), folder / HEADS_FILE)
+    fill(policy.head_tensors(), _read(folder / HEADS_FILE), folder / HEADS_FILE)
     load_adapter(policy, folder / ADAPTER_FOLDER)
 
 
@@ -223,15 +224,6 @@ def _in_public(policy: Policy, name: str) -> str:
     return name.removeprefix(f"{root}.") if root else name
 
 
-def _heads(policy: Policy) -> dict[str, Tensor]:
-    """What learns in full, and the buffers beside it, by name; they share memory with the policy."""
-    return {
-        f"{head}.{name}": tensor.detach()
-        for head in policy.parallel_plan().heads
-        for name, tensor in policy.get_submodule(head).state_dict().items()
-    }
-
-
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise PolicyError(f"{path} is missing: give the `policy` folder of a checkpoint of a run with adapters")
@@ -239,20 +231,3 @@ def _read(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise PolicyError(f"{path} is damaged ({error}): use another checkpoint of the run") from error
-
-
-def fill(own: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:
-    """Overwrite tensors by others of the same names and shapes.
-
-    Raises:
-        PolicyError: names or shapes differ; they are named.
-    """
-    shapes: list[dict[str, Any]] = [{name: list(each.shape) for name, each in some.items()} for some in (own, found)]
-    odd = [name for name in sorted(own.keys() | found.keys()) if shapes[0].get(name) != shapes[1].get(name)]
-    if odd:
-        rest = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-        expected, got = (each.get(odd[0], "nothing") for each in shapes)
-        raise PolicyError(f"{path} does not fit: {odd[0]} is {got}, the policy has {expected}{rest}")
-    with torch.no_grad():
-        for name, tensor in found.items():
-            own[name].copy_(tensor)

@@ -152,6 +152,15 @@ class Policy(nn.Module, ABC):
         what learns in full while adapters are around those."""
         return tuple(_outside(self, "", parts))
 
+    def head_tensors(self) -> dict[str, Tensor]:
+        """What learns in full beside adapters (the heads of `parallel_plan`), and the buffers there, by name; they
+        share memory with the policy."""
+        return {
+            f"{head}.{name}": tensor.detach()
+            for head in self.parallel_plan().heads
+            for name, tensor in self.get_submodule(head).state_dict().items()
+        }
+
     def critic_parameters(self) -> list[nn.Parameter]:
         """The parameters of the critic alone, which may learn at a rate of their own. The default: those of modules
         called `critic` or `value_head`."""

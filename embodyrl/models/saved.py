@@ -13,6 +13,8 @@ from embodyrl.models.companions import parse_json
 DESCRIPTION_FILE = "policy.json"
 ADAPTER_FOLDER = "adapter"
 """In the folder of a policy that is adapters for weights elsewhere."""
+HEADS_FILE = "heads.safetensors"
+"""Beside that folder: what learned in full."""
 BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer")
 """Options that say where something was taken from, which a saved policy then has in its own folder."""
 FREE = ("dtype", "noise_level", "noise_level_end")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -132,3 +133,20 @@ def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], name: str) -
     if faults:
         raise PolicyError(f"the checkpoint's {name} does not fit: {'; '.join(faults)}")
     module.load_state_dict(dict(tensors))
+
+
+def fill(own: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:
+    """Overwrite tensors by others of the same names and shapes.
+
+    Raises:
+        PolicyError: names or shapes differ; they are named.
+    """
+    shapes: list[dict[str, Any]] = [{name: list(each.shape) for name, each in some.items()} for some in (own, found)]
+    odd = [name for name in sorted(own.keys() | found.keys()) if shapes[0].get(name) != shapes[1].get(name)]
+    if odd:
+        rest = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        expected, got = (each.get(odd[0], "nothing") for each in shapes)
+        raise PolicyError(f"{path} does not fit: {odd[0]} is {got}, the policy has {expected}{rest}")
+    with torch.no_grad():
+        for name, tensor in found.items():
+            own[name].copy_(tensor)

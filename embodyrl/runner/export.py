@@ -10,10 +10,10 @@ from safetensors import SafetensorError, safe_open
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
-from embodyrl.engine.lora import HEADS_FILE, add_adapters, load_adapted, merge
+from embodyrl.engine.lora import add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
 from embodyrl.models import Policy, build_policy
-from embodyrl.models.saved import ADAPTER_FOLDER, from_own_folder, stands_alone
+from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, from_own_folder, stands_alone
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import POLICY, Manifest, digest, files_in
 from embodyrl.runner.model_card import CARD_FILE, model_card

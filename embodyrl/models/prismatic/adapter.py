@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -44,6 +45,13 @@ def add_adapter(network: nn.Module, folder: Path) -> None:
         if change.shape != weight.shape:
             raise PolicyError(f"{folder}: {name} is {list(change.shape)}, the model has {list(weight.shape)}")
         weight.copy_(weight.float() + scale * change.to(weight.device))
+
+
+def heads_beside(folder: Path) -> Path | None:
+    """The file of what learned in full beside an adapter of ours: with it where it was exported, above it in a
+    checkpoint. Adapters from elsewhere have none."""
+    places = [folder, folder.parent] if folder.name == ADAPTER_FOLDER else [folder]
+    return next((place / HEADS_FILE for place in places if (place / HEADS_FILE).is_file()), None)
 
 
 def _read(folder: Path) -> tuple[dict[str, Tensor], float]:

@@ -46,8 +46,8 @@ class PrismaticConfig(ModelConfig):
     """Data set in the checkpoint's statistics whose ranges turn the model's numbers into actions. null: the only one
     there is."""
     adapter: str | None = setting(None)
-    """Folder of a LoRA adapter, as peft writes it, to add to the weights of `checkpoint`. null: none. Checkpoints of a
-    run have it in their weights."""
+    """Folder of a LoRA adapter, as peft writes it, to add to the weights of `checkpoint`, with the heads that learned
+    beside it (`heads.safetensors`, if there are any). null: none. Checkpoints of a run have it in their weights."""
     temperature: float = setting(1.0, above=0.0)
     """Divides the logits of action tokens, in rollouts and in learning."""
     top_k: int = setting(0, low=0, high=256)

@@ -32,7 +32,7 @@ from embodyrl.models.policy import (
     PolicySpec,
 )
 from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
-from embodyrl.models.prismatic.adapter import add_adapter
+from embodyrl.models.prismatic.adapter import add_adapter, heads_beside
 from embodyrl.models.prismatic.architecture import Architecture
 from embodyrl.models.prismatic.files import PREPROCESSOR, CheckpointFiles
 from embodyrl.models.prismatic.head_files import read_head, write_head
@@ -46,7 +46,7 @@ from embodyrl.models.prismatic.statistics import Bounds, Range
 from embodyrl.models.prismatic.value_head import ValueHead
 from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
-from embodyrl.models.weights import DTYPES, load_strictly, read_weights, write_weights
+from embodyrl.models.weights import DTYPES, fill, load_strictly, read_weights, write_weights
 
 VALUE_FILE = "value_head.safetensors"
 UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
@@ -260,10 +260,15 @@ class PrismaticPolicy(Policy):
         return {}
 
     def start_from(self, folder: Path) -> None:
-        """Read weights in the public layout, and the adapter if there is one; see `load` and `add_adapter`."""
+        """Read weights in the public layout, and the adapter if there is one, with the heads that learned beside it;
+        see `load` and `add_adapter`."""
         self.load(folder)
-        if self.config.adapter is not None:
-            add_adapter(self.network, Path(self.config.adapter))
+        if self.config.adapter is None:
+            return
+        adapter = Path(self.config.adapter)
+        add_adapter(self.network, adapter)
+        if heads := heads_beside(adapter):
+            fill(self.head_tensors(), load_file(heads), heads)
 
     def load(self, folder: Path) -> None:
         """Read weights in the public layout. A checkpoint that has no value head leaves this model's as it is.
