@@ -6,13 +6,14 @@ The policy's own code runs once without memory (`engine.dry_run`); the rest is a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embodyrl.config.rules import state_dim
-from embodyrl.config.schema import Config, Observe, Offload, Schedule
+from embodyrl.config.schema import Config, Observe, Offload, ParallelBackend, Schedule
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
 
@@ -59,6 +60,8 @@ class Batches:
     """At most; of supervised learning, samples."""
     optimizer_steps_per_iteration: int
     minibatch: int
+    ranks: int
+    """Processes that share slots and minibatches; what follows is of one of them."""
     micro_batch: int
     slots_decided_at_once: int
     """At most; a critic looks at as many observations at once when the rollout is over."""
@@ -71,7 +74,7 @@ def supervised(config: Config) -> bool:
 
 def batches_of(config: Config) -> Batches:
     """What follows from the settings."""
-    rollout, algorithm, slots = config.rollout, config.algorithm, config.env.num_envs
+    rollout, algorithm, slots, ranks = config.rollout, config.algorithm, config.env.num_envs, ranks_of(config)
     deciding = math.ceil(slots / 2) if rollout.schedule is Schedule.pipeline else slots
     if ADVANTAGES.entry(algorithm.advantage).facts["critic"]:
         deciding = slots
@@ -85,9 +88,16 @@ def batches_of(config: Config) -> Batches:
         decisions_per_iteration=decisions,
         optimizer_steps_per_iteration=steps,
         minibatch=minibatch,
-        micro_batch=min(config.engine.micro_batch_size or minibatch, minibatch),
-        slots_decided_at_once=deciding,
+        ranks=ranks,
+        micro_batch=min(config.engine.micro_batch_size or minibatch, math.ceil(minibatch / ranks)),
+        slots_decided_at_once=math.ceil(deciding / ranks),
     )
+
+
+def ranks_of(config: Config) -> int:
+    """How many ranks the run starts; what torchrun would start, only torchrun knows."""
+    ranks = config.engine.parallel.ranks
+    return ranks if isinstance(ranks, int) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +160,24 @@ class Planner:
         weights, lines = look.traced.weights, look.traced.lines
         buffer = self._buffer(config, look.traced)
         simulators = 0 if self._simulators is None else self._simulators.bytes_per_worker * self._workers
-        host = {"main process": int(PROCESS), "rollout buffer": buffer, "simulators": simulators}
+        host = {"main process": int(PROCESS), "rollout buffer": buffer}
         if supervised(config):
             host["demonstrations"] = config.data.memory_mib * MIB
         phases = {
             "rollout": rollout_need(weights, lines, look.cache, settings),
             "train": train_need(weights, lines, settings, batch=buffer if self._cuda else 0),
         }
+
+        def on_host(parts: Mapping[str, int]) -> Need:
+            """Main memory is that of all ranks, which this machine runs."""
+            return Need(
+                parts={name: settings.ranks * size for name, size in parts.items()} | {"simulators": simulators}
+            )
+
         if not self._cuda:
-            return {"host": {name: Need(parts={**need.parts, **host}) for name, need in phases.items()}}
+            return {"host": {name: on_host({**need.parts, **host}) for name, need in phases.items()}}
         gpu = {name: Need(parts={**need.parts, "CUDA": int(CUDA_CONTEXT)}) for name, need in phases.items()}
-        return {"gpu": gpu, "host": {"both": Need(parts=host | {"offloaded": kept_away(weights, settings)})}}
+        return {"gpu": gpu, "host": {"both": on_host(host | {"offloaded": kept_away(weights, settings)})}}
 
     def excesses(self, config: Config) -> dict[str, tuple[int, float]]:
         """Where a config does not fit: what is needed, and what is there [bytes]."""
@@ -254,6 +271,8 @@ def learning_of(config: Config) -> Learning:
         master_weights=engine.optimizer.master_weights,
         offload_optimizer=engine.offload is not Offload.none,
         offload_reference=engine.offload is Offload.all,
+        ranks=batches.ranks,
+        sharded=batches.ranks > 1 and engine.parallel.backend is not ParallelBackend.none,
     )
 
 

@@ -30,13 +30,17 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "learning",
         f"{learning['decisions_per_iteration']} decisions per iteration, {learning['optimizer_steps_per_iteration']} "
         f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; decides for up to "
-        f"{learning['slots_decided_at_once']} slots at once",
+        f"{learning['slots_decided_at_once']} slots at once{_on_ranks(learning['ranks'])}",
     )
     each = plan["simulators_per_worker"]
     said = f"{each:.0f} MiB each" if each is not None else "unknown until one is started (--start)"
     yield "simulators", f"memory of a process: {said}"
     if model["assumed"]:
         yield "assumed", f"{model['assumed']} (--start looks)"
+
+
+def _on_ranks(ranks: int) -> str:
+    return "" if ranks == 1 else f", on each of {ranks} ranks"
 
 
 def memory_table(needs: dict[str, dict[str, dict[str, float]]]) -> Table:
@@ -58,15 +62,17 @@ def memory_table(needs: dict[str, dict[str, dict[str, float]]]) -> Table:
 
 def verdict(plan: dict[str, Any]) -> Iterator[str]:
     """Whether it fits, and what would."""
+    several = plan["learning"]["ranks"] > 1
     for place, phases in plan["needs"].items():
         limit = plan["limits"][place]
         need = max(parts["total"] for parts in phases.values())
+        title = f"each {PLACES[place]}" if several and place == "gpu" else PLACES[place]
         if limit is None:
-            yield f"{PLACES[place]}: needs {_gb(need)}; say what there is with --{'gpu-' * (place == 'gpu')}memory"
+            yield f"{title}: needs {_gb(need)}; say what there is with --{'gpu-' * (place == 'gpu')}memory"
         elif need <= limit:
-            yield f"{PLACES[place]}: fits, needs {_gb(need)} of {_gb(limit)}"
+            yield f"{title}: fits, needs {_gb(need)} of {_gb(limit)}"
         else:
-            yield f"{PLACES[place]}: does not fit: needs {_gb(need)} of {_gb(limit)}"
+            yield f"{title}: does not fit: needs {_gb(need)} of {_gb(limit)}"
     for settings in plan["advice"]:
         yield f"  try {' '.join(settings)}"
     if not plan["fits"] and not plan["advice"]:

@@ -20,10 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from embodyrl.config.schema import EngineConfig, Precision
 from embodyrl.engine.lora import add_adapters
-from embodyrl.engine.memory import Line, Lines, Weights
+from embodyrl.engine.memory import FLOAT32, Line, Lines, Weights
 from embodyrl.engine.optimizer import HALF_TYPES
 from embodyrl.engine.precision import choose_precision, computing_in
 from embodyrl.engine.recompute import recompute_blocks
+from embodyrl.engine.sharding import units
 from embodyrl.envs import Observation
 from embodyrl.models.policy import ActOutput, Inputs, Policy
 from embodyrl.models.weightless import Assuming
@@ -163,9 +164,10 @@ def _precision(config: EngineConfig, policy: Policy, cuda: bool) -> torch.dtype:
     return choose_precision(config.precision, policy, CPU)
 
 
-def weights_of(policy: nn.Module) -> Weights:
+def weights_of(policy: Policy) -> Weights:
     """The numbers that a policy consists of, as they are held."""
     parameters = list(policy.parameters())
+    *blocks, outside = _parameters_by_unit(policy)
     learned = [parameter for parameter in parameters if parameter.requires_grad]
     return Weights(
         parameters=sum(parameter.numel() for parameter in parameters),
@@ -173,7 +175,27 @@ def weights_of(policy: nn.Module) -> Weights:
         weight_bytes=sum(tensor.nbytes for tensor in [*parameters, *policy.buffers()]),
         gradient_bytes=sum(parameter.nbytes for parameter in learned),
         half_trainable=sum(parameter.numel() for parameter in learned if parameter.dtype in HALF_TYPES),
+        largest_block=max((_bytes_of(block) for block in blocks), default=0),
+        outside_blocks=_bytes_of(outside),
+        gradients_of_block=max(
+            sum(each.nbytes + FLOAT32 * each.numel() for each in unit if each.requires_grad)
+            for unit in (*blocks, outside)
+        ),
     )
+
+
+def _parameters_by_unit(policy: Policy) -> list[list[Tensor]]:
+    """What is gathered together where ranks share weights; last what is in no block."""
+    found: list[list[Tensor]] = []
+    known: set[Tensor] = set()
+    for unit in units(policy):  # inner ones come first
+        found.append([parameter for parameter in unit.parameters() if parameter not in known])
+        known.update(found[-1])
+    return found
+
+
+def _bytes_of(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.nbytes for parameter in parameters)
 
 
 def _line(peaks: Sequence[int]) -> Line:

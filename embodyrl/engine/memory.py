@@ -56,6 +56,12 @@ class Weights:
     """Of the parameters that learn, as they are held."""
     half_trainable: int
     """Parameters that learn and are held in 16 bits."""
+    largest_block: int = 0
+    """Bytes of the largest block of layers whose weights several ranks gather together."""
+    outside_blocks: int = 0
+    """Bytes of the weights in no such block."""
+    gradients_of_block: int = 0
+    """Bytes of the gradients of a block, at most, before the ranks add them up: as they are, and in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +84,14 @@ class Learning:
     """Optimiser and gradients are away while the policy rolls out."""
     offload_reference: bool = False
     """The reference policy is there only while it scores."""
+    ranks: int = 1
+    """Processes that learn together. Samples and slots are those of one of them, and so is the memory."""
+    sharded: bool = False
+    """Each of several ranks holds its share of weights, gradients and optimiser state."""
+
+    def share(self, size: float) -> int:
+        """What one rank holds of something that is spread over all."""
+        return math.ceil(size / self.ranks) if self.sharded else math.ceil(size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +107,19 @@ class Need:
 
 
 def optimizer_bytes(weights: Weights, settings: Learning) -> int:
-    """What AdamW keeps: two numbers for each weight that learns, of the type that is stepped, and float32 copies."""
+    """What AdamW keeps: two numbers for each weight that learns, of the type that is stepped, and float32 copies; this
+    rank's share of it."""
     half, full = weights.half_trainable, weights.trainable - weights.half_trainable
     copies = FLOAT32 * half if settings.master_weights else 0
     of_half = settings.moment_bytes if settings.master_weights else min(2.0, settings.moment_bytes)
-    return copies + math.ceil(MOMENTS * (full * settings.moment_bytes + half * of_half))
+    return settings.share(copies + math.ceil(MOMENTS * (full * settings.moment_bytes + half * of_half)))
 
 
 def kept_away(weights: Weights, settings: Learning) -> int:
     """What is in main memory while it is not needed on the GPU."""
     optimizer = optimizer_bytes(weights, settings) if settings.offload_optimizer else 0
     reference = weights.weight_bytes if settings.reference and settings.offload_reference else 0
-    return optimizer + reference
+    return optimizer + settings.share(reference)
 
 
 def rollout_need(weights: Weights, traced: Lines, cache: int, settings: Learning) -> Need:
@@ -119,7 +134,8 @@ def rollout_need(weights: Weights, traced: Lines, cache: int, settings: Learning
     slots = settings.deciding_samples
     return Need(
         parts={
-            "weights": weights.weight_bytes,
+            "weights": settings.share(weights.weight_bytes),
+            "weights of other ranks": _gathered(weights, settings, weights.weight_bytes),
             "reference policy": _reference(weights, settings, settings.offload_reference),
             "optimiser": 0 if settings.offload_optimizer else optimizer_bytes(weights, settings),
             "KV cache": cache * slots,
@@ -140,24 +156,36 @@ def train_need(weights: Weights, traced: Lines, settings: Learning, *, batch: in
     """
     samples = settings.micro_batch
     peak = traced.learning.at(samples)
-    if samples >= settings.minibatch:  # gradients come while activations go
-        peak = max(peak - weights.gradient_bytes, peak - traced.kept.at(samples))
-    always = {"weights": weights.weight_bytes, "optimiser": optimizer_bytes(weights, settings), "batch": batch}
+    if samples * settings.ranks >= settings.minibatch:  # gradients come while activations go
+        peak = max(peak - settings.share(weights.gradient_bytes), peak - traced.kept.at(samples))
+    always = {
+        "weights": settings.share(weights.weight_bytes),
+        "weights of other ranks": _gathered(weights, settings, weights.largest_block + weights.outside_blocks),
+        "optimiser": optimizer_bytes(weights, settings),
+        "batch": batch,
+    }
+    on_their_way = weights.gradients_of_block if settings.sharded else 0
     learning = always | {
         "reference policy": _reference(weights, settings, settings.offload_reference),
-        "gradients": weights.gradient_bytes,
+        "gradients": settings.share(weights.gradient_bytes),
     }
-    moments = [learning | {"activations": peak}]
+    moments = [learning | {"activations": peak, "gradients on their way": on_their_way}]
+    if settings.ranks > 1 and not settings.sharded:
+        moments.append(learning | {"gradients on their way": FLOAT32 * weights.trainable})
     if settings.master_weights:
-        full = FLOAT32 * (weights.trainable - weights.half_trainable)
-        moments.append(
-            learning | {"gradients": full, "float32 gradients of the copies": FLOAT32 * weights.half_trainable}
-        )
+        full = settings.share(FLOAT32 * (weights.trainable - weights.half_trainable))
+        copies = settings.share(FLOAT32 * weights.half_trainable)
+        moments.append(learning | {"gradients": full, "float32 gradients of the copies": copies})
     if settings.reference:
-        scoring = {"reference policy": weights.weight_bytes, "activations": traced.deciding.at(samples)}
+        scoring = {"reference policy": settings.share(weights.weight_bytes), "activations": traced.deciding.at(samples)}
         moments.append(always | scoring)
     return max((Need(parts=parts) for parts in moments), key=lambda need: need.total)
 
 
 def _reference(weights: Weights, settings: Learning, away: bool) -> int:
-    return weights.weight_bytes if settings.reference and not away else 0
+    return settings.share(weights.weight_bytes) if settings.reference and not away else 0
+
+
+def _gathered(weights: Weights, settings: Learning, used: int) -> int:
+    """What is gathered of weights that are spread: those that are used, and a block that is on its way."""
+    return used + weights.largest_block if settings.sharded else 0

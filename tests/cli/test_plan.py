@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "placement"))  # where `fake_mac
 from fake_machine import make_machine
 
 from embodyrl.cli.main import app
+from embodyrl.cli.plan_text import verdict
 from embodyrl.errors import UserError
 from embodyrl.placement.topology import parse_ids
 
@@ -112,6 +113,24 @@ def test_what_the_policy_needs() -> None:
         assert phase["total"] == pytest.approx(sum(phase.values()) - phase["total"], abs=0.1)
     assert "gradients" in train and "gradients" not in rollout
     assert planned["fits"] and planned["advice"] == []
+
+
+def test_of_several_ranks_one_is_planned_and_the_main_memory_of_all() -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    two = "engine.parallel.ranks=2"
+    alone, shared = plan_json(*PICTURES), plan_json(*PICTURES, two)
+    copies = plan_json(*PICTURES, two, "engine.parallel.backend=none")
+    for key in ("micro_batch", "slots_decided_at_once"):
+        assert alone["learning"][key] == 2 * shared["learning"][key] == 2 * copies["learning"][key]
+    parts = {name: planned["needs"]["gpu"]["train"] for name, planned in (("alone", alone), ("shared", shared))}
+    for part in ("weights", "optimiser", "gradients"):
+        assert parts["shared"][part] == pytest.approx(parts["alone"][part] / 2, abs=0.02)
+    assert parts["shared"]["weights of other ranks"] > 0 and "weights of other ranks" not in parts["alone"]
+    assert copies["needs"]["gpu"]["train"]["weights"] == parts["alone"]["weights"]
+    host = [planned["needs"]["host"]["both"]["rollout buffer"] for planned in (alone, shared)]
+    assert host[1] == pytest.approx(2 * host[0], rel=0.01)
+    said = list(verdict(shared))
+    assert said[0].startswith("each GPU: ") and next(iter(verdict(alone))).startswith("GPU: ")
 
 
 def test_the_rollout_buffer_is_mostly_pictures() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import sys
 import traceback
@@ -173,7 +174,12 @@ def vla_cases() -> None:
         import vla
     except BaseException:  # a package is missing: `pytest.skip`
         return
-    from embodyrl.config.schema import LoraConfig
+    from embodyrl.config.schema import Device, EngineConfig, LoraConfig
+    from embodyrl.engine.dry_run import trace
+    from embodyrl.engine.memory import Learning, rollout_need, train_need
+    from embodyrl.models import build_policy
+    from embodyrl.models.prismatic.options import ScratchConfig
+    from embodyrl.models.weightless import build_weightless
 
     def learn(ranks: Ranks, backend: str = "fsdp", **engine: Any) -> None:
         alone = vla.make_engine(kl_coef=0.1, **engine)
@@ -188,6 +194,45 @@ def vla_cases() -> None:
         weights, policy = whole(shared.policy.state_dict(), keep=True), shared.whole_policy()
         if policy is not None:
             assert all(torch.equal(value, weights[name]) for name, value in policy.state_dict().items())
+
+    @case("memory is what the plan says")
+    def need(ranks: Ranks) -> None:
+        import test_dry_run
+        from measured import peak_bytes
+
+        size = {"scratch": ScratchConfig(image_size=32, hidden_size=192, layers=6, mlp_size=768)}
+        config, spec = test_dry_run.make_config("openvla_oft", size), test_dry_run.PICTURES
+        weightless, _ = build_weightless(config, spec, chunk_size=4)
+        observe, sentences = test_dry_run.make_observation, list(spec.tasks.values())
+        traced = trace(weightless, lambda count: observe(spec, count), EngineConfig(device=Device.cpu), cuda=False)
+        for backend in ("fsdp", "none"):
+            planned = Learning(
+                deciding_samples=2,
+                minibatch=4,
+                micro_batch=2,
+                reference=False,
+                master_weights=True,
+                ranks=ranks.size,
+                sharded=backend == "fsdp",
+            )
+            policy = build_policy(config, spec, chunk_size=4, seed=1)
+            engine = make_engine(policy=policy, ranks=ranks, engine=spread_over(backend), minibatches=1, epochs=1)
+            batch = test_dry_run.make_batch(engine, spec, 4)
+            engine.update(batch, sentences)  # the optimiser makes its state
+
+            def decide(engine: HybridEngine = engine) -> None:
+                with engine.rollout_mode():
+                    engine.act(observe(spec, 2), "eval")
+
+            rollout = peak_bytes(decide, engine.device)
+            train = peak_bytes(functools.partial(engine.update, batch, sentences), engine.device)
+            there = ("weights", "optimiser")
+            for parts, measured in (
+                (rollout_need(traced.weights, traced.lines, 0, planned).parts, rollout),
+                (train_need(traced.weights, traced.lines, planned, batch=0).parts, train),
+            ):
+                expected = sum(size for name, size in parts.items() if name not in there)
+                assert abs(expected - measured) < 0.25 * measured, (backend, expected, measured)
 
     case("a VLA model")(learn)
     case("a VLA model with adapters, computed again")(

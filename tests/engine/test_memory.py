@@ -45,11 +45,10 @@ def test_full_training_of_openvla_by_hand() -> None:
 def test_float32_weights_by_hand() -> None:
     assert optimizer_bytes(SMALL, SETTINGS) == 2 * 4 * 60
     need = train_need(SMALL, LINES, SETTINGS, batch=7)
-    assert need.parts == {
+    assert {name: size for name, size in need.parts.items() if size} == {
         "weights": 400,
         "optimiser": 480,
         "batch": 7,
-        "reference policy": 0,
         "gradients": 240,
         "activations": 30 + 52 * 8,
     }
@@ -65,13 +64,35 @@ def test_gradients_of_a_whole_minibatch_come_while_activations_go() -> None:
 
 def test_rolling_out_by_hand() -> None:
     need = rollout_need(SMALL, LINES, 5, SETTINGS)
-    assert need.parts == {
+    assert {name: size for name, size in need.parts.items() if size} == {
         "weights": 400,
-        "reference policy": 0,
         "optimiser": 480,
         "KV cache": 20,
         "activations": 120,
     }
+
+
+def test_several_ranks_by_hand() -> None:
+    """Each holds half of everything, and what is gathered: all weights to decide, a block and what is in none to learn,
+    and a block that is on its way."""
+    weights = dataclasses.replace(SMALL, largest_block=80, outside_blocks=30, gradients_of_block=70)
+    shares = changed(ranks=2, sharded=True, micro_batch=4, reference=True)
+    rollout = rollout_need(weights, LINES, 0, shares).parts
+    assert (rollout["weights"], rollout["weights of other ranks"], rollout["optimiser"]) == (200, 400 + 80, 240)
+    assert rollout["reference policy"] == 200 and rollout["activations"] == 100 + 4 * 10
+    train = train_need(weights, LINES, shares, batch=7).parts
+    assert (train["weights"], train["weights of other ranks"], train["batch"]) == (200, 80 + 30 + 80, 7)
+    assert (train["gradients"], train["gradients on their way"], train["activations"]) == (120, 70, 30 + 52 * 4)
+    whole = train_need(weights, LINES, dataclasses.replace(shares, minibatch=8), batch=0)
+    assert whole.parts["activations"] == 30 + 52 * 4 - 120  # the last micro-batch: gradients come as activations go
+    assert kept_away(weights, dataclasses.replace(shares, offload_optimizer=True, offload_reference=True)) == 240 + 200
+
+
+def test_ranks_that_hold_everything_add_their_gradients_up_in_one_piece() -> None:
+    replicas = changed(ranks=2, micro_batch=1)
+    need = train_need(SMALL, LINES, replicas, batch=0)
+    assert need.parts["weights"] == 400 and need.parts["gradients"] == need.parts["gradients on their way"] == 240
+    assert need.parts["weights of other ranks"] == 0
 
 
 def test_what_is_offloaded_is_elsewhere() -> None:
