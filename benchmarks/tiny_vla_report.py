@@ -7,6 +7,7 @@ python benchmarks/tiny_vla_report.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -125,5 +126,6 @@ def smoothed(rates: Sequence[float]) -> list[tuple[float, float]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for each in sorted(TEXTS.glob("*.md")):
         write_page(each.stem)

@@ -76,7 +76,9 @@ def run(
 
     source, overrides = split_words(words)
     if print_config:
-        sys.stdout.write(to_commented_yaml(load_config(source, overrides).config))
+        sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=Use.show).config))
+        sys.stdout.flush()
+        load_config(source, overrides, use=Use.elsewhere)  # says on stderr what does not go together
         return
     loaded = load_config(source, overrides, use=Use.run)
     raise typer.Exit(train.run(loaded))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from embodyrl.config.rules import Finding, fact, rule
-from embodyrl.config.schema import Config, Precision
+from embodyrl.config.schema import Config, LearningRate, Precision
 from embodyrl.registry import LOSSES, Requirement, SupportedModel
 
 PEFT = Requirement(module="peft", install="pip install 'embodyrl[vla]'")
@@ -20,6 +20,18 @@ def weights_can_be_computed_with(config: Config) -> Iterator[Finding]:
             ("engine.precision", "model.dtype"),
             "engine.precision = float32, but weights that are held in model.dtype = bfloat16 are computed with in that",
             "set engine.precision to auto, or model.dtype to float32",
+        )
+
+
+@rule
+def only_rates_that_fall_have_a_floor(config: Config) -> Iterator[Finding]:
+    """A learning rate that does not fall does not come down to anything."""
+    settings = config.engine.optimizer
+    if settings.lr_floor > 0.0 and settings.schedule is LearningRate.constant:
+        yield Finding(
+            ("engine.optimizer.lr_floor", "engine.optimizer.schedule"),
+            f"engine.optimizer.lr_floor = {settings.lr_floor} has no use: engine.optimizer.schedule is constant",
+            "set engine.optimizer.lr_floor to 0, or engine.optimizer.schedule to linear or cosine",
         )
 
 

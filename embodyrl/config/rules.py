@@ -34,6 +34,8 @@ class Use(Enum):
     """To look at it on the machine where it will run."""
     elsewhere = "elsewhere"
     """To look at it, although it will run on another machine: what this one lacks is no fault."""
+    show = "show"
+    """To write it down: its settings need not go together."""
 
 
 Rule = Callable[[Config], Iterator[Finding]]
@@ -72,6 +74,8 @@ def _rules_for(use: Use) -> list[Rule]:
         return [*RULES, simulator_runs_here, nothing_is_left_open]
     if use is Use.check:
         return [*RULES, simulator_runs_here]
+    if use is Use.show:
+        return []
     return [check for check in RULES if check is not checkpoint_exists]
 
 

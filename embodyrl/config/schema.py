@@ -533,7 +533,9 @@ class OptimizerConfig:
     critic_lr: float | None = setting(None, above=0.0)
     """Learning rate of the critic at the start. null: the same as `lr`."""
     schedule: LearningRate = setting(LearningRate.constant)
-    """constant; linear: down to 0 over run.iterations; cosine: down to 0, slowly at first and at the end."""
+    """constant; linear: down over run.iterations; cosine: down, slowly at first and at the end."""
+    lr_floor: float = setting(0.0, low=0.0, below=1.0)
+    """linear, cosine: what learning rates end at, as a share of what they start at."""
     betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
     """Decay rates of the two moment averages."""
     eps: float = setting(1.0e-5, above=0.0)

@@ -92,9 +92,11 @@ class Optimizer:
             LearningRate.linear: 1.0 - done,
             LearningRate.cosine: 0.5 * (1.0 + math.cos(math.pi * done)),
         }
+        floor = self.config.lr_floor
+        factor = floor + (1.0 - floor) * share[self.config.schedule]
         rates = (self.config.lr, self.config.critic_lr or self.config.lr)
         for group, rate in zip(self.inner.param_groups, rates, strict=False):
-            group["lr"] = rate * share[self.config.schedule]
+            group["lr"] = rate * factor
         return float(self.inner.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:

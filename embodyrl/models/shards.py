@@ -3,11 +3,11 @@ checkpoint before anything starts."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -24,7 +24,10 @@ def shard_files(folder: Path) -> list[Path]:
         if (folder / SINGLE_FILE).is_file():
             return [folder / SINGLE_FILE]
         raise PolicyError(f"{folder} holds neither {INDEX_FILE} nor {SINGLE_FILE}: give the folder of a checkpoint")
-    names = sorted(set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()))
+    weight_map = parse_json((folder / INDEX_FILE).read_bytes(), str(folder / INDEX_FILE)).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise PolicyError(f"{folder / INDEX_FILE} holds no weight_map from weights to files: download it again")
+    names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise PolicyError(f"{folder} lacks {', '.join(missing)}, which its {INDEX_FILE} names: download them again")

@@ -130,7 +130,10 @@ def _find_in_run(run_dir: Path) -> Found:
     candidates = [place for _, place in reversed(published(run_dir))]
     if not candidates and not last.is_symlink():
         where = last.relative_to(run_dir)
-        raise CheckpointError(f"{run_dir} holds no checkpoint (no {where}): the run stopped before it saved one")
+        raise CheckpointError(
+            f"{run_dir} holds no checkpoint (no {where}), because the run stopped before it saved one: remove the "
+            "folder, or choose another run.dir, and start it again"
+        )
     faults = []
     if last.exists():
         candidates.sort(key=last.samefile, reverse=True)  # the last one first, the others as before

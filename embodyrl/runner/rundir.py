@@ -15,7 +15,7 @@ from embodyrl.config.faults import KeyPath
 from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 from embodyrl.models.saved import BROUGHT, stands_alone
-from embodyrl.runner.checkpoint import MANIFEST, POLICY
+from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY
 
 CONFIG_FILE = "config.yaml"
 ORIGIN_FILE = "origin.json"
@@ -64,10 +64,7 @@ class RunDir:
         else:
             path = Path(config.run.dir)
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise RunDirError(
-                    f"{path} exists already and is never overwritten: choose another run.dir, "
-                    f"or go on with it: embodyrl resume {path}"
-                )
+                raise RunDirError(f"{path} exists already and is never overwritten: {_what_to_do_with(path)}")
             path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
@@ -106,6 +103,12 @@ class RunDir:
         """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
+
+
+def _what_to_do_with(path: Path) -> str:
+    if (path / CONFIG_FILE).is_file() and not (path / CHECKPOINTS / LAST).is_symlink():
+        return "that run saved nothing to go on from, so remove the folder, or choose another run.dir"
+    return f"choose another run.dir, or go on with it: embodyrl resume {path}"
 
 
 def write_config(folder: Path, loaded: LoadedConfig) -> None:

@@ -89,6 +89,14 @@ def test_a_printed_config_is_commented_and_runs_unchanged(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
+def test_options_can_be_looked_at_before_they_go_together(tmp_path: Path) -> None:
+    printed = embodyrl("run", "--print-config", "model=openvla_oft", cwd=tmp_path)
+    assert "  action_head: discrete" in printed.stdout
+    assert printed.returncode == 2 and "env.cameras names 0 camera(s)" in printed.stderr
+    unreadable = embodyrl("run", "--print-config", "model=openvla_oft", "model.nothing=1", cwd=tmp_path)
+    assert unreadable.returncode == 2 and unreadable.stdout == ""
+
+
 def test_a_run_shows_and_leaves_what_it_should(tmp_path: Path) -> None:
     done = embodyrl("run", *PENDULUM, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

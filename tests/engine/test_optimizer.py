@@ -73,8 +73,9 @@ def test_gradients_are_scaled_to_the_norm_and_the_norm_is_told() -> None:
 
 
 def test_the_learning_rate_follows_its_schedule() -> None:
-    def rates(schedule: LearningRate) -> list[float]:
-        optimizer = Optimizer([ones(torch.float32)], OptimizerConfig(lr=1.0, schedule=schedule), 4)
+    def rates(schedule: LearningRate, lr_floor: float = 0.0) -> list[float]:
+        config = OptimizerConfig(lr=1.0, schedule=schedule, lr_floor=lr_floor)
+        optimizer = Optimizer([ones(torch.float32)], config, 4)
         found = [optimizer.set_learning_rate(update) for update in range(6)]
         assert optimizer.inner.param_groups[0]["lr"] == found[-1]
         return found
@@ -82,6 +83,8 @@ def test_the_learning_rate_follows_its_schedule() -> None:
     assert rates(LearningRate.constant) == [1.0] * 6
     assert rates(LearningRate.linear) == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
     assert rates(LearningRate.cosine) == pytest.approx([1.0, 0.8536, 0.5, 0.1464, 0.0, 0.0], abs=1e-4)
+    assert rates(LearningRate.linear, 0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert rates(LearningRate.cosine, 0.1) == pytest.approx([1.0, 0.8682, 0.55, 0.2318, 0.1, 0.1], abs=1e-4)
 
 
 def test_the_critic_learns_at_a_rate_of_its_own_also_after_a_resume() -> None:

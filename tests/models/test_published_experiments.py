@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from embodyrl.config import Use, load_config
 from embodyrl.registry import SIMULATORS, SupportedModel
 
 SHARED = Path(__file__).parents[2].parent / "shared"
@@ -57,6 +59,81 @@ FLOW = {
     "metaworld_ppo_pi0": ["env.tasks=[reach-v3]"],
 }
 """Experiments with flow-matching models, and what makes them small besides."""
+
+
+ALL_FLOW: dict[str, Any] = {
+    "algorithm.gamma": 0.99,
+    "algorithm.gae_lambda": 0.95,
+    "algorithm.epochs": 4,
+    "algorithm.clip_low": 0.2,
+    "algorithm.clip_high": 0.2,
+    "algorithm.dual_clip": None,
+    "algorithm.value_clip": 0.2,
+    "algorithm.value_huber": 10.0,
+    "algorithm.value_coef": 1.0,
+    "algorithm.entropy_coef": 0.0,
+    "algorithm.logprob_level": "chunk",
+    "engine.micro_batch_size": 128,
+    "engine.optimizer.critic_lr": 1e-4,
+    "engine.optimizer.betas": [0.9, 0.95],
+    "engine.optimizer.eps": 1e-8,
+    "engine.optimizer.weight_decay": 0.01,
+    "engine.optimizer.max_grad_norm": 1.0,
+    "model.noise_method": "flow_sde",
+    "model.noise_level": 0.5,
+    "model.detach_critic": True,
+    "env.num_envs": 64,
+    "rollout.episodes_per_slot": 8,
+}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "libero_spatial_ppo_pi0": {
+        "engine.optimizer.lr": 5e-6,
+        "model.denoising_steps": 4,
+        "model.value_sizes": [512, 256, 128],
+        "rollout.chunk_size": 5,
+        "env.max_episode_steps": 240,
+    },
+    "libero_10_ppo_pi05": {
+        "engine.optimizer.lr": 5e-6,
+        "engine.optimizer.schedule": "cosine",
+        "engine.optimizer.lr_floor": 0.1,
+        "model.denoising_steps": 5,
+        "model.value_sizes": [1024, 512, 256],
+        "rollout.chunk_size": 10,
+        "env.max_episode_steps": 480,
+    },
+    "metaworld_ppo_pi0": {
+        "engine.optimizer.lr": 1e-5,
+        "model.denoising_steps": 5,
+        "rollout.chunk_size": 5,
+        "env.max_episode_steps": 100,
+        "env.cameras": ["corner4"],
+    },
+    "libero_spatial_ppo_gr00t": {
+        "engine.optimizer.lr": 5e-6,
+        "model.denoising_steps": 4,
+        "rollout.chunk_size": 5,
+        "env.max_episode_steps": 240,
+        "model.prompt_length": 570,
+    },
+}
+"""What RLinf's files say at commit a3816b596 (examples/embodiment/config), and what its code makes of them: it clips
+twice (clip_ratio_c) for GR00T N1.6 and N1.7 alone."""
+DECISIONS_OF_A_STEP = {"libero_spatial_ppo_gr00t": 1024}
+"""Of the global batch; 2048 for the others."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_numbers_are_the_published_ones(name: str) -> None:
+    skip_without(name.partition("_")[0])
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    config = load_config(name, use=Use.elsewhere).config
+    found = {path: functools.reduce(getattr, path.split("."), config) for path in ALL_FLOW | PUBLISHED[name]}
+    assert found == ALL_FLOW | PUBLISHED[name]
+    decisions = config.env.num_envs * config.rollout.chunks * config.rollout.episodes_per_slot
+    wanted = decisions / DECISIONS_OF_A_STEP.get(name, 2048)
+    assert config.algorithm.minibatches == pytest.approx(wanted, rel=0.02)
+    assert config.rollout.chunks * config.rollout.chunk_size == config.env.max_episode_steps
 
 
 def embodyrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

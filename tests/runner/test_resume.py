@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,6 +114,15 @@ def test_a_run_directory_is_never_overwritten(small_run: Callable[..., Run]) -> 
     with pytest.raises(RunDirError, match=r"exists already and is never overwritten.*embodyrl resume"):
         small_run("run")
     assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+
+
+def test_a_run_that_saved_nothing_says_what_to_do_with_its_folder(small_run: Callable[..., Run]) -> None:
+    run = small_run("run", "run.iterations=1")
+    shutil.rmtree(run.path / "checkpoints")
+    with pytest.raises(RunDirError, match=r"saved nothing to go on from, so remove the folder"):
+        small_run("run")
+    with pytest.raises(CheckpointError, match=r"stopped before it saved one: remove the folder"):
+        train.resume(run.path, [])
 
 
 def test_a_run_that_is_good_enough_at_once_stops_and_is_saved(small_run: Callable[..., Run]) -> None:

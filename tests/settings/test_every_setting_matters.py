@@ -128,6 +128,7 @@ ELSEWHERE = {
 }
 
 TOGETHER = {
+    "engine.optimizer.lr_floor": (["engine.optimizer.schedule=linear"], "engine.optimizer.lr_floor=0.5"),
     "algorithm.srpo.frames": (SRPO, "algorithm.srpo.frames=2"),
     "algorithm.srpo.dim": (SRPO, "algorithm.srpo.dim=1"),
     "algorithm.srpo.scale": (SRPO, "algorithm.srpo.scale=0.1"),

@@ -21,6 +21,14 @@ def check(config: Config) -> Iterator[Objection]:
             f"model.noise_low = {model.noise_low} is not below model.noise_high = {model.noise_high}",
             "lower it",
         )
+    entropy_coef = config.algorithm.entropy_coef
+    if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
+        yield (
+            "algorithm.entropy_coef",
+            f"algorithm.entropy_coef = {entropy_coef} has no use: with model.noise_method = "
+            f"{model.noise_method.value} noise is as large as the settings say, whatever is learned",
+            "set algorithm.entropy_coef to 0, or model.noise_method to flow_noise",
+        )
     if model.noise_method is not NoiseMethod.flow_cps:
         return
     if model.denoising_steps == 1:
