@@ -218,13 +218,13 @@ SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", 
 """Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: `tasks` (`module:function`
 that lists all task names without importing the simulator, or absent where only the simulator knows them), `cameras`
 (the same for camera names), `state_dim` (`module:function` that says of its part of a config how many numbers a state
-has, or None where only the simulator knows), `graphics` (`opengl` or `vulkan`: what MuJoCo or SAPIEN draws with, so
-that its processes are told which driver to use), `preload` (modules that are imported once before its processes are
-forked, see `placement.zygote`; absent where that is not safe), `check` (`module:function` that takes the whole config
-and yields what the simulator finds wrong with it, each as (path of the setting, message, remedy), without importing
-the simulator), `assets` (`module:function` that tells `embodyrl doctor` which downloads are here, and what to do for
-others, or ""), `fills_gpu` (`module:function` that says of its part of a config whether each process computes on a GPU
-of its own)."""
+has, or None where only the simulator knows), `action_dim` (the same of an action), `graphics` (`opengl` or `vulkan`:
+what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use), `preload` (modules that are
+imported once before its processes are forked, see `placement.zygote`; absent where that is not safe), `check`
+(`module:function` that takes the whole config and yields what the simulator finds wrong with it, each as (path of the
+setting, message, remedy), without importing the simulator), `assets` (`module:function` that tells `embodyrl doctor`
+which downloads are here, and what to do for others, or ""), `fills_gpu` (`module:function` that says of its part of a
+config whether each process computes on a GPU of its own)."""
 
 ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms")
 """Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: `critic` (bool: its nodes pass a critic's

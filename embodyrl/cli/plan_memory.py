@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodyrl.config.rules import state_dim
+from embodyrl.config.rules import action_dim, state_dim
 from embodyrl.config.schema import Config, Observe, Offload, ParallelBackend, Schedule
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
@@ -239,14 +239,21 @@ class Planner:
 
 def assumption(config: Config) -> str:
     """What `assumed_spec` makes up, in words."""
-    states = "" if state_dim(config) else f"states of {PROPRIO_DIM} and "
-    return f"{states}actions of {ACTION_DIM} numbers, sentences of {WORDS} words"
+    guessed = [
+        f"{what} of {size} numbers"
+        for what, size, told in (
+            ("states", PROPRIO_DIM, state_dim(config)),
+            ("actions", ACTION_DIM, action_dim(config)),
+        )
+        if not told
+    ]
+    return ", ".join([*guessed, f"sentences of {WORDS} words"])
 
 
 def assumed_spec(config: Config) -> SimulatorSpec:
     """What stands for a simulator's spec until one was started; cameras and times are the config's."""
-    env = config.env
-    entries = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * ACTION_DIM, high=(1.0,) * ACTION_DIM)
+    env, size = config.env, action_dim(config) or ACTION_DIM
+    entries = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * size, high=(1.0,) * size)
     return SimulatorSpec(
         tasks=dict.fromkeys(env.tasks, " ".join(["word"] * WORDS)),
         actions=(entries,),

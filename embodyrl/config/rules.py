@@ -109,7 +109,16 @@ def fact(registry: Registry[Any], name: str, key: str) -> Any:
 
 def state_dim(config: Config) -> int | None:
     """Numbers in the simulator's state; None where nobody knows before it runs."""
-    told = fact(SIMULATORS, config.env.name, "state_dim")
+    return _size_told(config, "state_dim")
+
+
+def action_dim(config: Config) -> int | None:
+    """Numbers in an action of the simulator; None where nobody knows before it runs."""
+    return _size_told(config, "action_dim")
+
+
+def _size_told(config: Config, key: str) -> int | None:
+    told = fact(SIMULATORS, config.env.name, key)
     known: int | None = None if told is None else load_target(told)(config.env)
     return known
 

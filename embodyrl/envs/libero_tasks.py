@@ -32,6 +32,9 @@ OFFICIAL_STATES = 50
 ROBOT_STATE = 8
 """Numbers that say where the hand is and how it is turned (6), and where both fingers are."""
 
+ACTION_DIM = 7
+"""Numbers in an action: how far the hand moves (3) and turns (3), and the gripper."""
+
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Camera name -> LIBERO's name of it."""
 
@@ -79,6 +82,11 @@ def known_tasks() -> list[str]:
 def state_dim(env: LiberoConfig) -> int | None:
     """Numbers in a state: hand and fingers; where every object's pose belongs to it, that depends on the task."""
     return ROBOT_STATE if env.proprio is Proprio.robot else None
+
+
+def action_dim(env: LiberoConfig) -> int:
+    """Numbers in an action."""
+    return ACTION_DIM
 
 
 def known_cameras() -> list[str]:

@@ -73,10 +73,18 @@ CAMERAS = {
 PROPRIO_DIM = {Proprio.full: 39, Proprio.robot: 4}
 """How many of MetaWorld's numbers a policy is told."""
 
+ACTION_DIM = 4
+"""Numbers in an action: how far the hand moves (3), and the gripper."""
+
 
 def state_dim(env: MetaWorldConfig) -> int:
     """Numbers in a state."""
     return PROPRIO_DIM[env.proprio]
+
+
+def action_dim(env: MetaWorldConfig) -> int:
+    """Numbers in an action."""
+    return ACTION_DIM
 
 
 def known_tasks() -> list[str]:

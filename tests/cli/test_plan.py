@@ -99,9 +99,10 @@ PICTURES = ["experiment/gym_pendulum", "env=gym/pendulum_rgb", "model=openvla_of
 def test_what_the_policy_needs() -> None:
     planned = plan_json("experiment/metaworld_reach_grpo", "algorithm.kl_coef=0.1", "engine.device=cpu")
     assert planned["model"]["parameters"] == planned["model"]["trainable"] > 1000
-    assert planned["model"]["tokens_per_observation"] == 0 and "sentences of 16" in planned["model"]["assumed"]
-    assert "states of" not in planned["model"]["assumed"]  # MetaWorld's are known
-    assert "states of 32" in plan_json("experiment/gym_cartpole")["model"]["assumed"]
+    assert planned["model"]["tokens_per_observation"] == 0
+    assert planned["model"]["assumed"] == "sentences of 16 words"  # MetaWorld's states and actions are known
+    guessed = plan_json("experiment/gym_cartpole")["model"]["assumed"]
+    assert guessed == "states of 32 numbers, actions of 7 numbers, sentences of 16 words"
     learning = planned["learning"]
     assert learning["decisions_per_iteration"] == 64 * 100 and learning["optimizer_steps_per_iteration"] == 4 * 4
     assert learning["minibatch"] == learning["micro_batch"] == 1600 and learning["slots_decided_at_once"] == 64

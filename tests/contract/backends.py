@@ -39,18 +39,21 @@ class Backend:
     ends_itself: bool = False
     """Whether an episode with always the same largest action terminates before 60 steps."""
 
-    def build(self, num_slots: int, max_episode_steps: int = LIMIT) -> Simulator:
-        """The simulator; the example's module is imported as `plugins:` would."""
+    def config(self, max_episode_steps: int = LIMIT) -> Any:
+        """Its part of a config; the example's module is imported as `plugins:` would."""
         if self.name == "point_mass" and "custom_simulator" not in sys.modules:
             spec = importlib.util.spec_from_file_location("custom_simulator", EXAMPLES / "custom_simulator.py")
             assert spec is not None and spec.loader is not None
             sys.modules["custom_simulator"] = module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-        entry = SIMULATORS.entry(self.name)
-        options = entry.load_options()
+        options = SIMULATORS.entry(self.name).load_options()
         assert options is not None
-        config = options(name=self.name, tasks=list(self.tasks), max_episode_steps=max_episode_steps, **self.options)
-        simulator: Simulator = entry.load()(config, num_slots)
+        return options(name=self.name, tasks=list(self.tasks), max_episode_steps=max_episode_steps, **self.options)
+
+    def build(self, num_slots: int, max_episode_steps: int = LIMIT) -> Simulator:
+        """The simulator."""
+        config = self.config(max_episode_steps)
+        simulator: Simulator = SIMULATORS.entry(self.name).load()(config, num_slots)
         return simulator
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from embodyrl.envs.base import EpisodeOverError, RenderError, SimulatorError
 from embodyrl.envs.types import Simulator
+from embodyrl.registry import SIMULATORS, load_target
 
 from . import backends
 from .backends import BACKENDS, LIMIT, Backend, Trajectory, actions, arrays_of, episode, go_on, missing, play, same
@@ -60,6 +61,15 @@ def test_spec_says_what_is_offered(simulator: Simulator, backend: Backend) -> No
     assert list(spec.cameras) == backend.options.get("cameras", [])
     assert list(spec.image_size) == (backend.options["image_size"] if spec.cameras else [0, 0])
     assert spec.cameras or spec.proprio_dim
+
+
+@pytest.mark.parametrize(("key", "attribute"), [("state_dim", "proprio_dim"), ("action_dim", "action_dim")])
+def test_what_is_told_before_it_starts_is_true(
+    simulator: Simulator, backend: Backend, key: str, attribute: str
+) -> None:
+    fact = SIMULATORS.entry(backend.name).facts.get(key)
+    told = None if fact is None else load_target(fact)(backend.config())
+    assert told in (None, getattr(simulator.spec, attribute))
 
 
 def test_shapes_and_types(simulator: Simulator, backend: Backend) -> None:
