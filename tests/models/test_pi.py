@@ -22,7 +22,7 @@ from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import PolicyError, SupportedModel, build_policy, load_policy
 from embodyrl.models.flow.options import NoiseMethod
 from embodyrl.models.pi.files import CheckpointFiles
-from embodyrl.models.pi.gemma import Attention, Rotation
+from embodyrl.models.pi.gemma import Attention, Rotation, stacked
 from embodyrl.models.pi.layout import HEAD, WORDS
 from embodyrl.models.pi.options import ScratchConfig, StateInput
 from embodyrl.models.pi.sizes import GemmaSizes
@@ -115,6 +115,16 @@ def test_each_decision_has_a_random_step_of_its_own_and_the_others_are_determini
         follows = chain[:, number] - said.velocity * (before - after)
         same = (follows - chain[:, number + 1]).abs().flatten(1).max(1).values < 1e-5
         assert torch.equal(same, steps != number)
+
+
+def test_all_layers_look_through_one_mask() -> None:
+    policy, seen = scratch(), []
+    for layer in policy.network.expert.layers:
+        layer.self_attn.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
+    condition = policy.condition(policy.preprocess(observation()))
+    policy.denoise(condition, torch.zeros(3, 4, 4), torch.ones(3))
+    assert len(seen) == 2 and seen[0] is seen[1]
+    assert seen[0].shape[2] == SHAPE.heads * (1 + 4)  # the heads, which share their keys, one below the other
 
 
 def test_pictures_and_sentence_are_read_once_for_all_steps() -> None:
@@ -431,4 +441,4 @@ def test_heads_that_share_keys_attend_as_heads_with_copies_of_them_do() -> None:
     copies = [part.repeat_interleave(3, dim=1) for part in (rotation(keys), values)]
     weights = (rotation(queries) @ copies[0].transpose(2, 3) / 2.0).masked_fill(~mask, -torch.inf).softmax(-1)
     wanted = attention.o_proj((weights @ copies[1]).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(x, mask, rotation, None)[0], wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(attention(x, stacked(mask, 3), rotation, None)[0], wanted, atol=1e-6, rtol=1e-5)

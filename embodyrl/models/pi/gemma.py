@@ -61,6 +61,12 @@ class Rotation:
         return x * self.cos + torch.cat([-second, first], dim=-1) * self.sin
 
 
+def stacked(mask: Tensor, heads: int) -> Tensor:
+    """The mask `[B, 1, heads*L or 1, M+L]` of `heads` heads that stand one below the other, of that of each
+    `[B, 1, L or 1, M+L]`."""
+    return mask if mask.shape[2] == 1 else mask.repeat(1, 1, heads, 1)
+
+
 class Attention(nn.Module):
     """Attention of heads that share keys and values in groups."""
 
@@ -75,7 +81,14 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, rotation: Rotation, memory: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
-        """Attend to what `mask [B, 1, L or 1, M+L]` allows, the memory first; also returns keys and values of `x`."""
+        """Attend to what `mask` allows, the memory first; also returns keys and values of `x`.
+
+        Args:
+            x: `[B, L, E]`.
+            mask: bool `[B, 1, h/h_kv*L or 1, M+L]`, see `stacked`.
+            rotation: of the positions of `x`.
+            memory: keys and values that stand before.
+        """
         queries, keys, values = (
             projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -86,10 +99,8 @@ class Attention(nn.Module):
         else:
             keys, values = (torch.cat([before, here], dim=2) for before, here in zip(memory, own, strict=True))
         # Heads that share keys stand one below the other, as if they were more queries: keys need no copies.
-        heads = queries.shape[1] // keys.shape[1]
-        stacked = rotation(queries).reshape(len(x), keys.shape[1], -1, self.head_dim)
-        stacked_mask = mask if mask.shape[2] == 1 else mask.repeat(1, 1, heads, 1)
-        attended = functional.scaled_dot_product_attention(stacked, keys, values, attn_mask=stacked_mask)
+        below = rotation(queries).reshape(len(x), keys.shape[1], -1, self.head_dim)
+        attended = functional.scaled_dot_product_attention(below, keys, values, attn_mask=mask)
         return self.o_proj(attended.reshape(queries.shape).transpose(1, 2).flatten(2)), own
 
 
@@ -162,6 +173,7 @@ class Gemma(nn.Module):
             condition: `[B, E]`.
         """
         rotation = Rotation(positions, self.sizes.head_dim, x.dtype)
+        mask = stacked(mask, self.sizes.heads // self.sizes.kv_heads)  # once for all layers
         keys_values = []
         for number, layer in enumerate(self.layers):
             x, own = layer(x, mask, rotation, None if memory is None else memory[number], condition)
