@@ -163,6 +163,26 @@ def test_actions_beyond_a_demonstrated_chunk_do_not_count() -> None:
     assert counts[:, :4].all() and not counts[:, 4:].any()
 
 
+def test_the_last_action_and_zeros_fill_up_what_is_learned() -> None:
+    policy = scratch(chunk_size=6)
+    policy.architecture = dataclasses.replace(policy.architecture, action_dim=7)  # more than a robot has
+    inputs = policy.preprocess(observation(1))
+    actions = torch.tensor([[[0.1, 0.2, 0.3, 1.0], [-0.4, 0.5, 0.6, -1.0]]])
+    data, counts = policy.imitated(actions, inputs)
+    own = policy.actions(policy.units.inverse(actions))[0]
+    assert not torch.equal(own[0], own[1]) and bool(own.all())
+    wanted = torch.cat([own, own[1:].expand(4, -1)])
+    assert torch.equal(data[0, :, :4], wanted) and not data[..., 4:].any()
+    assert torch.equal(counts[0], torch.tensor([[1.0] * 7] * 2 + [[0.0] * 7] * 4))  # the zeros behind an action count
+
+
+def test_times_of_learning_leave_out_the_very_end() -> None:
+    for name in ("pi0", "pi05"):
+        times, noise = scratch(name).learning_times(torch.tensor([0.0, 0.5, 1.0]))
+        torch.testing.assert_close(times, torch.tensor([0.001, 0.5005, 1.0]), atol=1e-7, rtol=0)
+        assert torch.equal(noise, times)
+
+
 def test_units_are_converted_there_and_back_also_relative_to_the_state() -> None:
     policy = scratch(relative_entries=2, gripper=type(scratch().config.gripper).one_opens, binary_gripper=False)
     inputs = policy.preprocess(observation())
