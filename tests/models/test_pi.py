@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,19 @@ def folder(tmp_path: Path) -> Path:
 def load(folder: Path, **options: Any) -> Any:
     arguments = {"simulator": SPEC, "chunk_size": 4, "denoising_steps": 3, "value_sizes": [8]}
     return load_policy("pi0", checkpoint=folder, **arguments | options)
+
+
+def rewrite(path: Path, change: Callable[[Any], object]) -> None:
+    """Change a JSON file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def pad(content: Any, length: int = 32) -> None:
+    """Statistics as openpi wrote them until September 2025: of states and actions with zeros behind."""
+    for columns in content["norm_stats"].values():
+        columns.update({name: [*numbers, *[0.0] * (length - len(numbers))] for name, numbers in columns.items()})
 
 
 @pytest.mark.parametrize("value_from", ["expert", "prefix"])
@@ -245,15 +260,159 @@ def test_statistics_of_openpi_and_lerobot(folder: Path) -> None:
     assert torch.equal(load(folder, statistics=str(other)).states.centre, policy.states.centre)
 
 
-def test_statistics_that_lack_what_a_normalization_needs_are_refused(folder: Path) -> None:
-    content = json.loads((folder / "norm_stats.json").read_text())
-    del content["norm_stats"]["state"]["q99"]
+def test_statistics_of_padded_states_and_actions_are_cut(folder: Path, tmp_path: Path) -> None:
+    inputs = load(folder).preprocess(observation())
+    actions, draws = torch.rand(3, 4, 4) - 0.5, load(folder).imitation_draws(3, torch.Generator().manual_seed(0))
+    wanted = [load(folder).act(inputs, "eval").actions, load(folder).sft_loss(inputs, actions, draws)]
+    rewrite(folder / "norm_stats.json", pad)
+    policy, again = load(folder), tmp_path / "again"
+    again.mkdir()
+    policy.save(again, policy.config)
+    assert (again / "norm_stats.json").read_bytes() == (folder / "norm_stats.json").read_bytes()
+    for place in (folder, again):
+        cut, alone = load(place), load(place, simulator=None)
+        assert (cut.spec.proprio_dim, cut.spec.action_dim) == (alone.spec.proprio_dim, alone.spec.action_dim) == (5, 4)
+        seen = cut.preprocess(observation())
+        assert all(torch.equal(seen[key], inputs[key]) for key in inputs)
+        found = [cut.act(seen, "eval").actions, cut.sft_loss(seen, actions, draws)]
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert torch.equal(alone.preprocess(observation())["state"], inputs["state"])
+
+
+@pytest.mark.parametrize("name", ["mean", "std", "q01", "q99"])
+def test_only_padding_is_cut(folder: Path, name: str) -> None:
+    """One number of a further entry, and the entry is one of another robot."""
+    rewrite(folder / "norm_stats.json", pad)
+    rewrite(folder / "norm_stats.json", lambda content: content["norm_stats"]["state"][name].__setitem__(5, 0.1))
+    with pytest.raises(PolicyError, match="statistics are of states with 6 numbers, the checkpoint takes 5"):
+        load(folder)
+    with pytest.raises(PolicyError, match="statistics are of states with 6 numbers, the checkpoint takes 5"):
+        load(folder, simulator=None)
+
+
+def test_a_last_entry_without_mean_or_that_the_simulator_has_is_not_cut(folder: Path) -> None:
+    def still(content: Any) -> None:
+        for name, numbers in content["norm_stats"]["actions"].items():
+            numbers[3] = 0.0 if name != "std" else 0.5
+
+    rewrite(folder / "norm_stats.json", still)
+    assert load(folder, simulator=None).spec.action_dim == load(folder).spec.action_dim == 4
+    rewrite(folder / "norm_stats.json", lambda content: content["norm_stats"]["actions"]["std"].__setitem__(3, 0.0))
+    assert load(folder).spec.action_dim == 4  # the simulator has four numbers, one of which never moved
+
+
+def test_statistics_need_no_wrapper(folder: Path) -> None:
+    wanted = load(folder)
+    content = json.loads((folder / "norm_stats.json").read_text())["norm_stats"]
     (folder / "norm_stats.json").write_text(json.dumps(content))
-    with pytest.raises(PolicyError, match=r"statistics of states lack q99 .*model\.normalization = quantile needs"):
+    assert faults(folder) == ""
+    found = load(folder)
+    for one, other in ((found.states, wanted.states), (found.actions, wanted.actions)):
+        assert torch.equal(one.centre, other.centre) and torch.equal(one.half_width, other.half_width)
+
+
+DAMAGED_STATISTICS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a null": (
+        lambda stats: stats["state"].update(q01=None),
+        "state lacks q01 (has: mean, std, q99), which model.normalization = quantile needs: set model.statistics",
+    ),
+    "no state": (lambda stats: stats.pop("state"), "norm_stats.json has no entry 'state' (has: actions): set model."),
+    "no actions": (lambda stats: stats.pop("actions"), "norm_stats.json has no entry 'actions' (has: state): set"),
+    "a list for a state": (lambda stats: stats.update(state=[1.0]), "norm_stats.json has no entry 'state' (has: "),
+    "one number for five": (
+        lambda stats: stats["state"].update(q99=[1.0]),
+        "norm_stats.json: state is damaged: mean has 5, std has 5, q01 has 5, q99 has 1 numbers",
+    ),
+    "a number for a list": (
+        lambda stats: stats["actions"].update(q99=1.0),
+        "norm_stats.json: actions.q99 is 1.0, a list of numbers was expected: download the file again",
+    ),
+    "nan": (
+        lambda stats: stats["actions"]["q99"].__setitem__(2, float("nan")),
+        "norm_stats.json: actions.q99[2] is nan, a finite number was expected: download the file again",
+    ),
+    "inf": (lambda stats: stats["state"]["mean"].__setitem__(0, float("inf")), "state.mean[0] is inf, a finite"),
+    "a word": (lambda stats: stats["state"]["q01"].__setitem__(4, "x"), "state.q01[4] is 'x', a finite number"),
+    "yes": (lambda stats: stats["state"]["q01"].__setitem__(4, True), "state.q01[4] is True, a finite number"),
+    "nothing": (
+        lambda stats: stats["actions"].update({name: [] for name in stats["actions"]}),
+        "norm_stats.json: actions has nothing but zeros",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGED_STATISTICS.values(), ids=DAMAGED_STATISTICS.keys())
+def test_damaged_statistics_are_named_before_anything_starts(
+    folder: Path, change: Callable[[Any], object], message: str
+) -> None:
+    rewrite(folder / "norm_stats.json", lambda content: change(content["norm_stats"]))
+    told = faults(folder, "model.normalization=quantile")
+    assert message in told and "model.checkpoint: norm_stats.json" in told
+    with pytest.raises(PolicyError, match=re.escape(message)):
         load(folder, normalization="quantile")
-    del content["norm_stats"]["state"]
-    (folder / "norm_stats.json").write_text(json.dumps(content))
-    with pytest.raises(PolicyError, match=r"statistics of states lack mean, std \(have: none\)"):
+
+
+def test_statistics_that_are_no_object_are_refused(folder: Path) -> None:
+    (folder / "norm_stats.json").write_text('{"norm_stats": [1]}')
+    message = "norm_stats.json: norm_stats is [1], a JSON object with state and actions was expected"
+    assert f"model.checkpoint: {message}" in faults(folder)
+    with pytest.raises(PolicyError, match=re.escape(message)):
+        load(folder)
+
+
+def test_what_is_not_looked_at_may_be_missing(folder: Path) -> None:
+    rewrite(folder / "norm_stats.json", lambda content: content["norm_stats"].pop("state"))
+    rewrite(folder / "norm_stats.json", lambda content: content["norm_stats"]["actions"].update(q01=None, q99=None))
+    assert faults(folder, "model.state=none") == ""
+    assert load(folder, state="none").spec.proprio_dim == 0
+    message = "actions lacks q01, q99 (has: mean, std), which model.normalization = quantile needs"
+    assert message in faults(folder, "model.state=none", "model.normalization=quantile")
+    assert "has no entry 'state'" in faults(folder, "model.state=none", "model.relative_entries=2")
+
+
+DAMAGED_CONFIGS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "no text_config": (
+        lambda config: config["vlm_config"].pop("text_config"),
+        "config.json: vlm_config lacks text_config (has: vision_config): download the file again",
+    ),
+    "no vision_config": (lambda config: config["vlm_config"].pop("vision_config"), "vlm_config lacks vision_config"),
+    "vlm_config a list": (lambda config: config.update(vlm_config=[]), "vlm_config is [], a JSON object was expected"),
+    "a word": (lambda config: config.update(chunk_size="x"), "config.json: chunk_size is 'x', a whole number from 1"),
+    "zero": (lambda config: config.update(max_action_dim=0), "max_action_dim is 0, a whole number from 1 on was"),
+    "half": (lambda config: config.update(max_state_dim=4.5), "max_state_dim is 4.5, a whole number from 1 on was"),
+    "no head_dim": (
+        lambda config: config["vlm_config"]["text_config"].pop("head_dim"),
+        "config.json lacks vlm_config.text_config.head_dim",
+    ),
+    "no layers": (lambda config: config["dit_config"].pop("num_hidden_layers"), "lacks dit_config.num_hidden_layers"),
+    "heads": (
+        lambda config: config["dit_config"].update(num_key_value_heads=3),
+        "dit_config.num_key_value_heads is 3, a divisor of 4 heads was expected",
+    ),
+    "no patches": (
+        lambda config: config["vlm_config"]["vision_config"].pop("patch_size"),
+        "config.json lacks vlm_config.vision_config.patch_size",
+    ),
+    "no list": (lambda config: config.update(image_resolution=224), "image_resolution is 224, a list of two sides"),
+    "no size": (
+        lambda config: config.update(image_resolution=["x", "y"]),
+        "image_resolution[0] is 'x', a whole number from 1 on was expected",
+    ),
+    "features": (lambda config: config.update(input_features=["a"]), "input_features is ['a'], a JSON object was"),
+    "a feature": (
+        lambda config: config["input_features"].update({"observation.images.front": "VISUAL"}),
+        "input_features.observation.images.front is 'VISUAL', a JSON object was expected",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGED_CONFIGS.values(), ids=DAMAGED_CONFIGS.keys())
+def test_a_damaged_config_is_named_before_anything_starts(
+    folder: Path, change: Callable[[Any], object], message: str
+) -> None:
+    rewrite(folder / "config.json", change)
+    assert message in faults(folder)
+    with pytest.raises(PolicyError, match=re.escape(message)):
         load(folder)
 
 
@@ -351,7 +510,7 @@ def test_an_absent_camera_is_what_a_masked_picture_is() -> None:
 
 
 def test_a_chunk_longer_than_the_horizon_is_refused(folder: Path) -> None:
-    with pytest.raises(PolicyError, match="gives 4 actions at once, not 5"):
+    with pytest.raises(PolicyError, match=r"rollout\.chunk_size = 5, but the checkpoint gives 4 actions at once: set"):
         load(folder, chunk_size=5)
     assert load(folder, chunk_size=2).act(load(folder).preprocess(observation()), "eval").actions.shape == (3, 2, 4)
 
@@ -433,17 +592,41 @@ def test_a_config_is_checked_against_its_checkpoint(folder: Path, settings: list
 
 
 def test_a_simulator_whose_state_is_known_before_it_starts(folder: Path) -> None:
-    metaworld = ["env=metaworld/reach_rgb", "model.cameras=[corner,absent]"]
+    metaworld = ["env=metaworld/reach_rgb", "model.cameras=[corner4,absent]"]
     assert "statistics are of states with 5 numbers, the simulator has 4" in faults(folder, *metaworld)
-    assert "the simulator has 4" not in faults(folder, *metaworld, "model.state=none")
+    assert faults(folder, *metaworld, "model.state=none") == ""
+
+
+def test_actions_of_another_robot_are_found_before_anything_starts(folder: Path) -> None:
+    metaworld = ["env=metaworld/reach_rgb", "model.cameras=[corner4,absent]", "model.state=none"]
+    assert faults(folder, *metaworld) == ""
+    rewrite(folder / "norm_stats.json", pad)
+    assert faults(folder, *metaworld) == faults(folder) == ""
+    for count, message in ((3, "the simulator has 4"), (5, "the simulator has 4"), (5, "the checkpoint takes 4")):
+        columns = {"mean": [0.5] * count, "std": [1.0] * count}
+        rewrite(folder / "norm_stats.json", lambda content: content["norm_stats"].update(actions=columns))  # noqa: B023
+        assert f"the statistics are of actions with {count} numbers, {message}" in faults(folder, *metaworld)
+    assert "the statistics are of actions with 5 numbers, the checkpoint takes 4" in faults(folder)
+    with pytest.raises(PolicyError, match="statistics are of actions with 5 numbers, the checkpoint takes 4: choose"):
+        load(folder)
+
+
+def test_statistics_for_random_weights_are_checked_before_anything_starts(folder: Path) -> None:
+    random = ["env=metaworld/reach_rgb", "model.cameras=[]", "model.checkpoint=null"]
+    given = [*random, f"model.statistics={folder / 'norm_stats.json'}"]
+    assert "the statistics are of states with 5 numbers, the simulator has 4" in faults(folder, *given)
+    assert faults(folder, *given, "model.state=none") == ""
+    rewrite(folder / "norm_stats.json", lambda content: content["norm_stats"]["actions"].update(mean=[0.0]))
+    message = "model.statistics: norm_stats.json: actions is damaged: mean has 1, std has 4"
+    assert message in faults(folder, *given, "model.state=none")
 
 
 def test_states_longer_than_the_checkpoint_takes_are_found_before_anything_starts(folder: Path) -> None:
     content = json.loads((folder / "norm_stats.json").read_text())
     content["norm_stats"]["state"] = {"mean": [0.0] * 6, "std": [1.0] * 6}
     (folder / "norm_stats.json").write_text(json.dumps(content))
-    assert "statistics are of states with 6 numbers, the checkpoint takes 5" in faults(folder)
-    assert "model.normalization = quantile needs q01, q99 of state" in faults(folder, "model.normalization=quantile")
+    told = faults(folder, "rollout.chunk_size=5")
+    assert "statistics are of states with 6 numbers, the checkpoint takes 5" in told and "gives 4 actions" in told
     (folder / "model.safetensors").unlink()
     assert "holds neither model.safetensors.index.json nor model.safetensors" in faults(folder)
 

@@ -19,9 +19,9 @@ from embodyrl.models.flow.transition import euler
 from embodyrl.models.pi.architecture import Architecture
 from embodyrl.models.pi.layout import HEAD, WORDS, Layout
 from embodyrl.models.pi.network import Pi, time_embedding
-from embodyrl.models.pi.options import Normalization
 from embodyrl.models.pi.pictures import letterbox, pixel_values
 from embodyrl.models.pi.prompts import prompt_with_state
+from embodyrl.models.pi.ranges import NUMBERS, Ranges
 from embodyrl.models.pi.statistics import Normalizer
 from tests.parity import pi_mutations
 from tests.parity.pi_mutations import MUTATIONS
@@ -146,9 +146,8 @@ def test_pictures_states_and_prompts() -> None:
         assert np.array_equal(np.asarray(letterbox(Image.fromarray(image), 28)), resized)
         found = pixel_values(torch.from_numpy(image)[None, None], 28, torch.device("cpu"))[0, 0]
         assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(arrays[f"pi_image/{number}/pixel_values"]))
-    numbers = {key: arrays[f"pi_norm/{key}"] for key in ("mean", "std", "q01", "q99")}
-    for normalization in Normalization:
-        rule = Normalizer({key: value.tolist() for key, value in numbers.items()}, normalization, "states")
+    for normalization, names in NUMBERS.items():
+        rule = Normalizer(Ranges(*(arrays[f"pi_norm/{name}"].tolist() for name in names)), normalization)
         given = torch.from_numpy(arrays["pi_norm/x"]).float()
         assert_near(rule(given), torch.from_numpy(arrays[f"pi_norm/normalized_{normalization}"]), RELATIVE)
         output = torch.from_numpy(arrays["pi_norm/y"]).float()[:, : len(rule)]

@@ -14,6 +14,15 @@ GEMMA = {
     "gemma_300m": GemmaSizes(width=1024, layers=18, mlp=4096, heads=8, kv_heads=1, head_dim=256),
 }
 """Sizes by the names that public files give them; a suffix `_lora` changes no shape."""
+GEMMA_KEYS = {
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "mlp": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+}
+"""What config.json calls them."""
 SO400M = {
     "hidden_size": 1152,
     "intermediate_size": 4304,
@@ -70,34 +79,67 @@ class Architecture:
         Raises:
             PolicyError: it is that of another model, or names sizes that are not known.
         """
-        written = _either(config, "type", "model_type", name)
+        written = config.get("type", config.get("model_type", name))
         if written != name:
             raise PolicyError(
                 f"config.json is that of a {written!r} model: set model.name to that one, or give another folder"
             )
-        vlm, expert = config.get("vlm_config"), config.get("dit_config")
-        text = {} if vlm is None else vlm["text_config"]
-        resolution = config.get("image_resolution", (SO400M["image_size"],) * 2)
-        vision = (SO400M if vlm is None else dict(vlm["vision_config"])) | {"image_size": resolution[0]}
-        vocabulary = int(text.get("vocab_size", VOCABULARY))
-        action_dim = int(_either(config, "max_action_dim", "action_dim", 32))
+        vlm, expert = _part(config, "vlm_config"), _part(config, "dit_config")
+        text = None if vlm is None else _needed(vlm, "vlm_config", "text_config")
+        vocabulary = _whole(text or {}, "vlm_config.text_config.", "vocab_size", default=VOCABULARY)
+        action_dim = _whole(config, "", "max_action_dim", "action_dim", default=32)
         return cls(
             adaptive=name == "pi05",
-            vision=vision | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
-            language=_variant(config, "paligemma_variant", "gemma_2b") if vlm is None else _sizes(text),
-            expert=_variant(config, "action_expert_variant", "gemma_300m") if expert is None else _sizes(expert),
+            vision=_vision(config, vlm) | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
+            language=_variant(config, "paligemma_variant", "gemma_2b")
+            if text is None
+            else _sizes(text, "vlm_config.text_config."),
+            expert=_variant(config, "action_expert_variant", "gemma_300m")
+            if expert is None
+            else _sizes(expert, "dit_config."),
             vocabulary=vocabulary,
             expert_vocabulary=vocabulary if expert_head else 0,
-            state_dim=int(config.get("max_state_dim", action_dim)),
+            state_dim=_whole(config, "", "max_state_dim", default=action_dim),
             action_dim=action_dim,
-            horizon=int(_either(config, "chunk_size", "action_horizon", 50)),
-            prompt_length=int(_either(config, "tokenizer_max_length", "max_token_len", PROMPT_LENGTH[name])),
+            horizon=_whole(config, "", "chunk_size", "action_horizon", default=50),
+            prompt_length=_whole(config, "", "tokenizer_max_length", "max_token_len", default=PROMPT_LENGTH[name]),
             pictures=_pictures(config),
         )
 
 
-def _either(config: Mapping[str, Any], first: str, second: str, default: object) -> Any:
-    return config.get(first, config.get(second, default))
+def _part(config: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, Any] | None:
+    """A section; None: it is not there."""
+    found = config.get(key)
+    if found is None or isinstance(found, Mapping):
+        return found
+    raise _damaged(where + key, found, "a JSON object")
+
+
+def _needed(config: Mapping[str, Any], where: str, key: str) -> Mapping[str, Any]:
+    """A section without which `where` says nothing."""
+    found = _part(config, key, f"{where}.")
+    if found is None:
+        raise PolicyError(
+            f"config.json: {where} lacks {key} (has: {', '.join(config) or 'nothing'}): download the file again"
+        )
+    return found
+
+
+def _whole(config: Mapping[str, Any], where: str, *keys: str, default: int | None = None, least: int = 1) -> int:
+    """The number under the first of `keys` that is there."""
+    for key in keys:
+        found = config.get(key)
+        if isinstance(found, int) and not isinstance(found, bool) and found >= least:
+            return found
+        if found is not None:
+            raise _damaged(where + key, found, f"a whole number from {least} on")
+    if default is None:
+        raise PolicyError(f"config.json lacks {where}{keys[0]}, which says the model's shape: download the file again")
+    return default
+
+
+def _damaged(where: str, found: object, expected: str) -> PolicyError:
+    return PolicyError(f"config.json: {where} is {found!r}, {expected} was expected: download the file again")
 
 
 def _variant(config: Mapping[str, Any], key: str, default: str) -> GemmaSizes:
@@ -107,20 +149,28 @@ def _variant(config: Mapping[str, Any], key: str, default: str) -> GemmaSizes:
     return GEMMA[name]
 
 
-def _sizes(config: Mapping[str, Any]) -> GemmaSizes:
-    return GemmaSizes(
-        width=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        mlp=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-    )
+def _sizes(config: Mapping[str, Any], where: str) -> GemmaSizes:
+    found = {own: _whole(config, where, public) for own, public in GEMMA_KEYS.items()}
+    if found["heads"] % found["kv_heads"]:
+        raise _damaged(f"{where}num_key_value_heads", found["kv_heads"], f"a divisor of {found['heads']} heads")
+    return GemmaSizes(**found)
+
+
+def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Sizes of SigLIP; the picture's side is said apart from the others."""
+    sizes = SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
+    for key in SO400M.keys() - {"image_size"}:
+        _whole(sizes, "vlm_config.vision_config.", key)
+    resolution = config.get("image_resolution", [SO400M["image_size"]])
+    if not isinstance(resolution, list) or not resolution:
+        raise _damaged("image_resolution", resolution, "a list of two sides in pixels")
+    return dict(sizes) | {"image_size": _whole({"image_resolution[0]": resolution[0]}, "", "image_resolution[0]")}
 
 
 def _pictures(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Lerobot lists its inputs; openpi's models always see the same."""
-    features = config.get("input_features") or {}
-    names = [name.rsplit(".", 1)[-1] for name, feature in features.items() if feature.get("type") == "VISUAL"]
-    names += [f"empty_camera_{number}" for number in range(int(config.get("empty_cameras", 0)))]
+    features = _part(config, "input_features") or {}
+    kinds = {name: _needed(features, "input_features", name).get("type") for name in features}
+    names = [name.rsplit(".", 1)[-1] for name, kind in kinds.items() if kind == "VISUAL"]
+    names += [f"empty_camera_{number}" for number in range(_whole(config, "", "empty_cameras", default=0, least=0))]
     return tuple(dict.fromkeys(names)) or PICTURES

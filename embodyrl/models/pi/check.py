@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embodyrl.config.rules import state_dim
+from embodyrl.config.rules import action_dim, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.companions import choose_key
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.check import Objection
 from embodyrl.models.flow.check import check as check_flow
 from embodyrl.models.pi.architecture import Architecture
-from embodyrl.models.pi.files import NUMBERS, CheckpointFiles
+from embodyrl.models.pi.files import CheckpointFiles
+from embodyrl.models.pi.layout import Layout
 from embodyrl.models.pi.options import Frozen, PiConfig, StateInput
+from embodyrl.models.pi.ranges import Robot, robot_of
 from embodyrl.registry import near_match
 
 ABSENT = "absent"
@@ -87,14 +90,14 @@ def check(config: Config) -> Iterator[Objection]:
             "set model.frozen to vision or nothing, or engine.lora.rank to 0",
         )
     if model.checkpoint is None:
-        yield from _check_scratch(model)
+        yield from _check_scratch(config, model)
         if not config.env.cameras:
             yield "env.cameras", f"model {model.name!r} needs pictures, and env.cameras is empty", "name a camera"
     elif Path(model.checkpoint).is_dir():
         yield from _check_folder(config, model, Path(model.checkpoint))
 
 
-def _check_scratch(model: PiConfig) -> Iterator[Objection]:
+def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
     sizes = model.scratch
     if sizes.image_size % sizes.patch_size:
         yield (
@@ -118,53 +121,90 @@ def _check_scratch(model: PiConfig) -> Iterator[Objection]:
                 "name the weights it belongs to",
             )
 
+    if model.statistics is not None and Path(model.statistics).is_file():
+        nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
+        robot = yield from _read_robot(config, model, nothing)
+        yield from _unlike(robot, None, state_dim(config), action_dim(config))
+
 
 def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Objection]:
     try:
-        files = CheckpointFiles.read(folder, tokenizer=model.tokenizer, statistics=model.statistics)
+        files = CheckpointFiles.read(folder, tokenizer=model.tokenizer)
         architecture = Architecture.from_config(model.name, files.config, expert_head=files.layout.expert_head)
         _ = files.tokenizer
-        statistics = files.statistics
     except PolicyError as error:
         yield "model.checkpoint", f"model.checkpoint: {error}", ""
         return
-    if config.rollout.chunk_size > architecture.horizon:
-        yield (
-            "rollout.chunk_size",
-            f"rollout.chunk_size = {config.rollout.chunk_size}, but the checkpoint gives {architecture.horizon} "
-            "actions at once",
-            f"set rollout.chunk_size to {architecture.horizon} or less",
-        )
     try:
         choose_cameras(model.cameras, config.env.cameras, architecture)
     except PolicyError as error:
         yield "model.cameras", str(error), ""
+    robot = yield from _read_robot(config, model, files)
+    yield from misfits(architecture, config.rollout.chunk_size, robot, state_dim(config), action_dim(config))
+
+
+def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Generator[Objection, None, Robot | None]:
+    """What the statistics say; None where they cannot be read, which is objected to."""
+    source = "model.checkpoint" if model.statistics is None else "model.statistics"
+    try:
+        statistics = (files if model.statistics is None else files.with_statistics(model.statistics)).statistics
+    except PolicyError as error:
+        yield source, f"{source}: {error}", ""
+        return None
     try:
         chosen = statistics[choose_key(statistics, model.unnorm_key)]
     except PolicyError as error:
         yield "model.unnorm_key", f"model.unnorm_key: {error}", ""
+        return None
+    try:
+        return robot_of(chosen, model, proprio=state_dim(config), action_dim=action_dim(config))
+    except PolicyError as error:
+        yield source, f"{source}: {error}", ""
+        return None
+
+
+def misfits(
+    sizes: Architecture, chunk: int, robot: Robot | None, proprio: int | None, action_dim: int | None
+) -> Iterator[Objection]:
+    """What of a checkpoint does not fit a simulator.
+
+    Args:
+        sizes: of its network.
+        chunk: actions that are executed.
+        robot: what its statistics say; None: that cannot be read.
+        proprio: numbers in the simulator's state; None: not known yet.
+        action_dim: the same of an action.
+    """
+    if chunk > sizes.horizon:
+        yield (
+            "rollout.chunk_size",
+            f"rollout.chunk_size = {chunk}, but the checkpoint gives {sizes.horizon} actions at once",
+            f"set rollout.chunk_size to {sizes.horizon} or less",
+        )
+    yield from _unlike(robot, sizes, proprio, action_dim)
+
+
+def _unlike(
+    robot: Robot | None, sizes: Architecture | None, proprio: int | None, action_dim: int | None
+) -> Iterator[Objection]:
+    """Where a robot differs from the network's (None: that is made to fit) or the simulator's."""
+    if robot is None:
         return
-    needed = ("actions",) if model.state is StateInput.none and not model.relative_entries else ("state", "actions")
-    for key in needed:
-        lacking = [name for name in NUMBERS[model.normalization] if name not in chosen.get(key, {})]
-        if lacking:
+    most = (math.inf, math.inf) if sizes is None else (sizes.state_dim, sizes.action_dim)
+    rows = (
+        ("states", robot.states, most[0], proprio, "other states with env.proprio"),
+        ("actions", robot.actions, most[1], action_dim, "its matching controller"),
+    )
+    for what, ranges, limit, there, instead in rows:
+        if ranges is not None and len(ranges) > limit:
             yield (
-                "model.normalization",
-                f"model.normalization = {model.normalization.value} needs {', '.join(lacking)} of {key}, which the "
-                "checkpoint's statistics lack",
-                "choose the other normalization, or other statistics",
+                "model.unnorm_key",
+                f"the statistics are of {what} with {len(ranges)} numbers, the checkpoint takes {limit}",
+                "choose statistics of another robot",
             )
-    states = len(chosen.get("state", {}).get(NUMBERS[model.normalization][0], ()))
-    if states > architecture.state_dim:
-        yield (
-            "model.unnorm_key",
-            f"the statistics are of states with {states} numbers, the checkpoint takes {architecture.state_dim}",
-            "choose statistics of another robot",
-        )
-    there = state_dim(config)
-    if "state" in needed and there is not None and states != there:
-        yield (
-            "env.proprio",
-            f"the statistics are of states with {states} numbers, the simulator has {there}",
-            "set model.unnorm_key to statistics of this robot, or env.proprio to other states",
-        )
+        if ranges is not None and there is not None and len(ranges) != there:
+            yield (
+                "model.unnorm_key",
+                f"the statistics are of {what} with {len(ranges)} numbers, the simulator has {there}",
+                f"choose statistics of this robot (model.unnorm_key, model.statistics), or {instead}",
+            )

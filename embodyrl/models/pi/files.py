@@ -14,7 +14,6 @@ from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import parse_statistics
 from embodyrl.models.pi.layout import Layout
-from embodyrl.models.pi.options import Normalization
 
 CONFIG = "config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -22,11 +21,21 @@ OPENPI, LEROBOT, NORMALIZER = "norm_stats.json", "stats.json", "normalizer_proce
 """Files of statistics: openpi's (also under assets/<data set>/), a LeRobotDataset's, and that of a lerobot policy."""
 KEPT = (".json", ".model", "_processor.safetensors")
 
-NUMBERS = {Normalization.zscore: ("mean", "std"), Normalization.quantile: ("q01", "q99")}
-"""What each way to normalise needs of the statistics."""
+OPENPI_NAMES = {"state": "state", "actions": "actions"}
+LEROBOT_NAMES = {"state": "observation.state", "actions": "action"}
+"""What states and actions are called in either's statistics."""
 
-Statistics = dict[str, dict[str, list[float]]]
-"""`state` and `actions`, each with some of mean, std, q01, q99."""
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Those of one data set, as they are written; `ranges` makes sure that they are whole."""
+
+    file: str
+    """Where they are from, for messages."""
+    content: Mapping[str, Any]
+    """By what the file calls states and actions, each with some of mean, std, q01, q99."""
+    names: Mapping[str, str]
+    """What it calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +86,7 @@ class CheckpointFiles:
         """Statistics by data set.
 
         Raises:
-            PolicyError: there are none.
+            PolicyError: there are none, or a file of them is damaged.
         """
         found = dict(self._statistics())
         if not found:
@@ -91,11 +100,11 @@ class CheckpointFiles:
         for path, content in self.companions.items():
             if path.endswith(OPENPI):
                 folder = path.removesuffix(OPENPI).strip("/").removeprefix("assets").strip("/")
-                yield folder or "openpi", parse_json(content, path)["norm_stats"]
+                yield folder or "openpi", Statistics(file=path, content=_openpi(content, path), names=OPENPI_NAMES)
             elif path.rpartition("/")[2] == LEROBOT:
-                yield "lerobot", _of_lerobot(parse_json(content, path))
+                yield "lerobot", Statistics(file=path, content=parse_json(content, path), names=LEROBOT_NAMES)
             elif path.endswith(NORMALIZER) and "unnormalizer" not in path:
-                yield "lerobot", _of_lerobot(parse_statistics(content, path))
+                yield "lerobot", Statistics(file=path, content=parse_statistics(content, path), names=LEROBOT_NAMES)
 
     @property
     def tokenizer(self) -> tuple[str, bytes]:
@@ -128,7 +137,12 @@ def _replace(found: Mapping[str, bytes], path: Path, names: tuple[str, ...], set
     return kept | {path.name: path.read_bytes()}
 
 
-def _of_lerobot(features: Mapping[str, Any]) -> Statistics:
-    """Statistics under openpi's names."""
-    names = {"state": "observation.state", "actions": "action"}
-    return {own: features[name] for own, name in names.items() if name in features}
+def _openpi(content: bytes, path: str) -> Mapping[str, Any]:
+    """Openpi's statistics, which some public files hold without the entry `norm_stats` around them."""
+    parsed = parse_json(content, path)
+    found = parsed.get("norm_stats", parsed)
+    if not isinstance(found, Mapping):
+        raise PolicyError(
+            f"{path}: norm_stats is {found!r}, a JSON object with state and actions was expected: download it again"
+        )
+    return found

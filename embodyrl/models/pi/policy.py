@@ -23,13 +23,14 @@ from embodyrl.models.flow.grid import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.observations import check_images
 from embodyrl.models.pi.architecture import Architecture
-from embodyrl.models.pi.check import choose_cameras
-from embodyrl.models.pi.files import NUMBERS, CheckpointFiles
+from embodyrl.models.pi.check import choose_cameras, misfits
+from embodyrl.models.pi.files import CheckpointFiles
 from embodyrl.models.pi.network import Pi, Prefix
 from embodyrl.models.pi.options import Frozen, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.pictures import pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.pi.published import published_files
+from embodyrl.models.pi.ranges import Ranges, Robot, robot_of, sees_state
 from embodyrl.models.pi.scratch import initialize, scratch_files
 from embodyrl.models.pi.statistics import Normalizer
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
@@ -65,13 +66,10 @@ class PiPolicy(FlowPolicy):
         self.files = _read_files(config, simulator, chunk_size)
         expert_head = self.files.layout.expert_head
         self.architecture = Architecture.from_config(config.name, self.files.config, expert_head=expert_head)
+        robot = self._choose_robot(simulator, chunk_size)
         self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
-        statistics = self.files.statistics
-        chosen = statistics[choose_key(statistics, config.unnorm_key)]
-        nothing: dict[str, list[float]] = {name: [] for name in NUMBERS[config.normalization]}
-        states = chosen.get("state", {}) if self._sees_state else nothing
-        self.states = Normalizer(states, config.normalization, "states")
-        self.actions = Normalizer(chosen.get("actions", {}), config.normalization, "actions")
+        self.states = Normalizer(robot.states or Ranges((), ()), config.normalization)
+        self.actions = Normalizer(robot.actions, config.normalization)
         self.cameras = choose_cameras(
             config.cameras, None if simulator is None else simulator.cameras, self.architecture
         )
@@ -86,7 +84,6 @@ class PiPolicy(FlowPolicy):
         self.spec = PolicySpec(
             kind="flow", chunk_size=chunk_size, action_dim=len(self.actions), proprio_dim=len(self.states)
         )
-        self._check_sizes(simulator)
         width, seen = self.architecture.expert.width, self.architecture.language.width
         self.set_up_flow(
             TimeGrid.falling(config.denoising_steps),
@@ -97,32 +94,20 @@ class PiPolicy(FlowPolicy):
         )
         self._freeze()
 
-    def _check_sizes(self, simulator: SimulatorSpec | None) -> None:
-        states, horizon = len(self.states), self.architecture.horizon
-        if self.spec.chunk_size > horizon:
-            raise PolicyError(
-                f"the model gives {horizon} actions at once, not {self.spec.chunk_size}: set rollout.chunk_size"
-            )
-        if states > self.architecture.state_dim:
-            raise PolicyError(
-                f"the statistics are of states with {states} numbers, the model takes {self.architecture.state_dim}: "
-                "choose other statistics (model.unnorm_key)"
-            )
-        if simulator is not None and self._sees_state and simulator.proprio_dim != states:
-            raise PolicyError(
-                f"the statistics are of states with {states} numbers, the simulator has {simulator.proprio_dim}: "
-                "choose statistics (model.unnorm_key) of this robot, or other states (env.proprio)"
-            )
+    def _choose_robot(self, simulator: SimulatorSpec | None, chunk_size: int) -> Robot:
+        """What the statistics say, once it fits."""
+        sizes = (None, None) if simulator is None else (simulator.proprio_dim, simulator.action_dim)
+        statistics = self.files.statistics
+        chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
+        robot = robot_of(chosen, self.config, proprio=sizes[0], action_dim=sizes[1])
+        for _, message, remedy in misfits(self.architecture, chunk_size, robot, *sizes):
+            raise PolicyError(f"{message}: {remedy}")
+        return robot
 
     def _check_prompts(self, tasks: Sequence[str]) -> None:
         """Refuse sentences that are too long now, not when their turn comes; ones are written in three digits each."""
         state = np.ones(len(self.states)) if self.config.state is StateInput.prompt else None
         self.prompts.batch(tasks, [state] * len(tasks))
-
-    @property
-    def _sees_state(self) -> bool:
-        """Whether the state reaches the network, or actions are relative to it."""
-        return self.config.state is not StateInput.none or self.config.relative_entries > 0
 
     def _freeze(self) -> None:
         """Learn nothing where the options say so, nor in what does not touch actions or values."""
@@ -167,7 +152,7 @@ class PiPolicy(FlowPolicy):
 
     def _proprio(self, observation: Observation) -> Tensor:
         device, expected = self.start.device, len(self.states)
-        if not self._sees_state:
+        if not sees_state(self.config):
             return self.states.centre.expand(len(observation.tasks), -1)
         if observation.proprio is None or observation.proprio.shape[-1] != expected:
             found = "none" if observation.proprio is None else f"{observation.proprio.shape[-1]} numbers"

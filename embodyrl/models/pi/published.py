@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 
-from embodyrl.models.pi.files import NUMBERS, OPENPI, TOKENIZERS, CheckpointFiles
+from embodyrl.models.pi.files import OPENPI, TOKENIZERS, CheckpointFiles
 from embodyrl.models.pi.layout import Layout
 from embodyrl.models.pi.prompts import word_tokenizer
+from embodyrl.models.pi.ranges import KNOWN
 
 STATE_DIM, ACTION_DIM = 8, 7
 """Those of public checkpoints for LIBERO."""
@@ -18,7 +19,7 @@ STATE_DIM, ACTION_DIM = 8, 7
 
 def published_files() -> CheckpointFiles:
     """Files of a model of the published size; config.json says nothing, which stands for openpi's sizes."""
-    above = {name: name in ("std", "q99") for names in NUMBERS.values() for name in names}
+    above = {name: name in ("std", "q99") for name in KNOWN}
     ranges = {
         key: {name: [float(one)] * count for name, one in above.items()}
         for key, count in (("state", STATE_DIM), ("actions", ACTION_DIM))

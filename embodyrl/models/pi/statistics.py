@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor, nn
 
-from embodyrl.models.errors import PolicyError
-from embodyrl.models.pi.files import NUMBERS
 from embodyrl.models.pi.options import Normalization
+from embodyrl.models.pi.ranges import Ranges
 
 EPSILON = 1e-6
 """Added to widths, as in public code."""
@@ -19,27 +16,16 @@ class Normalizer(nn.Module):
     """Maps numbers of a data set to about [-1, 1], and back.
 
     Args:
-        statistics: of one data set, for actions or for states.
-        normalization: which numbers to use.
-        what: it is of, for messages.
-
-    Raises:
-        PolicyError: the statistics lack these numbers.
+        ranges: of one data set, for actions or for states.
+        normalization: what their numbers are.
     """
 
     centre: Tensor
     half_width: Tensor
 
-    def __init__(self, statistics: Mapping[str, Sequence[float]], normalization: Normalization, what: str) -> None:
+    def __init__(self, ranges: Ranges, normalization: Normalization) -> None:
         super().__init__()
-        names = NUMBERS[normalization]
-        missing = [name for name in names if name not in statistics]
-        if missing:
-            raise PolicyError(
-                f"the statistics of {what} lack {', '.join(missing)} (have: {', '.join(statistics) or 'none'}), which "
-                f"model.normalization = {normalization.value} needs"
-            )
-        first, second = (torch.tensor(statistics[name], dtype=torch.float64) for name in names)
+        first, second = (torch.tensor(numbers, dtype=torch.float64) for numbers in (ranges.first, ranges.second))
         if normalization is Normalization.zscore:
             centre, half_width = first, second + EPSILON
         else:
