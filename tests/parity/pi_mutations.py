@@ -20,13 +20,29 @@ def expert_weight(policy: Any) -> None:
     policy.network.expert.layers[-1].mlp.down_proj.weight.data[0] += 1e-3
 
 
-def rms_epsilon(policy: Any) -> None:
-    for module in policy.network.expert.modules():
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    """With another epsilon."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def other_epsilon(transformer: Any) -> None:
+    for module in transformer.modules():
         if isinstance(module, gemma.RMSNorm):
-            module.forward = lambda x, _, norm=module: (
-                x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * (1 + norm.weight),
-                1.0,
-            )
+            module.forward = lambda x, _, norm=module: (normalized(x) * (1 + norm.weight), 1.0)
+        elif isinstance(module, gemma.AdaptiveRMSNorm):
+            module.forward = lambda x, condition, norm=module: adapted(x, *norm.dense(condition)[:, None].chunk(3, -1))
+
+
+def adapted(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, gate: torch.Tensor) -> Any:
+    return normalized(x) * (1 + scale) + shift, gate
+
+
+def rms_epsilon(policy: Any) -> None:
+    other_epsilon(policy.network.expert)
+
+
+def language_rms_epsilon(policy: Any) -> None:
+    other_epsilon(policy.network.language)
 
 
 def vision_epsilon(policy: Any) -> None:
@@ -82,8 +98,9 @@ def scale_and_shift_swapped(policy: Any) -> None:
                 parameter.data = torch.cat([shift, scale, gate])
 
 
-BOTH = (one_weight, expert_weight, words_not_scaled, time_in_float32, padding_counted)
-PI0 = (*BOTH, rms_epsilon, vision_epsilon, pictures_scaled, state_sees_actions)
+EPSILONS = (rms_epsilon, language_rms_epsilon, vision_epsilon)
+BOTH = (one_weight, expert_weight, *EPSILONS, words_not_scaled, time_in_float32, padding_counted)
+PI0 = (*BOTH, pictures_scaled, state_sees_actions)
 PI05 = (*BOTH, scale_and_shift_swapped)
 MUTATIONS = {
     f"{model}-{apply.__name__.replace('_', '-')}": Mutation(model, apply)
