@@ -88,7 +88,8 @@ class PiConfig(FlowConfig):
     6)."""
     value_from: ValueFrom = setting(ValueFrom.expert)
     """expert: the critic looks at what the action expert makes of the actions, at the random step. prefix: at what the
-    language model makes of pictures and sentence."""
+    language model makes of pictures and sentence, on average (RLinf's mean_token counts the padding of a sentence as
+    well, which is left out here)."""
     frozen: Frozen = setting(Frozen.nothing)
     """vision: the vision tower stays as it is. language: so does the language model, and only the action expert
     learns."""
