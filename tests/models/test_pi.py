@@ -290,6 +290,17 @@ def test_only_padding_is_cut(folder: Path, name: str) -> None:
         load(folder, simulator=None)
 
 
+def test_padding_does_not_stand_for_numbers_that_the_simulator_has(folder: Path) -> None:
+    """Zeros as width would make anything of a number that moves."""
+    rewrite(
+        folder / "norm_stats.json",
+        lambda content: [numbers.pop() for numbers in content["norm_stats"]["actions"].values()],
+    )
+    rewrite(folder / "norm_stats.json", pad)
+    with pytest.raises(PolicyError, match="statistics are of actions with 3 numbers, the simulator has 4"):
+        load(folder)
+
+
 def test_a_last_entry_without_mean_or_that_the_simulator_has_is_not_cut(folder: Path) -> None:
     def still(content: Any) -> None:
         for name, numbers in content["norm_stats"]["actions"].items():

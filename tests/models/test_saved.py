@@ -18,12 +18,13 @@ pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 from embodyrl.cli.header import header
 from embodyrl.cli.main import app
 from embodyrl.config import load_config
-from embodyrl.envs import Observation
+from embodyrl.envs import ActionField, Observation
 from embodyrl.models import Policy, PolicyError, SupportedModel, build_policy, load_policy
 from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options, own_folder_settings
 from tests.parity import formula
 
-SPEC = dataclasses.replace(formula.SPEC, cameras=("corner4",), proprio_dim=4)
+FOUR = ActionField(name="all", meaning="native", unit="1", low=(-1.0,) * 4, high=(1.0,) * 4)
+SPEC = dataclasses.replace(formula.SPEC, cameras=("corner4",), proprio_dim=4, actions=(FOUR,))  # as MetaWorld's
 TINY = ["env=metaworld/faucets", "model=pi0", "algorithm=grpo", "rollout.group_size=2", "rollout.episodes=whole"]
 TINY += ["model.state=none", "rollout.chunk_size=4"]
 CHANGED = ["model.denoising_steps=3", "model.scratch.layers=1", "model.value_sizes=[8]"]

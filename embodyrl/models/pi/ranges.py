@@ -70,8 +70,8 @@ def read_ranges(statistics: Statistics, kind: str, normalization: Normalization,
         statistics: of one data set.
         kind: `state` or `actions`.
         normalization: what is needed.
-        size: numbers that the simulator has; longer statistics are cut where nothing but padding is lost. None: not
-            known; they end with the last entry that is no padding.
+        size: numbers that the simulator has; statistics that are longer, or all of them if it is None (not known), end
+            with the last entry that is no padding.
 
     Raises:
         PolicyError: they lack what is needed, or are damaged.
@@ -79,7 +79,7 @@ def read_ranges(statistics: Statistics, kind: str, normalization: Normalization,
     where = f"{statistics.file}: {statistics.names[kind]}"
     columns = _columns(statistics, kind, normalization, where)
     length, real = len(columns[NUMBERS[normalization][0]]), _without_padding(list(columns.values()))
-    kept = length if size is not None and length <= size else max(real, size or 0)
+    kept = length if size is not None and length <= size else real
     first, second = (columns[name][:kept] for name in NUMBERS[normalization])
     return Ranges(first, second)
 
