@@ -218,7 +218,8 @@ SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", 
 """Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: `tasks` (`module:function`
 that lists all task names without importing the simulator, or absent where only the simulator knows them), `cameras`
 (the same for camera names), `state_dim` (`module:function` that says of its part of a config how many numbers a state
-has, or None where only the simulator knows), `action_dim` (the same of an action), `graphics` (`opengl` or `vulkan`:
+has, or None where only the simulator knows), `action_dim` (the same of an action), `sentence`
+(`module:function` that says what a policy is told about a task), `graphics` (`opengl` or `vulkan`:
 what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use), `preload` (modules that are
 imported once before its processes are forked, see `placement.zygote`; absent where that is not safe), `check`
 (`module:function` that takes the whole config and yields what the simulator finds wrong with it, each as (path of the

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodyrl.config.rules import action_dim, state_dim
+from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config, Observe, Offload, ParallelBackend, Schedule
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
@@ -247,7 +247,9 @@ def assumption(config: Config) -> str:
         )
         if not told
     ]
-    return ", ".join([*guessed, f"sentences of {WORDS} words"])
+    if len(sentences(config)) < len(config.env.tasks):
+        guessed.append(f"sentences of {WORDS} words")
+    return ", ".join(guessed)
 
 
 def assumed_spec(config: Config) -> SimulatorSpec:
@@ -255,7 +257,7 @@ def assumed_spec(config: Config) -> SimulatorSpec:
     env, size = config.env, action_dim(config) or ACTION_DIM
     entries = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * size, high=(1.0,) * size)
     return SimulatorSpec(
-        tasks=dict.fromkeys(env.tasks, " ".join(["word"] * WORDS)),
+        tasks=dict.fromkeys(env.tasks, " ".join(["word"] * WORDS)) | sentences(config),
         actions=(entries,),
         proprio_dim=state_dim(config) or PROPRIO_DIM,
         max_episode_steps=env.max_episode_steps,

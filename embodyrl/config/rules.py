@@ -117,6 +117,15 @@ def action_dim(config: Config) -> int | None:
     return _size_told(config, "action_dim")
 
 
+def sentences(config: Config) -> dict[str, str]:
+    """What a policy is told about each task, as far as that is known before the simulator runs."""
+    env, told, listing = config.env, *(fact(SIMULATORS, config.env.name, key) for key in ("sentence", "tasks"))
+    if told is None or SIMULATORS.entry(env.name).missing():
+        return dict(env.instructions)
+    tell, known = load_target(told), load_target(listing)()
+    return {task: tell(task) for task in env.tasks if task in known} | env.instructions
+
+
 def _size_told(config: Config, key: str) -> int | None:
     told = fact(SIMULATORS, config.env.name, key)
     known: int | None = None if told is None else load_target(told)(config.env)

@@ -87,6 +87,11 @@ def action_dim(env: MetaWorldConfig) -> int:
     return ACTION_DIM
 
 
+def sentence(task: str) -> str:
+    """What a policy is told about a task."""
+    return TASKS[task]
+
+
 def known_tasks() -> list[str]:
     """All task names (imports nothing heavy)."""
     return sorted(TASKS)

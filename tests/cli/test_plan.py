@@ -100,7 +100,7 @@ def test_what_the_policy_needs() -> None:
     planned = plan_json("experiment/metaworld_reach_grpo", "algorithm.kl_coef=0.1", "engine.device=cpu")
     assert planned["model"]["parameters"] == planned["model"]["trainable"] > 1000
     assert planned["model"]["tokens_per_observation"] == 0
-    assert planned["model"]["assumed"] == "sentences of 16 words"  # MetaWorld's states and actions are known
+    assert planned["model"]["assumed"] == ""  # MetaWorld's states, actions and sentences are known
     guessed = plan_json("experiment/gym_cartpole")["model"]["assumed"]
     assert guessed == "states of 32 numbers, actions of 7 numbers, sentences of 16 words"
     learning = planned["learning"]

@@ -602,6 +602,43 @@ def test_a_config_is_checked_against_its_checkpoint(folder: Path, settings: list
     assert message in faults(folder, *settings)
 
 
+def test_more_relative_entries_than_numbers_are_found_before_anything_starts(folder: Path) -> None:
+    robot = load(folder)
+    most = min(len(robot.states), len(robot.actions))
+    assert "model.relative_entries" not in faults(folder, f"model.relative_entries={most}")
+    assert f"model.relative_entries = {most + 1}, but a state has" in faults(
+        folder, f"model.relative_entries={most + 1}"
+    )
+    with pytest.raises(PolicyError, match="relative_entries"):
+        load(folder, relative_entries=most + 1)
+
+
+def test_weights_of_the_other_model_are_told_where_the_config_says_nothing(folder: Path) -> None:
+    rewrite(folder / "config.json", lambda content: [content.pop(key, None) for key in ("type", "model_type")])
+    assert "model.name" not in faults(folder)
+    assert "are those of pi0, but model.name is pi05 - set model.name to pi0" in faults(folder, "model=pi05")
+
+
+def test_sentences_and_tokenizers_that_do_not_fit_are_found_before_anything_starts(
+    folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    told = ["env=metaworld/reach_rgb", "env.cameras=[corner2]", "model.cameras=[corner2,absent]"]
+    short = faults(folder, *told, "model.prompt_length=2")
+    assert "tokens, the model takes 2: set model.prompt_length to" in short and "'reach the goal position'" in short
+    long = faults(folder, *told, "model.prompt_length=2", f"env.instructions.reach-v3={'very ' * 30}far")
+    assert "shorten 'very very very very" in long and "..." in long
+    other = tmp_path / "other" / "tokenizer.json"
+    other.parent.mkdir()
+    vocabulary = {"type": "WordLevel", "vocab": {"reach": 0}, "unk_token": "reach"}
+    other.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": vocabulary}))
+    assert "model.tokenizer: tokenizer.json is not PaliGemma's, it has no token <bos>" in faults(
+        folder, f"model.tokenizer={other}"
+    )
+    other.write_text("{")
+    assert "model.tokenizer: tokenizer.json cannot be read" in faults(folder, f"model.tokenizer={other}")
+
+
 def test_a_simulator_whose_state_is_known_before_it_starts(folder: Path) -> None:
     metaworld = ["env=metaworld/reach_rgb", "model.cameras=[corner4,absent]"]
     assert "statistics are of states with 5 numbers, the simulator has 4" in faults(folder, *metaworld)

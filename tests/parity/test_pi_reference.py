@@ -20,9 +20,9 @@ from embodyrl.models.pi.architecture import Architecture
 from embodyrl.models.pi.layout import HEAD, WORDS, Layout
 from embodyrl.models.pi.network import Pi, time_embedding
 from embodyrl.models.pi.pictures import letterbox, pixel_values
-from embodyrl.models.pi.prompts import prompt_with_state
 from embodyrl.models.pi.ranges import NUMBERS, Ranges
 from embodyrl.models.pi.statistics import Normalizer
+from embodyrl.models.pi.tokens import prompt_with_state
 from tests.parity import pi_mutations
 from tests.parity.pi_mutations import MUTATIONS
 from tests.parity.pi_reference import ENTRIES, EXECUTED, METHODS, REFERENCE, STEPS, Case

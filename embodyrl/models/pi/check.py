@@ -7,8 +7,9 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embodyrl.config.rules import action_dim, state_dim
+from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config
+from embodyrl.errors import MissingPackageError
 from embodyrl.models.companions import choose_key
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.check import Objection
@@ -18,6 +19,7 @@ from embodyrl.models.pi.files import CheckpointFiles
 from embodyrl.models.pi.layout import Layout
 from embodyrl.models.pi.options import Frozen, PiConfig, StateInput
 from embodyrl.models.pi.ranges import Robot, robot_of
+from embodyrl.models.pi.tokens import Words, read_tokenizer
 from embodyrl.registry import near_match
 
 ABSENT = "absent"
@@ -125,22 +127,59 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
         robot = yield from _read_robot(config, model, nothing)
         yield from _unlike(robot, None, state_dim(config), action_dim(config))
+        yield from _relative_to_nothing(robot, model.relative_entries)
 
 
 def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Objection]:
     try:
         files = CheckpointFiles.read(folder, tokenizer=model.tokenizer)
         architecture = Architecture.from_config(model.name, files.config, expert_head=files.layout.expert_head)
-        _ = files.tokenizer
     except PolicyError as error:
         yield "model.checkpoint", f"model.checkpoint: {error}", ""
+        return
+    if files.layout.model not in (None, model.name):
+        yield (
+            "model.name",
+            f"the weights in model.checkpoint are those of {files.layout.model}, but model.name is {model.name}",
+            f"set model.name to {files.layout.model}",
+        )
         return
     try:
         choose_cameras(model.cameras, config.env.cameras, architecture)
     except PolicyError as error:
         yield "model.cameras", str(error), ""
     robot = yield from _read_robot(config, model, files)
-    yield from misfits(architecture, config.rollout.chunk_size, robot, state_dim(config), action_dim(config))
+    yield from misfits(
+        architecture,
+        config.rollout.chunk_size,
+        robot,
+        state_dim(config),
+        action_dim(config),
+        model.relative_entries,
+    )
+    yield from _check_prompts(config, model, files, architecture, robot)
+
+
+def _check_prompts(
+    config: Config, model: PiConfig, files: CheckpointFiles, sizes: Architecture, robot: Robot | None
+) -> Iterator[Objection]:
+    """The tokenizer fits the model, and so do the sentences that are known."""
+    states = 0 if robot is None or robot.states is None else len(robot.states)
+    try:
+        words = Words(*read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
+    except (PolicyError, MissingPackageError) as error:
+        path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
+        yield path, f"{path}: {error}", ""
+        return
+    try:
+        words.check(sentences(config).values(), written_numbers(model, states))
+    except PolicyError as error:
+        yield "model.prompt_length", str(error), ""
+
+
+def written_numbers(model: PiConfig, states: int) -> int | None:
+    """How many numbers a prompt has beside the sentence; None: the state is not written into it."""
+    return states if model.state is StateInput.prompt else None
 
 
 def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Generator[Objection, None, Robot | None]:
@@ -164,7 +203,12 @@ def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Gene
 
 
 def misfits(
-    sizes: Architecture, chunk: int, robot: Robot | None, proprio: int | None, action_dim: int | None
+    sizes: Architecture,
+    chunk: int,
+    robot: Robot | None,
+    proprio: int | None,
+    action_dim: int | None,
+    relative: int,
 ) -> Iterator[Objection]:
     """What of a checkpoint does not fit a simulator.
 
@@ -174,6 +218,7 @@ def misfits(
         robot: what its statistics say; None: that cannot be read.
         proprio: numbers in the simulator's state; None: not known yet.
         action_dim: the same of an action.
+        relative: entries of an action that are relative to the state.
     """
     if chunk > sizes.horizon:
         yield (
@@ -182,6 +227,19 @@ def misfits(
             f"set rollout.chunk_size to {sizes.horizon} or less",
         )
     yield from _unlike(robot, sizes, proprio, action_dim)
+    yield from _relative_to_nothing(robot, relative)
+
+
+def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[Objection]:
+    if robot is None or not relative:
+        return
+    states, actions = len(robot.states or ()), len(robot.actions)
+    if relative > min(states, actions):
+        yield (
+            "model.relative_entries",
+            f"model.relative_entries = {relative}, but a state has {states} numbers and an action {actions}",
+            f"set it to {min(states, actions)} or less",
+        )
 
 
 def _unlike(
@@ -203,8 +261,9 @@ def _unlike(
                 "choose statistics of another robot",
             )
         if ranges is not None and there is not None and len(ranges) != there:
+            choose = "model.statistics" if sizes is None else "model.unnorm_key, model.statistics"
             yield (
-                "model.unnorm_key",
+                choose.partition(",")[0],
                 f"the statistics are of {what} with {len(ranges)} numbers, the simulator has {there}",
-                f"choose statistics of this robot (model.unnorm_key, model.statistics), or {instead}",
+                f"choose statistics of this robot ({choose}), or {instead}",
             )

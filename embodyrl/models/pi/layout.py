@@ -21,6 +21,8 @@ EMBEDDING = "embed_tokens.weight"
 WORDS = f"{BOTH}paligemma.model.language_model.embed_tokens.weight"
 HEAD = f"{BOTH}paligemma.lm_head.weight"
 LEROBOT = "model."
+MARKS = {"action_time_mlp_in.weight": "pi0", "time_mlp_in.weight": "pi05"}
+"""Weights that tell the two models apart, where config.json does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class Layout:
     """What the word embedding is called. It is tied to the language model's output layer, and safetensors keeps one."""
     expert_head: bool = True
     """Whether the action expert's output layer is there, which nothing uses."""
+    model: str | None = None
+    """`pi0` or `pi05`, by the layers that only one of them has; None: neither."""
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Layout:
@@ -42,6 +46,7 @@ class Layout:
         return cls(
             prefix=prefix,
             embedding=HEAD if prefix + HEAD in known else WORDS,
+            model=next((model for name, model in MARKS.items() if prefix + name in known), None),
             expert_head=any(name.startswith(prefix + PARTS["expert_lm_head."]) for name in known),
         )
 

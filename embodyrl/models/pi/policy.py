@@ -7,7 +7,6 @@ network, `C` actions and `D` entries that are executed, `S` proprio dims.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,16 +22,17 @@ from embodyrl.models.flow.grid import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.observations import check_images
 from embodyrl.models.pi.architecture import Architecture
-from embodyrl.models.pi.check import choose_cameras, misfits
+from embodyrl.models.pi.check import choose_cameras, misfits, written_numbers
 from embodyrl.models.pi.files import CheckpointFiles
 from embodyrl.models.pi.network import Pi, Prefix
 from embodyrl.models.pi.options import Frozen, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.pictures import pixel_values
-from embodyrl.models.pi.prompts import Prompts, read_tokenizer
+from embodyrl.models.pi.prompts import Prompts
 from embodyrl.models.pi.published import published_files
 from embodyrl.models.pi.ranges import Ranges, Robot, robot_of, sees_state
 from embodyrl.models.pi.scratch import initialize, scratch_files
 from embodyrl.models.pi.statistics import Normalizer
+from embodyrl.models.pi.tokens import read_tokenizer
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
 from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
@@ -78,7 +78,7 @@ class PiPolicy(FlowPolicy):
         )
         self.units = None
         if simulator is not None:
-            self._check_prompts(list(simulator.tasks.values()))
+            self.prompts.check(simulator.tasks.values(), written_numbers(config, len(self.states)))
             remedy = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
             self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
         self.spec = PolicySpec(
@@ -96,18 +96,15 @@ class PiPolicy(FlowPolicy):
 
     def _choose_robot(self, simulator: SimulatorSpec | None, chunk_size: int) -> Robot:
         """What the statistics say, once it fits."""
-        sizes = (None, None) if simulator is None else (simulator.proprio_dim, simulator.action_dim)
+        proprio = None if simulator is None else simulator.proprio_dim
+        acting = None if simulator is None else simulator.action_dim
         statistics = self.files.statistics
         chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
-        robot = robot_of(chosen, self.config, proprio=sizes[0], action_dim=sizes[1])
-        for _, message, remedy in misfits(self.architecture, chunk_size, robot, *sizes):
+        robot = robot_of(chosen, self.config, proprio=proprio, action_dim=acting)
+        relative = self.config.relative_entries
+        for _, message, remedy in misfits(self.architecture, chunk_size, robot, proprio, acting, relative):
             raise PolicyError(f"{message}: {remedy}")
         return robot
-
-    def _check_prompts(self, tasks: Sequence[str]) -> None:
-        """Refuse sentences that are too long now, not when their turn comes; ones are written in three digits each."""
-        state = np.ones(len(self.states)) if self.config.state is StateInput.prompt else None
-        self.prompts.batch(tasks, [state] * len(tasks))
 
     def _freeze(self) -> None:
         """Learn nothing where the options say so, nor in what does not touch actions or values."""

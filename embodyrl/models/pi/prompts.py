@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -11,87 +10,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from embodyrl.errors import MissingPackageError
-from embodyrl.models.errors import PolicyError
+from embodyrl.models.pi.tokens import BOS, STEPS, Words, cleaned, prompt_with_state
 
-BOS, UNKNOWN, PAD = "<bos>", "<unk>", "<pad>"
-STEPS = 256
-"""Into which a state is divided."""
-
-Encode = Callable[[str], list[int]]
-"""Token ids of a text, without special tokens."""
+UNKNOWN, PAD = "<unk>", "<pad>"
 
 
-def read_tokenizer(name: str, content: bytes) -> tuple[Encode, int]:
-    """How text becomes token ids, and the id that begins a sentence.
-
-    Args:
-        name: `tokenizer.json`, or `tokenizer.model` (SentencePiece).
-        content: of the file.
-
-    Raises:
-        PolicyError: the file is damaged.
-        MissingPackageError: SentencePiece is not installed.
-    """
-    try:
-        if name.endswith(".json"):
-            tokenizer = Tokenizer.from_str(content.decode())
-            begin = tokenizer.token_to_id(BOS)
-            if begin is None:
-                raise ValueError(f"it has no token {BOS}")
-            return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids), begin
-        pieces = _sentencepiece(content)
-        return pieces.encode, pieces.bos_id()
-    except (MissingPackageError, MemoryError):
-        raise
-    except Exception as error:  # the packages raise nothing more special
-        raise PolicyError(f"{name} cannot be read ({error}): download it again") from error
-
-
-def _sentencepiece(content: bytes) -> Any:
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError as error:
-        raise MissingPackageError(
-            "tokenizer.model needs sentencepiece, which is not installed: pip install sentencepiece, or give "
-            "PaliGemma's tokenizer.json"
-        ) from error
-    return SentencePieceProcessor(model_proto=content)
-
-
-def cleaned(task: str) -> str:
-    """A task's sentence on one line."""
-    return task.strip().replace("_", " ").replace("\n", " ")
-
-
-def digits(state: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Numbers `[...]` in [-1, 1] as steps 0 .. 255; what is smaller is -1, what is larger 255."""
-    return np.digitize(state, np.linspace(-1, 1, STEPS + 1)[:-1]) - 1
-
-
-def prompt_with_state(task: str, state: NDArray[np.floating]) -> str:
-    """A task and a state `[S]`, normalised."""
-    return f"Task: {cleaned(task)}, State: {' '.join(map(str, digits(state)))};\nAction: "
-
-
-class Prompts:
-    """Turns sentences into token ids, padded on the right with 0.
-
-    Args:
-        encode: how text becomes token ids.
-        begin: the id that begins a sentence.
-        length: of a prompt with its padding.
-    """
-
-    def __init__(self, encode: Encode, begin: int, length: int) -> None:
-        self._encode, self._begin = encode, begin
-        self.length = length
-
-    def ids(self, task: str, state: NDArray[np.floating] | None = None) -> list[int]:
-        """Token ids of a prompt without padding; without a state `[S]`, a line break of its own ends it."""
-        if state is None:
-            return [self._begin, *self._encode(cleaned(task)), *self._encode("\n")]
-        return [self._begin, *self._encode(prompt_with_state(task, state))]
+class Prompts(Words):
+    """Turns sentences into token ids, padded on the right with 0; arguments as for `Words`."""
 
     def batch(
         self, tasks: Sequence[str], states: Sequence[NDArray[np.floating] | None] | None = None
@@ -106,13 +31,7 @@ class Prompts:
             PolicyError: a prompt is too long.
         """
         states = [None] * len(tasks) if states is None else states
-        rows = [self.ids(task, state) for task, state in zip(tasks, states, strict=True)]
-        for task, row in zip(tasks, rows, strict=True):
-            if len(row) > self.length:
-                raise PolicyError(
-                    f"a prompt has {len(row)} tokens, the model takes {self.length}: set model.prompt_length, or "
-                    f"shorten {task[:60]!r}"
-                )
+        rows = [self.fitting_ids(task, state) for task, state in zip(tasks, states, strict=True)]
         ids = torch.tensor([row + [0] * (self.length - len(row)) for row in rows])
         mask = torch.tensor([[True] * len(row) + [False] * (self.length - len(row)) for row in rows])
         return ids, mask

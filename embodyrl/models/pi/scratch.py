@@ -15,7 +15,8 @@ from embodyrl.models.pi.files import OPENPI, TOKENIZERS, CheckpointFiles
 from embodyrl.models.pi.layout import Layout
 from embodyrl.models.pi.network import Pi
 from embodyrl.models.pi.options import PiConfig, StateInput
-from embodyrl.models.pi.prompts import Prompts, read_tokenizer, word_tokenizer
+from embodyrl.models.pi.prompts import Prompts, word_tokenizer
+from embodyrl.models.pi.tokens import read_tokenizer
 
 
 def scratch_files(config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
