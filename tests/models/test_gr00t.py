@@ -563,6 +563,18 @@ def test_adapters_around_what_stays_as_it_is(whole: Path) -> None:
     assert "engine.lora.rank = 2 puts adapters around the" in faults(whole, *adapters, "model.freeze_language=true")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.noise_method=flow_cps", "model.denoising_steps=1"], "adds no noise in the last step, and model.deno"),
+        (["model.noise_method=flow_cps", "model.noise_level=1.8"], "model.noise_level = 1.8, but flow_cps draws at mo"),
+        (["model.noise_low=0.3"], "model.noise_low = 0.3 is not below model.noise_high = 0.16"),
+    ],
+)
+def test_what_no_flow_policy_can_do(whole: Path, settings: list[str], message: str) -> None:
+    assert message in faults(whole, *settings)
+
+
 def test_a_robot_whose_number_nobody_knows(folder: Path) -> None:
     rewrite(folder / METADATA, lambda content: content.update(my_robot=content[TAG]))
     assert faults(folder, "model.embodiment_tag=my_robot", "model.embodiment_id=null") == ""  # there is only one

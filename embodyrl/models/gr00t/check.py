@@ -8,6 +8,8 @@ from pathlib import Path
 from embodyrl.config.rules import state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.check import Objection
+from embodyrl.models.flow.check import check as check_flow
 from embodyrl.models.gr00t.architecture import Architecture
 from embodyrl.models.gr00t.embodiments import embodiment_number
 from embodyrl.models.gr00t.files import CheckpointFiles
@@ -15,14 +17,12 @@ from embodyrl.models.gr00t.options import Gr00tConfig
 from embodyrl.models.gr00t.statistics import Robot, choose_robot
 from embodyrl.models.shards import open_shard, shard_files
 
-Objection = tuple[str, str, str]
-"""Path of a setting, what is wrong, what to do."""
-
 
 def check(config: Config) -> Iterator[Objection]:
     """Object to what GR00T cannot do."""
     model = config.model
     assert isinstance(model, Gr00tConfig)
+    yield from check_flow(config)
     if not config.env.cameras:
         yield "env.cameras", f"env.cameras is empty, but model {model.name!r} needs pictures", "name a camera"
     if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
