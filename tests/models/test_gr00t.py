@@ -588,9 +588,87 @@ def test_a_state_that_is_too_long(folder: Path) -> None:
     assert "has 8 numbers (hand, fingers), but the checkpoint takes 7 at most" in faults(folder)
 
 
-def test_statistics_without_a_number(folder: Path) -> None:
-    rewrite(folder / METADATA, lambda content: content[TAG]["statistics"]["state"]["hand"].pop("max"))
-    assert "the statistics of new_embodiment.state.hand lack max" in faults(folder)
+def robot_in(content: Any) -> Any:
+    """What of metadata.json is about the robot of these tests."""
+    return content[TAG]["statistics"]
+
+
+DAMAGED: dict[str, tuple[Any, str]] = {
+    "no statistics": (lambda all: all[TAG].pop("statistics"), "new_embodiment are nothing, expected an object"),
+    "a list": (lambda all: robot_in(all).update(state=[1, 2]), "new_embodiment.state are [1, 2], expected an obj"),
+    "a part": (lambda all: robot_in(all)["state"].update(hand=[]), "new_embodiment.state.hand are [], expected an"),
+    "a robot": (lambda all: all.update({TAG: 7}), "new_embodiment are 7, expected an object with entries"),
+    "no entry": (lambda all: robot_in(all)["state"]["hand"].pop("max"), "state.hand lack max (found: min, mean, std)"),
+    "a number": (lambda all: robot_in(all)["state"]["hand"].update(max=3), "hand.max are 3, expected a list of num"),
+    "null": (
+        lambda all: robot_in(all)["action"]["everything"]["max"].__setitem__(2, None),
+        "action.everything.max[2] are nothing, expected a finite number",
+    ),
+    "nan": (
+        lambda all: robot_in(all)["action"]["everything"]["std"].__setitem__(6, math.nan),
+        "action.everything.std[6] are nan, expected a finite number",
+    ),
+    "infinity": (
+        lambda all: robot_in(all)["state"]["fingers"]["min"].__setitem__(0, -math.inf),
+        "state.fingers.min[0] are -inf, expected a finite number",
+    ),
+    "text": (
+        lambda all: robot_in(all)["state"]["fingers"]["min"].__setitem__(0, "0"),
+        "state.fingers.min[0] are '0', expected a finite number",
+    ),
+    "a length": (
+        lambda all: robot_in(all)["state"]["hand"]["mean"].pop(),
+        "state.hand differ in length (min 6, max 6, mean 5, std 6), expected as many numbers of each",
+    ),
+    "no action": (lambda all: robot_in(all).pop("action"), "new_embodiment.action are nothing, expected an object"),
+    "no part": (lambda all: robot_in(all).update(action={}), "new_embodiment.action have no numbers, expected one per"),
+    "no numbers": (
+        lambda all: robot_in(all)["action"].update(everything={key: [] for key in ("min", "max", "mean", "std")}),
+        "new_embodiment.action have no numbers, expected one per entry of an action",
+    ),
+    "video": (lambda all: all[TAG]["modalities"].update(video=["front"]), "new_embodiment.video are ['front'], exp"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_statistics_are_told_before_anything_starts(folder: Path, damage: str) -> None:
+    """With the file, what is wrong in it, and what to do; nothing is built from them either."""
+    edit, message = DAMAGED[damage]
+    rewrite(folder / METADATA, edit)
+    said = faults(folder)
+    assert f"{folder / METADATA}: the statistics of " in said and message in said
+    assert "set model.statistics to Isaac's metadata.json, or to meta/stats.json of a LeRobotDataset" in said
+    with pytest.raises(PolicyError, match=re.escape(message)):
+        load(folder, video_keys=["front"])
+
+
+def test_damaged_statistics_of_another_robot_do_not_matter(folder: Path) -> None:
+    rewrite(folder / METADATA, lambda content: content.update(oxe_droid=[]))
+    assert faults(folder) == ""
+
+
+def test_statistics_of_no_robot(folder: Path) -> None:
+    (folder / METADATA).write_text("{}")
+    assert f"{folder / METADATA} has statistics of no robot: set" in faults(folder, "model.embodiment_tag=null")
+
+
+def test_damaged_statistics_of_demonstrations(folder: Path, tmp_path: Path) -> None:
+    """For a checkpoint as for a new model, and in both places where LeRobot keeps them."""
+    column = {"min": [0.0], "max": [1.0], "mean": [0.5], "std": [None]}
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps({"observation.state": column, "action": column}))
+    said = f"{path}: the statistics of new_embodiment.state.state.std[0] are nothing, expected a finite number"
+    assert said in faults(folder, f"model.statistics={path}")
+    with pytest.raises(ConfigError, match=re.escape(f"model.statistics: {said}")):
+        load_config("gym_cartpole", ["env=metaworld/reach_rgb", "model=gr00t", f"model.statistics={path}"])
+    as_lerobot(folder, TAG)
+    file = next(folder.glob("*_v3.safetensors"))
+    save_file(load_file(file) | {"action.std": torch.full((7,), math.nan)}, file)
+    assert f"{file}: the statistics of gr1.action.action.std[0] are nan" in faults(folder, "model.embodiment_tag=gr1")
+
+
+def test_an_action_without_parts(whole: Path) -> None:
+    assert "new_embodiment.action have no numbers, expected" in faults(whole, "model.action_keys=[]")
 
 
 @pytest.mark.parametrize("name", ["config.json", METADATA, SHARD])

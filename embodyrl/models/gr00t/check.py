@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from embodyrl.config.rules import state_dim
 from embodyrl.config.schema import Config
@@ -12,7 +13,7 @@ from embodyrl.models.flow.check import Objection
 from embodyrl.models.flow.check import check as check_flow
 from embodyrl.models.gr00t.architecture import Architecture
 from embodyrl.models.gr00t.embodiments import embodiment_number
-from embodyrl.models.gr00t.files import CheckpointFiles
+from embodyrl.models.gr00t.files import CheckpointFiles, read_statistics
 from embodyrl.models.gr00t.options import Gr00tConfig
 from embodyrl.models.gr00t.statistics import Robot, choose_robot
 from embodyrl.models.shards import open_shard, shard_files
@@ -39,6 +40,11 @@ def check(config: Config) -> Iterator[Objection]:
 
 
 def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
+    if model.statistics is not None:
+        try:
+            robot_of(*read_statistics(Path(model.statistics)), model)
+        except PolicyError as error:
+            yield "model.statistics", f"model.statistics: {error}", ""
     scratch, chunk = model.scratch, config.rollout.chunk_size
     if scratch.action_horizon is not None and chunk > scratch.action_horizon:
         yield _too_long(chunk, scratch.action_horizon)
@@ -57,7 +63,7 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
         sizes = files.architecture
         for path in shard_files(Path(str(model.checkpoint))):
             open_shard(path, "np")
-        robot = robot_of(files, model)
+        robot = robot_of(files.metadata, files.origin, model)
     except PolicyError as error:
         yield "model.checkpoint", f"model.checkpoint: {error}", ""
         return
@@ -68,11 +74,12 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
     yield from misfits(robot, sizes, config.rollout.chunk_size, len(config.env.cameras), state_dim(config))
 
 
-def robot_of(files: CheckpointFiles, model: Gr00tConfig) -> Robot:
+def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Robot:
     """The robot that a config means; see `choose_robot`."""
     return choose_robot(
-        files.metadata,
+        metadata,
         model.embodiment_tag,
+        origin=origin,
         video_keys=model.video_keys,
         state_keys=model.state_keys,
         action_keys=model.action_keys,

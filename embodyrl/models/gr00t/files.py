@@ -14,7 +14,7 @@ from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.architecture import Architecture
 from embodyrl.models.gr00t.options import Gr00tConfig
-from embodyrl.models.gr00t.statistics import LEROBOT_TAG, as_metadata
+from embodyrl.models.gr00t.statistics import LEROBOT_TAG, REMEDY, as_metadata
 from embodyrl.models.lerobot import parse_statistics
 
 CONFIG = "config.json"
@@ -24,7 +24,6 @@ EAGLE_CONFIG = f"{EAGLE}/config.json"
 METADATA = "experiment_cfg/metadata.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "vocab.json", "merges.txt", "added_tokens.json")
-STATISTICS_REMEDY = "set model.statistics to Isaac's metadata.json, or to meta/stats.json of a LeRobotDataset"
 LEROBOT_TYPE = "groot"
 """`type` in the config.json of LeRobot, which says nothing about sizes: there is only the published one."""
 PREPROCESSOR, PACKING = "policy_preprocessor.json", "groot_pack_inputs"
@@ -43,6 +42,8 @@ class CheckpointFiles:
     """Statistics by robot."""
     tokenizer: Mapping[str, bytes]
     """Contents of the tokenizer's files by name."""
+    origin: str
+    """Where the statistics come from, for messages."""
 
     @classmethod
     def read(cls, config: Gr00tConfig) -> CheckpointFiles:
@@ -56,11 +57,13 @@ class CheckpointFiles:
         if content.get("type") == LEROBOT_TYPE:
             content = Architecture().to_config()
         eagle = folder / EAGLE_CONFIG
+        metadata, origin = read_statistics(folder if config.statistics is None else Path(config.statistics))
         return cls(
             config=content,
             eagle=_read_json(eagle, "") if eagle.is_file() else None,
-            metadata=read_statistics(folder if config.statistics is None else Path(config.statistics)),
+            metadata=metadata,
             tokenizer=_read_tokenizer(folder, config.tokenizer),
+            origin=origin,
         )
 
     @property
@@ -85,8 +88,8 @@ class CheckpointFiles:
             (folder / name).write_bytes(content)
 
 
-def read_statistics(path: Path) -> dict[str, Any]:
-    """Statistics by robot.
+def read_statistics(path: Path) -> tuple[dict[str, Any], str]:
+    """Statistics by robot, and the file that they are in. Only what is read of it later is looked at (`choose_robot`).
 
     Args:
         path: Isaac's metadata.json, a LeRobotDataset's stats.json, or the folder of a checkpoint.
@@ -94,23 +97,23 @@ def read_statistics(path: Path) -> dict[str, Any]:
     Raises:
         PolicyError: there are none, or their file is damaged.
     """
-    if not path.is_dir():
-        return as_metadata(_read_json(path, STATISTICS_REMEDY))
-    if (path / PREPROCESSOR).is_file() and not (path / METADATA).is_file():
+    if path.is_dir() and (path / PREPROCESSOR).is_file() and not (path / METADATA).is_file():
         return _lerobot_statistics(path)
-    return as_metadata(_read_json(path / METADATA, STATISTICS_REMEDY))
+    file = path / METADATA if path.is_dir() else path
+    return as_metadata(_read_json(file, REMEDY)), str(file)
 
 
-def _lerobot_statistics(folder: Path) -> dict[str, Any]:
+def _lerobot_statistics(folder: Path) -> tuple[dict[str, Any], str]:
     """Those that a policy of LeRobot keeps beside its weights, of the robot that it names."""
     steps = _read_json(folder / PREPROCESSOR, "").get("steps", [])
     packing = [step for step in steps if str(step.get("registry_name", "")).startswith(PACKING)]
     name = packing[0].get("state_file") if packing else None
     if name is None or not (folder / name).is_file():
         found = f"names {name}, which is not there" if name else f"has no step {PACKING}.. with statistics"
-        raise PolicyError(f"{folder / PREPROCESSOR} {found}: {STATISTICS_REMEDY}")
+        raise PolicyError(f"{folder / PREPROCESSOR} {found}: {REMEDY}")
     features = parse_statistics((folder / name).read_bytes(), name)
-    return as_metadata(features, packing[0].get("config", {}).get("embodiment_tag", LEROBOT_TAG))
+    tag = packing[0].get("config", {}).get("embodiment_tag", LEROBOT_TAG)
+    return as_metadata(features, tag), str(folder / name)
 
 
 def _read_json(path: Path, remedy: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Gr00tPolicy(FlowPolicy):
         super().__init__(config, simulator, chunk_size)
         self.files = _read_files(config, simulator, chunk_size)
         sizes = self.files.architecture
-        robot = robot_of(self.files, config)
+        robot = robot_of(self.files.metadata, self.files.origin, config)
         if robot.cameras is None and simulator is not None:
             self.files = self.files.with_cameras(robot.tag, simulator.cameras)
         self.num_images = _fit(robot, sizes, chunk_size, simulator)

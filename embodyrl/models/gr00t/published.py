@@ -29,4 +29,5 @@ def published_files(tag: str | None) -> CheckpointFiles:
         eagle=None,
         metadata={tag or next(iter(EMBODIMENTS)): robot},
         tokenizer={TOKENIZER: word_tokenizer([], sizes.image_token).to_str().encode()},
+        origin="the published model",
     )

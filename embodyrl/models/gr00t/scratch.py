@@ -27,6 +27,11 @@ def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec, chunk_size: int)
     """
     if is_discrete(simulator):
         raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
+    metadata, origin = (
+        (_statistics(simulator), "the simulator")
+        if model.statistics is None
+        else read_statistics(Path(model.statistics))
+    )
     tokenizer = word_tokenizer(simulator.tasks.values())
     config = model.scratch
     heads, horizon = config.heads, config.action_horizon or chunk_size
@@ -69,7 +74,8 @@ def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec, chunk_size: int)
     return CheckpointFiles(
         config=architecture.to_config(),
         eagle=architecture.to_eagle_config(),
-        metadata=_statistics(simulator) if model.statistics is None else read_statistics(Path(model.statistics)),
+        metadata=metadata,
+        origin=origin,
         tokenizer={TOKENIZER: tokenizer.to_str().encode()},
     )
 
