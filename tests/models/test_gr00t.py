@@ -17,6 +17,9 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as vision
+
 from embodyrl.config import ConfigError, load_config
 from embodyrl.config.schema import LEFT_OPEN
 from embodyrl.envs import ActionField, Observation
@@ -421,6 +424,22 @@ def test_a_crop_keeps_the_middle() -> None:
     pixels = PicturePipeline(38, center_crop=True, interpolation=Interpolation.bilinear)(picture, CPU)
     wanted = (picture[0, 0, 1:39, 1:39].permute(2, 0, 1).float() / 255 - 0.5) / 0.5
     assert torch.equal(pixels[0, 0], wanted)
+
+
+@pytest.mark.parametrize("crop", [False, True])
+@pytest.mark.parametrize("size", [(256, 256), (480, 640), (100, 90), (224, 224)])
+def test_bilinear_pictures_are_those_of_isaac(size: tuple[int, int], crop: bool) -> None:
+    """Its steps, one picture at a time: fractions of 255, crop, resize in float32, and cut off to whole numbers."""
+    draw = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (2, 2, *size, 3), dtype=torch.uint8, generator=draw)
+    found = PicturePipeline(224, center_crop=crop, interpolation=Interpolation.bilinear)(pictures, CPU)
+    for picture, pixels in zip(pictures.flatten(0, 1), found.flatten(0, 1), strict=True):
+        frame = (picture.to(torch.float32) / 255.0).permute(2, 0, 1)
+        if crop:
+            frame = vision.center_crop(frame, [int(size[0] * 0.95), int(size[1] * 0.95)])
+        frame = vision.resize(frame, [224, 224], interpolation=InterpolationMode.BILINEAR, antialias=True)
+        whole = (frame * 255).to(torch.uint8)
+        assert torch.equal(pixels, (whole.float() / 255.0 - 0.5) / 0.5)
 
 
 def test_ways_to_resize_differ() -> None:

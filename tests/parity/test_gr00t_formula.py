@@ -41,6 +41,7 @@ def load(folder: Path, method: str) -> Any:
         noise_method=method,
         noise_level=METHODS[method],
         prompt_length=48,
+        interpolation="bicubic",  # rounds: no last digit of a machine decides about a grey level, as where it cuts off
     )
 
 
