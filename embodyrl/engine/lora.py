@@ -25,12 +25,11 @@ from torch import Tensor, nn
 from embodyrl.config.schema import LoraConfig, ModelConfig
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
-from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE
+from embodyrl.models.saved import ADAPTER_FOLDER, BASE_FILE, HEADS_FILE
 from embodyrl.models.weights import fill
 from embodyrl.registry import near_match
 from embodyrl.seeding import derive_seed
 
-BASE_FILE = "base.json"
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """In front of every name in peft's files: where PeftModel keeps the model."""
@@ -154,7 +153,8 @@ def save_adapted(policy: Policy, folder: Path, config: ModelConfig) -> None:
     save_adapter(policy, folder / ADAPTER_FOLDER, config.checkpoint)
     save_file(policy.head_tensors(), folder / HEADS_FILE)
     base = {"checkpoint": config.checkpoint, "adapter": getattr(config, "adapter", None)}
-    description = {"base": base, "options": dataclasses.asdict(config), "spec": dataclasses.asdict(policy.spec)}
+    options = dataclasses.asdict(policy.options_to_save(config))
+    description = {"base": base, "options": options, "spec": dataclasses.asdict(policy.spec)}
     (folder / BASE_FILE).write_text(json.dumps(description, indent=2) + "\n")
 
 

@@ -63,6 +63,7 @@ SupportedModel.register(
         "blocks": True,
         "standalone": True,
         "check": "embodyrl.models.gr00t.check:check",
+        "kept": ("prompt_length",),
         "published": "the published GR00T N1.5 (2.7B)",
     },
     summary="GR00T N1.5 (2.7B): pictures, robot state and a sentence; a chunk of actions out of noise",

@@ -189,6 +189,11 @@ class Policy(nn.Module, ABC):
         """Whether `update_statistics` does anything; else nobody needs to preprocess a whole batch for it."""
         return type(self).update_statistics is not Policy.update_statistics
 
+    def options_to_save(self, config: ModelConfig) -> ModelConfig:
+        """The options that a saved policy remembers: those of `config`, and what was found where it leaves open (null)
+        what belongs to the policy from then on (the model's fact `kept`). The default: those of `config`."""
+        return config
+
     def save(self, folder: Path, config: ModelConfig) -> None:
         """Write weights and description into an existing folder."""
         save_file({key: value.contiguous() for key, value in self.state_dict().items()}, folder / WEIGHTS_FILE)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.models.companions import parse_json
+from embodyrl.registry import SupportedModel
 
 DESCRIPTION_FILE = "policy.json"
+BASE_FILE = "base.json"
+"""The same of a policy that is adapters, and what they are for."""
 ADAPTER_FOLDER = "adapter"
 """In the folder of a policy that is adapters for weights elsewhere."""
 HEADS_FILE = "heads.safetensors"
@@ -19,6 +22,8 @@ BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer")
 """Options that say where something was taken from, which a saved policy then has in its own folder."""
 FREE = ("dtype", "noise_level", "noise_level_end")
 """Options that differ from run to run without anybody being surprised."""
+
+Options = TypeVar("Options", bound=ModelConfig)
 
 
 def write_description(folder: Path, config: ModelConfig, spec: Any) -> None:
@@ -43,6 +48,23 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
     return kept, found["spec"]["chunk_size"]
 
 
+def with_kept(config: Options, folder: Path) -> Options:
+    """A config with those of its options that were saved with the policy in a folder, where it leaves open (null) what
+    belongs to a policy from its first day on: what its model's fact `kept` names. Otherwise, what a policy learned with
+    would be found anew for every simulator.
+
+    Raises:
+        PolicyError: the description there is damaged.
+    """
+    path = next((folder / name for name in (DESCRIPTION_FILE, BASE_FILE) if (folder / name).is_file()), None)
+    options = {} if path is None else parse_json(path.read_bytes(), str(path)).get("options", {})
+    if options.get("name") != config.name:
+        return config
+    kept = SupportedModel.entry(config.name).facts.get("kept", ())
+    found: dict[str, Any] = {key: options.get(key) for key in kept if getattr(config, key) is None}
+    return dataclasses.replace(config, **found)
+
+
 def stands_alone(folder: Path) -> bool:
     """Whether a saved policy needs no weights but its own."""
     return not (folder / ADAPTER_FOLDER).is_dir()
@@ -64,8 +86,9 @@ def other_options(config: ModelConfig) -> list[str]:
     """In which options a config differs from those that its checkpoint was saved with."""
     if config.checkpoint is None:
         return []
-    saved, _ = read_description(Path(config.checkpoint), config.name)
-    here = json.loads(json.dumps(dataclasses.asdict(config)))
+    folder = Path(config.checkpoint)
+    saved, _ = read_description(folder, config.name)
+    here = json.loads(json.dumps(dataclasses.asdict(with_kept(config, folder))))
     return [
         f"model.{key} = {here[key]!r} (it was {value!r})"
         for key, value in saved.items()

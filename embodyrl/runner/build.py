@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, Observe
 from embodyrl.envs.manager import EnvManager
-from embodyrl.models.saved import from_own_folder, stands_alone
+from embodyrl.models.saved import from_own_folder, stands_alone, with_kept
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.pipelines.drawing import to_svg
 from embodyrl.placement.plan import inventory, policy_gpu
@@ -144,7 +144,7 @@ def build_engine(
     from embodyrl.engine.parallel import ALONE
     from embodyrl.models import build_policy
 
-    model = config.model
+    model = config.model if weights is None else with_kept(config.model, weights)
     if weights is not None and stands_alone(weights) and config.algorithm.kl_coef == 0.0:
         model, weights = from_own_folder(model, weights), None
     policy = build_policy(model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed)

@@ -13,7 +13,7 @@ from embodyrl.config.schema import Config
 from embodyrl.engine.lora import add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
 from embodyrl.models import Policy, build_policy
-from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, from_own_folder, stands_alone
+from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, from_own_folder, stands_alone, with_kept
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import POLICY, Manifest, digest, files_in
 from embodyrl.runner.model_card import CARD_FILE, model_card
@@ -84,7 +84,7 @@ def _write_adapter(policy: Path, folder: Path, config: Config) -> str:
 def _write_merged(source: Path, folder: Path, config: Config) -> str:
     """The policy with its adapters added to the weights, in its public layout."""
     below = dataclasses.replace(config.model, checkpoint=config.model.checkpoint or str(source))
-    policy = build_policy(below, None, chunk_size=config.rollout.chunk_size, seed=config.seed)
+    policy = build_policy(with_kept(below, source), None, chunk_size=config.rollout.chunk_size, seed=config.seed)
     add_adapters(policy, config.engine.lora, config.seed)
     load_adapted(policy, source)
     merge(policy)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as vision
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.config.schema import LEFT_OPEN
+from embodyrl.config.schema import LEFT_OPEN, LoraConfig
+from embodyrl.engine.lora import add_adapters, save_policy
 from embodyrl.envs import ActionField, Observation
 from embodyrl.models import PolicyError, build_policy, load_policy
 from embodyrl.models.flow.options import NoiseMethod
@@ -34,6 +38,8 @@ from embodyrl.models.gr00t.options import Gr00tConfig, Interpolation, ScratchCon
 from embodyrl.models.gr00t.pictures import PicturePipeline
 from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
 from embodyrl.models.options import WeightType
+from embodyrl.models.pi.options import Pi0Config
+from embodyrl.models.saved import DESCRIPTION_FILE, other_options, read_description, with_kept
 from embodyrl.models.shards import INDEX_FILE, SINGLE_FILE
 from embodyrl.models.weightless import build_weightless
 from tests.parity.formula import SPEC, TASKS
@@ -368,6 +374,107 @@ def test_a_prompt_that_is_too_long(whole: Path) -> None:
     policy = load(whole, simulator=SPEC)
     with pytest.raises(PolicyError, match="more than prompt_length"):
         policy.preprocess(views(["turn " * 50]))
+
+
+def test_a_saved_policy_keeps_the_length_of_its_prompts(tmp_path: Path) -> None:
+    """On a part of the tasks, and without a simulator, it is the policy that it was; what is longer is told."""
+    policy = scratch()
+    policy.save(tmp_path, policy.config)
+    short, long = sorted(TASKS.values(), key=len)
+    length = policy.preprocess(views([short]))["input_ids"].shape[1]
+    assert policy.config.prompt_length is None and length == len(policy.prompts.encode(long))
+    assert read_description(tmp_path, "gr00t")[0]["prompt_length"] == length
+    part = dataclasses.replace(SPEC, tasks={"short": short})
+    config = dataclasses.replace(policy.config, checkpoint=str(tmp_path))
+    again = [load_policy("gr00t", checkpoint=tmp_path, simulator=part), load_policy("gr00t", checkpoint=tmp_path)]
+    again += [build_policy(model, part, chunk_size=CHUNK, seed=0) for model in (config, with_kept(config, tmp_path))]
+    wanted = policy.act(policy.preprocess(views([short])), "eval")
+    for each in again:
+        inputs = each.preprocess(views([short]))
+        assert torch.equal(inputs["input_ids"], policy.preprocess(views([short]))["input_ids"])
+        assert torch.equal(each.act(inputs, "eval").values, wanted.values)
+        assert each.options_to_save(config).prompt_length == length
+    other = load_policy("gr00t", checkpoint=tmp_path, simulator=part, prompt_length=length + 1)
+    assert other.preprocess(views([short]))["input_ids"].shape[1] == length + 1
+    longer = dataclasses.replace(SPEC, tasks={"long": f"{long} at {long}"})
+    found = len(policy.prompts.encode(longer.tasks["long"]))
+    message = rf"{found} tokens, more than prompt_length = {length} \(of the .* saved policy\): '{long} at"
+    with pytest.raises(PolicyError, match=message + rf" .*': choose tasks .* set model.prompt_length={found},"):
+        build_policy(config, longer, chunk_size=CHUNK, seed=0)
+
+
+def test_a_length_that_was_saved_is_no_other_option(tmp_path: Path) -> None:
+    policy = scratch()
+    policy.save(tmp_path, policy.config)
+    left_open = dataclasses.replace(policy.config, checkpoint=str(tmp_path))
+    assert other_options(left_open) == []
+    assert other_options(dataclasses.replace(left_open, prompt_length=99)) == [
+        f"model.prompt_length = 99 (it was {policy.prompts.length})"
+    ]
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_adapters_keep_the_length_of_their_prompts(tmp_path: Path, public: bool) -> None:
+    """Whether they are for random weights, which are saved with them, or for a checkpoint that knows no length."""
+    pytest.importorskip("peft", reason="adapters need peft")
+    base = scratch()
+    base.save(tmp_path, base.config)
+    (tmp_path / DESCRIPTION_FILE).unlink()
+    config = dataclasses.replace(base.config, checkpoint=str(tmp_path)) if public else base.config
+    policy = build_policy(config, SPEC, chunk_size=CHUNK, seed=0)
+    add_adapters(policy, LoraConfig(rank=2), 0)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    save_policy(policy, saved, config)
+    assert with_kept(config, saved).prompt_length == base.prompts.length is not None
+    assert with_kept(dataclasses.replace(config, prompt_length=99), saved).prompt_length == 99
+    assert with_kept(Pi0Config(name="pi0"), saved).prompt_length is None
+
+
+RUN = """\
+defaults: [env: gym/pendulum_rgb, model: gr00t, algorithm: ppo, _self_]
+run: {iterations: 1, eval_every: 0, dir: out}
+env: {num_envs: 2, workers: 1, max_episode_steps: 8, image_size: [48, 48]}
+eval: {episodes: 2}
+tracking: {sinks: [jsonl]}
+model: {denoising_steps: 2, scratch: {layers: 1, action_layers: 2}}
+rollout: {chunks: 4, chunk_size: 2}
+algorithm: {minibatches: 2}
+"""
+
+
+def embodyrl(folder: Path, *arguments: str) -> str:
+    """What a command prints."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "embodyrl", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [False, True])
+def test_runs_keep_the_length_of_their_prompts(tmp_path: Path, adapters: bool) -> None:
+    """Also those of adapters for a checkpoint that knows of none."""
+    pytest.importorskip("pygame", reason="needs gymnasium[classic-control]")
+    base = Path("out/checkpoints/last/policy")
+    (tmp_path / "my.yaml").write_text(RUN)
+    embodyrl(tmp_path, "run", "my.yaml")
+    length = json.loads((tmp_path / base / DESCRIPTION_FILE).read_text())["options"]["prompt_length"]
+    run = "out"
+    if adapters:
+        pytest.importorskip("peft", reason="adapters need peft")
+        shutil.copytree(tmp_path / base, tmp_path / "public")
+        (tmp_path / "public" / DESCRIPTION_FILE).unlink()
+        run = "adapted"
+        embodyrl(tmp_path, "run", "my.yaml", f"run.dir={run}", "model.checkpoint=public", "engine.lora.rank=2")
+    longer = "env.instructions.Pendulum-v1=swing it up and keep it there for as long as you can"
+    assert f"more than prompt_length = {length} (of" in embodyrl(tmp_path, "eval", run, longer)
+    assert "evaluation  2 episodes" in embodyrl(tmp_path, "eval", run, "env.instructions.Pendulum-v1=up")
+    embodyrl(tmp_path, "export", run, "--out", "exported")
+    exported = json.loads((tmp_path / "exported" / DESCRIPTION_FILE).read_text())["options"]
+    assert exported["prompt_length"] == length > 0
+    validated = embodyrl(tmp_path, "validate", "my.yaml", "model.checkpoint=exported")
+    assert "0 faults" in validated and "prompt_length" not in validated
 
 
 def test_the_tokenizer_of_another_model(folder: Path) -> None:

@@ -100,16 +100,18 @@ class Gr00tConfig(FlowConfig):
     weights, in Isaac-GR00T's eagle2_hg_model. null: it is in the checkpoint's folder."""
     prompt_length: int | None = setting(None, low=1)
     """Tokens that every prompt is filled up to, pictures included. The model looks at padding, too, so this changes
-    what it does. null: the longest prompt of the simulator's tasks."""
+    what it does. null: what a saved policy had, else the longest prompt of the simulator's tasks."""
     listed_task: bool = setting(False)
     """Write the task as LeRobot does, ['pick up the bowl'], with brackets and quotation marks."""
     padding: Padding = setting(Padding.left)
     """left: fill up before the prompt with the tokenizer's own token for it, as Isaac-GR00T does. right: behind it with
-    token 0, as RLinf does."""
+    token 0. RLinf fills up on the left to the longest prompt of a batch, and then on the right to 570 tokens: that is
+    right with `prompt_length: 570` where all prompts in the batch are equally long."""
     center_crop: bool = setting(False)
     """Cut off the picture's border (2.5 % at each side), as Isaac-GR00T and RLinf do."""
     interpolation: Interpolation = setting(Interpolation.bilinear)
-    """How pictures are resized. bilinear: as Isaac-GR00T and RLinf do. bicubic: as LeRobot does."""
+    """How pictures are resized. bilinear: as Isaac-GR00T and RLinf do, who cut off to whole grey levels. bicubic: as
+    LeRobot does, which rounds."""
     freeze_vision: bool = setting(False)
     """Leave the vision tower and the layer behind it as they are."""
     freeze_language: bool = setting(False)

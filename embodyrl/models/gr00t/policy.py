@@ -6,6 +6,7 @@ action in the network, `C` actions that are executed, `D` their entries, `S` num
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from embodyrl.models.gr00t.scratch import scratch_files
 from embodyrl.models.gr00t.statistics import Robot
 from embodyrl.models.observations import check_images
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
-from embodyrl.models.saved import write_description
+from embodyrl.models.saved import with_kept, write_description
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import read_weights, write_weights
 
@@ -53,6 +54,8 @@ class Gr00tPolicy(FlowPolicy):
     config: Gr00tConfig
 
     def __init__(self, config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
+        if config.checkpoint is not None:
+            config = with_kept(config, Path(config.checkpoint))
         super().__init__(config, simulator, chunk_size)
         self.files = _read_files(config, simulator, chunk_size)
         sizes = self.files.architecture
@@ -208,12 +211,17 @@ class Gr00tPolicy(FlowPolicy):
         read_weights(self.network, folder, self.dtype, NAMING)
         self.load_heads(folder)
 
+    def options_to_save(self, config: ModelConfig) -> ModelConfig:
+        """See `Policy.options_to_save`; the length of prompts is found where tasks are known."""
+        assert isinstance(config, Gr00tConfig)
+        return dataclasses.replace(config, prompt_length=self.prompts.length)
+
     def save(self, folder: Path, config: ModelConfig) -> None:
         """Write NVIDIA's layout into an existing folder, and critic and exploration noise beside it."""
         self.files.write(folder)
         write_weights(self.network, folder, NAMING)
         self.save_heads(folder)
-        write_description(folder, config, self.spec)
+        write_description(folder, self.options_to_save(config), self.spec)
 
 
 def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:

@@ -51,7 +51,7 @@ class Prompts:
         tasks: sentences to expect.
         listed: sentences are written as LeRobot does: in brackets and quotation marks.
         length: of every prompt; None: that of the longest sentence to expect, or, where none is expected, of the
-            longest in the batch.
+            longest in the batch. `length` afterwards says which it is.
         padding: where to fill up.
 
     Raises:
@@ -81,9 +81,9 @@ class Prompts:
         self._pad = (self._tokenizer.token_to_id(PAD) or 0) if self._left else 0
         self._known: dict[str, list[int]] = {}
         longest = max((len(self.encode(task)) for task in tasks), default=None)
-        self._length = longest if length is None else length
-        for task in self._known:
-            self._check_length(task)
+        self.length = longest if length is None else length
+        self._origin = "the longest of the simulator's tasks" if length is None else "of the config or the saved policy"
+        self._check_lengths(list(self._known))
 
     def encode(self, task: str) -> list[int]:
         """Token ids of the chat about a task, without padding."""
@@ -92,12 +92,16 @@ class Prompts:
             self._known[task] = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return self._known[task]
 
-    def _check_length(self, task: str) -> None:
-        count = len(self.encode(task))
-        if self._length is not None and count > self._length:
+    def _check_lengths(self, tasks: Sequence[str]) -> None:
+        if self.length is None or not tasks:
+            return
+        longest = max(tasks, key=lambda task: len(self.encode(task)))
+        count = len(self.encode(longest))
+        if count > self.length:
             raise PolicyError(
                 f"with {self._pictures} picture(s), a task's prompt has {count} tokens, more than prompt_length = "
-                f"{self._length}: {task[:60]!r}..."
+                f"{self.length} ({self._origin}): {longest!r}: choose tasks with shorter sentences, or set "
+                f"model.prompt_length={count}, which is another prompt for every task: the model looks at padding, too"
             )
 
     def batch(self, tasks: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -106,10 +110,9 @@ class Prompts:
         Raises:
             PolicyError: a sentence is too long.
         """
-        for task in tasks:
-            self._check_length(task)
+        self._check_lengths(tasks)
         rows = [self.encode(task) for task in tasks]
-        length = max(map(len, rows)) if self._length is None else self._length
+        length = max(map(len, rows)) if self.length is None else self.length
         ids = torch.full((len(rows), length), self._pad)
         mask = torch.zeros(len(rows), length, dtype=torch.bool)
         for index, row in enumerate(rows):
