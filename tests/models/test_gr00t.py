@@ -601,13 +601,59 @@ def test_whether_the_critic_changes_the_network(detach: bool) -> None:
     assert all((parameter.grad is None) == detach for parameter in policy.network.backbone.parameters())
 
 
-@pytest.mark.parametrize("part", ["vision", "language"])
-def test_frozen_parts(part: str) -> None:
-    policy = scratch(**{f"freeze_{part}": True})
-    eagle = policy.network.backbone.eagle_model
-    frozen = {name for name, parameter in eagle.named_parameters() if not parameter.requires_grad}
-    wanted = ("vision_model.", "mlp1.") if part == "vision" else ("language_model.",)
-    assert frozen == {name for name, _ in eagle.named_parameters() if name.startswith(wanted)}
+@pytest.mark.parametrize(
+    ("frozen", "parts"),
+    [
+        ([], []),
+        (["vision"], ["vision_model", "mlp1"]),
+        (["language"], ["language_model"]),
+        (["vision", "language"], ["vision_model", "mlp1", "language_model"]),
+    ],
+)
+def test_frozen_parts(frozen: list[str], parts: list[str]) -> None:
+    """The projector goes with vision; whatever is not named learns, the action head and the critic always."""
+    policy = scratch(**{f"freeze_{part}": True for part in frozen})
+    names = [name for name, _ in policy.named_parameters()]
+    still = {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
+    eagle = "network.backbone.eagle_model."
+    assert still == {name for name in names if name.startswith(tuple(f"{eagle}{part}." for part in parts))}
+    some = ("vision_model.post_layernorm.weight", "mlp1.0.weight", "language_model.layers.0.self_attn.q_proj.weight")
+    assert {name for name in some if eagle + name in still} == {name for name in some if name.startswith(tuple(parts))}
+    learning = set(names) - still
+    assert {"network.action_head.vlln.weight", "value_head.mlp.0.weight"} <= learning
+
+
+@pytest.mark.parametrize("scale", [0.999, 0.5])
+def test_times_to_learn_at(scale: float) -> None:
+    """(s - draw) / s, from 1 (data) at a draw of 0 to 0 (noise) at s, and below it beyond; shares of noise add to 1."""
+    policy = scratch()
+    policy.network.sizes = dataclasses.replace(policy.network.sizes, noise_scale=scale)
+    time, share = policy.learning_times(torch.tensor([0.0, 0.5, scale, 1.0]))
+    wanted = [1.0, (scale - 0.5) / scale, 0.0, (scale - 1.0) / scale]
+    torch.testing.assert_close(time, torch.tensor(wanted), atol=1e-6, rtol=0)
+    torch.testing.assert_close(share, 1.0 - torch.tensor(wanted), atol=1e-6, rtol=0)
+
+
+def test_the_scale_of_times_is_that_of_the_checkpoint(folder: Path) -> None:
+    assert Architecture().noise_scale == 0.999
+    rewrite(folder / "config.json", lambda content: content["action_head_cfg"].update(noise_s=0.5))
+    assert load(folder).learning_times(torch.tensor([0.25]))[0].item() == 0.5
+
+
+def test_what_counts_of_a_demonstration() -> None:
+    """Of a network for more actions and longer ones: the last action is repeated and counts, padding does not."""
+    longer = ScratchConfig(image_size=32, hidden_size=32, layers=1, vision_layers=1, action_layers=2, action_horizon=5)
+    policy = scratch(scratch=longer)
+    policy.network.sizes = dataclasses.replace(policy.network.sizes, max_action_dim=9)
+    actions = torch.linspace(-0.9, 0.9, 2 * CHUNK * 7).view(2, CHUNK, 7)
+    data, counts = policy.imitated(actions, {})
+    low, high = torch.from_numpy(SPEC.action_low), torch.from_numpy(SPEC.action_high)
+    normalized = (actions - 0.5 * (low + high)) / (0.5 * (high - low))
+    torch.testing.assert_close(data[:, :CHUNK, :7], normalized, atol=1e-6, rtol=0)
+    assert data.shape == counts.shape == (2, 5, 9) and CHUNK == 3
+    assert torch.equal(data[:, 3], data[:, 2]) and torch.equal(data[:, 4], data[:, 2])
+    assert bool((data[..., 7:] == 0).all())
+    assert bool((counts[..., :7] == 1).all()) and bool((counts[..., 7:] == 0).all())
 
 
 def test_the_gripper_and_units_of_the_simulator(whole: Path) -> None:
