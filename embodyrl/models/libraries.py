@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 __all__ = [
+    "AttentionInterface",
     "DynamicCache",
     "LlamaConfig",
     "LlamaForCausalLM",
@@ -44,6 +45,7 @@ _declared = _make_torchvision_importable()
 
 import timm  # noqa: E402 - needs the operators
 from transformers import (  # noqa: E402
+    AttentionInterface,
     DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,

@@ -31,7 +31,7 @@ from embodyrl.models import PolicyError, build_policy, load_policy
 from embodyrl.models.flow.options import NoiseMethod
 from embodyrl.models.flow.policy import HEADS_FILE
 from embodyrl.models.gr00t.architecture import Architecture
-from embodyrl.models.gr00t.backbone import causal_mask
+from embodyrl.models.gr00t.backbone import causal_mask, padded_attention
 from embodyrl.models.gr00t.files import EAGLE, METADATA, CheckpointFiles
 from embodyrl.models.gr00t.network import LEROBOT_PREFIX, POOLING, TEXT, Gr00tNetwork, checkpoint_name, parameter_name
 from embodyrl.models.gr00t.options import Gr00tConfig, Interpolation, ScratchConfig
@@ -516,6 +516,48 @@ def test_padding_gets_nothing_from_attention_and_gradients_stay_finite(
     padding = ~inputs["attention_mask"]
     assert padding.any() and bool((seen[0][padding] == 0).all()) and bool((seen[0][~padding] != 0).any(-1).all())
     assert all(bool(p.grad.isfinite().all()) for p in policy.network.parameters() if p.grad is not None)
+
+
+def attend(valid: torch.Tensor, heads: int, width: int, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What every token `[B, L]` sees, and the gradients of queries, keys and values."""
+    draw = torch.Generator().manual_seed(0)
+    shape = (*valid.shape[:1], heads, valid.shape[1], width)
+    parts = [torch.randn(shape, generator=draw).to(device, dtype).requires_grad_() for _ in range(3)]
+    seen, _ = padded_attention(torch.nn.Identity(), *parts, attention_mask=causal_mask(valid.to(device)))
+    seen.float().square().sum().backward()
+    return [seen, *(part.grad for part in parts if part.grad is not None)]
+
+
+def test_no_kernel_is_asked_about_who_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get zeros; the others what they get without them, bit for bit."""
+    valid = torch.tensor([[False, False, True, True, True], [True, True, True, False, False]])
+    asked: list[torch.Tensor] = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*parts: torch.Tensor, attn_mask: torch.Tensor, **options: Any) -> torch.Tensor:
+        asked.append(attn_mask)
+        return kernel(*parts, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    seen, *gradients = attend(valid, 2, 4, "cpu", torch.float32)
+    assert bool(asked[0].any(-1).all()) and torch.equal(asked[0][:, 0][valid], causal_mask(valid)[:, 0][valid])
+    assert bool((seen[~valid] == 0).all()) and all(bool(each.isfinite().all()) for each in gradients)
+    assert all(bool((each.transpose(1, 2)[~valid] == 0).all()) for each in gradients)
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 5, 4, generator=draw) for _ in range(3))
+    wanted = kernel(query, key, value, attn_mask=causal_mask(valid))
+    assert torch.equal(seen[valid], wanted.transpose(1, 2)[valid])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [64, 192])
+@pytest.mark.parametrize("left", [True, False])
+def test_gradients_are_finite_at_lengths_that_kernels_stumble_over(length: int, left: bool) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    valid = (torch.arange(length) >= 9).expand(2, -1)
+    for each in attend(valid if left else valid.flip(1), 16, 128, "cuda", torch.bfloat16):
+        assert bool(each.isfinite().all())
 
 
 def test_who_looks_at_whom() -> None:

@@ -6,11 +6,14 @@ the language model.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from embodyrl.models.gr00t.architecture import Architecture
 from embodyrl.models.libraries import (
+    AttentionInterface,
     Qwen3Config,
     Qwen3Model,
     Qwen3RotaryEmbedding,
@@ -30,6 +33,26 @@ def causal_mask(valid: Tensor) -> Tensor:
     return before & valid[:, None, :, None] & valid[:, None, None, :]
 
 
+def padded_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+) -> tuple[Tensor, None]:
+    """What every token sees, `[B, L, h, E/h]` of queries `[B, h, L, E/h]`; zeros where it may look at nothing.
+
+    No kernel is asked about such a token, for they do not agree on it, and the gradients of some would be NaN (cuDNN's
+    in bfloat16 at lengths of 64, 192, ..: github.com/pytorch/pytorch/issues/196678): it looks at everything, and that
+    is thrown away.
+    """
+    looks = attention_mask.any(dim=-1, keepdim=True)
+    attend = AttentionInterface()["sdpa"]
+    seen, _ = attend(module, query, key, value, attention_mask | ~looks, **options)
+    return seen.masked_fill(~looks.transpose(1, 2), 0.0), None
+
+
+ATTENTION = "padded_sdpa"
+"""Its name for transformers."""
+AttentionInterface.register(ATTENTION, padded_attention)
+
+
 class EagleModel(nn.Module):
     """Pictures and a sentence, as tokens that have seen what stands before them."""
 
@@ -38,7 +61,8 @@ class EagleModel(nn.Module):
         vision = SiglipVisionModel(SiglipVisionConfig(**sizes.vision, vision_use_head=False))
         self.vision_model = getattr(vision, "vision_model", vision)
         self.mlp1 = nn.Sequential(nn.Linear(sizes.vision["hidden_size"], sizes.width))
-        self.language_model = Qwen3Model(Qwen3Config(**{**sizes.text, "num_hidden_layers": sizes.text_layers}))
+        text = {**sizes.text, "num_hidden_layers": sizes.text_layers, "attn_implementation": ATTENTION}
+        self.language_model = Qwen3Model(Qwen3Config(**text))
         self.image_token = sizes.image_token
 
     def embed_pictures(self, pixel_values: Tensor) -> Tensor:
