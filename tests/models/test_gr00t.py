@@ -633,6 +633,19 @@ def test_pictures_and_sentence_are_looked_at_once() -> None:
     assert calls == [2, 2]
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_the_critic_is_asked_once(joint: bool) -> None:
+    """What it reads is the same at every step."""
+    policy, calls = scratch(joint_logprob=joint), []
+    policy.value_head.register_forward_hook(lambda *_: calls.append(1))
+    inputs = policy.preprocess(two_views())
+    for mode in ("train", "eval"):
+        values = policy.act(inputs, mode, torch.Generator().manual_seed(0)).values
+        assert len(calls) == 1
+        torch.testing.assert_close(values, policy.value_head(policy.value_features(policy.condition(inputs), None)))
+        calls.clear()
+
+
 @pytest.mark.parametrize("detach", [True, False])
 def test_whether_the_critic_changes_the_network(detach: bool) -> None:
     policy = scratch(detach_critic=detach)

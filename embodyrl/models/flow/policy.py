@@ -62,6 +62,8 @@ class FlowPolicy(Policy):
 
     config: FlowConfig
     start: Tensor
+    value_changes: bool = True
+    """Whether `value_features` changes from step to step; else `act` asks the critic once."""
 
     def __init__(self, config: FlowConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
@@ -144,7 +146,8 @@ class FlowPolicy(Policy):
         if explores:
             x = torch.randn(x.shape, generator=generator, device=device)
             step = torch.randint(self._random_steps(), (batch,), generator=generator, device=device)
-        chain, judged = [x], []
+        chain: list[Tensor] = [x]
+        judged: list[Judged] = []
         for number in range(len(self.grid)):
             here = torch.full_like(step, number)
             denoised, transition = self._look(condition, x, here, level)
@@ -154,7 +157,8 @@ class FlowPolicy(Policy):
                 noise = torch.randn(x.shape, generator=generator, device=device)
                 random = torch.ones_like(here, dtype=torch.bool) if self.config.joint_logprob else here == step
                 follows = torch.where(random[:, None, None], transition.sample(noise), follows)
-            judged.append(self._judge(condition, denoised, transition, follows))
+            known = judged[0].value if judged and not self.value_changes else None
+            judged.append(self._judge(condition, denoised, transition, follows, known))
             x = follows
             chain.append(x)
         decision = self._summed(judged, chain[0]) if self.config.joint_logprob else _pick(judged, step)
@@ -200,13 +204,14 @@ class FlowPolicy(Policy):
         method = flow_sde if self.config.noise_method is NoiseMethod.flow_sde else flow_cps
         return denoised, method(x, denoised.velocity, before, after, level[:, None, None])
 
-    def _judge(self, condition: Any, denoised: Denoised, transition: Transition, reached: Tensor) -> Judged:
-        features = self.value_features(condition, denoised)
-        return Judged(
-            logprob=transition.logprob(reached),
-            entropy=transition.entropy(),
-            value=self.value_head(features.detach() if self.config.detach_critic else features),
-        )
+    def _judge(
+        self, condition: Any, denoised: Denoised, transition: Transition, reached: Tensor, value: Tensor | None = None
+    ) -> Judged:
+        """A step that led to `reached [B, H, A]`; the critic is asked unless its `value [B]` is known."""
+        if value is None:
+            features = self.value_features(condition, denoised)
+            value = self.value_head(features.detach() if self.config.detach_critic else features)
+        return Judged(logprob=transition.logprob(reached), entropy=transition.entropy(), value=value)
 
     def _summed(self, steps: Sequence[Judged], start: Tensor) -> Judged:
         """The mean over all steps; of log-probability and entropy, also over the noise that they began with."""

@@ -52,6 +52,7 @@ class Gr00tPolicy(FlowPolicy):
     """
 
     config: Gr00tConfig
+    value_changes = False
 
     def __init__(self, config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         if config.checkpoint is not None:
