@@ -36,7 +36,7 @@ from embodyrl.models.gr00t.files import EAGLE, METADATA, CheckpointFiles
 from embodyrl.models.gr00t.network import LEROBOT_PREFIX, POOLING, TEXT, Gr00tNetwork, checkpoint_name, parameter_name
 from embodyrl.models.gr00t.options import Gr00tConfig, Interpolation, ScratchConfig
 from embodyrl.models.gr00t.pictures import PicturePipeline
-from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
+from embodyrl.models.gr00t.tokens import PAD, PIECE, prompt, read_tokenizer
 from embodyrl.models.options import WeightType
 from embodyrl.models.pi.options import Pi0Config
 from embodyrl.models.saved import DESCRIPTION_FILE, other_options, read_description, with_kept
@@ -129,7 +129,7 @@ def test_the_published_size_needs_no_files() -> None:
 
 def test_a_config_of_another_model(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "gr00t_n1_6"}')
-    with pytest.raises(PolicyError, match="model_type is 'gr00t_n1_6', expected 'gr00t_n1_5'"):
+    with pytest.raises(PolicyError, match="that of a 'gr00t_n1_6' model, expected 'gr00t_n1_5'"):
         load(folder)
 
 

@@ -31,8 +31,8 @@ from embodyrl.models.gr00t.embodiments import EMBODIMENTS
 from embodyrl.models.gr00t.normalizer import Normalizer
 from embodyrl.models.gr00t.options import Interpolation, Normalization
 from embodyrl.models.gr00t.pictures import PicturePipeline
-from embodyrl.models.gr00t.prompts import PIECE
 from embodyrl.models.gr00t.statistics import Ranges
+from embodyrl.models.gr00t.tokens import PIECE
 from tests.parity.gr00t_mutations import MUTATIONS
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"

@@ -101,6 +101,15 @@ class Architecture:
     noise_scale: float = 0.999
     """Times in training are (noise_scale - draw) / noise_scale, of draws from Beta(1.5, 1)."""
 
+    def __post_init__(self) -> None:
+        for name, found in vars(self).items():
+            if name in ("vision", "text", "vl_self_attention", "dit", "noise_scale"):
+                continue
+            if not isinstance(found, int) or isinstance(found, bool) or found < (name != "image_token"):
+                raise PolicyError(
+                    f"config.json: {name} is {found!r}, expected a whole number from 1 on: download it again"
+                )
+
     @property
     def width(self) -> int:
         """Entries of a token of pictures and sentence."""
@@ -120,11 +129,7 @@ class Architecture:
         Raises:
             PolicyError: an entry is missing, or asks for something that does not exist here.
         """
-        if config.get("model_type") != MODEL_TYPE:
-            raise PolicyError(
-                f"config.json: model_type is {config.get('model_type')!r}, expected {MODEL_TYPE!r}: give the "
-                "folder of a GR00T N1.5 checkpoint"
-            )
+        check_model(config)
         try:
             backbone, head = config["backbone_cfg"], config["action_head_cfg"]
             dit, self_attention = head["diffusion_model_cfg"], head["vl_self_attention_cfg"]
@@ -149,6 +154,8 @@ class Architecture:
             )
         except KeyError as error:
             raise PolicyError(f"config.json has no {error.args[0]!r}: it is not that of GR00T N1.5") from error
+        except TypeError as error:
+            raise PolicyError(f"config.json is damaged ({error}): download it again") from error
 
     def to_config(self) -> dict[str, Any]:
         """Contents of config.json; the inverse of `from_config`, together with `to_eagle_config`."""
@@ -194,6 +201,16 @@ class Architecture:
         }
 
 
+def check_model(config: Mapping[str, Any]) -> None:
+    """Refuse the config.json of another model."""
+    written = config.get("model_type", config.get("type"))
+    if written != MODEL_TYPE:
+        raise PolicyError(
+            f"config.json is that of a {written!r} model, expected {MODEL_TYPE!r}: give the folder of a GR00T N1.5 "
+            "checkpoint, or set model.name to that model"
+        )
+
+
 def _check_supported(config: Mapping[str, Any]) -> None:
     for section, wanted in SUPPORTED.items():
         for key, value in wanted.items():
@@ -206,6 +223,9 @@ def _eagle_sizes(eagle: Mapping[str, Any]) -> dict[str, Any]:
     if eagle.get("use_pixel_shuffle"):
         raise PolicyError("eagle2_hg_model/config.json: use_pixel_shuffle is true, only false is supported")
     published = {"vision": _published_vision(), "text": _published_text()}
+    for needed in ("vision_config", "text_config", "image_token_index"):
+        if needed not in eagle:
+            raise PolicyError(f"eagle2_hg_model/config.json has no {needed!r}: download it again")
     sizes = {
         part: {key: eagle[f"{part}_config"].get(key, old) for key, old in published[part].items()} for part in published
     }

@@ -6,16 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.rules import state_dim
+from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.check import Objection
 from embodyrl.models.flow.check import check as check_flow
 from embodyrl.models.gr00t.architecture import Architecture
 from embodyrl.models.gr00t.embodiments import embodiment_number
-from embodyrl.models.gr00t.files import CheckpointFiles, read_statistics
+from embodyrl.models.gr00t.files import TOKENIZER, CheckpointFiles, read_statistics
 from embodyrl.models.gr00t.options import Gr00tConfig
 from embodyrl.models.gr00t.statistics import Robot, choose_robot
+from embodyrl.models.gr00t.tokens import PromptError, Words
+from embodyrl.models.saved import with_kept
 from embodyrl.models.shards import open_shard, shard_files
 
 
@@ -40,12 +42,27 @@ def check(config: Config) -> Iterator[Objection]:
 
 
 def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
-    if model.statistics is not None:
-        try:
-            robot_of(*read_statistics(Path(model.statistics)), model)
-        except PolicyError as error:
-            yield "model.statistics", f"model.statistics: {error}", ""
     scratch, chunk = model.scratch, config.rollout.chunk_size
+    yield from _check_own_statistics(config, model)
+    if model.tokenizer is not None:
+        yield (
+            "model.tokenizer",
+            "model.tokenizer is set, but model.checkpoint is null",
+            "name the weights it belongs to",
+        )
+    if model.embodiment_id:
+        yield (
+            "model.embodiment_id",
+            f"model.embodiment_id = {model.embodiment_id}, but a model that starts from nothing knows one robot alone",
+            "set it to null",
+        )
+    if scratch.image_size % scratch.patch_size:
+        yield (
+            "model.scratch.patch_size",
+            f"a picture of model.scratch.image_size = {scratch.image_size} cannot be cut into patches of "
+            f"{scratch.patch_size} pixels",
+            "choose a divisor",
+        )
     if scratch.action_horizon is not None and chunk > scratch.action_horizon:
         yield _too_long(chunk, scratch.action_horizon)
     for name in ("vision_size", "hidden_size", "action_size"):
@@ -54,6 +71,34 @@ def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
                 f"model.scratch.{name}",
                 f"model.scratch.{name} = {getattr(scratch, name)} cannot be split over {scratch.heads} heads",
                 f"choose a multiple of {scratch.heads}",
+            )
+
+
+def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
+    """Of a model that starts from nothing."""
+    if model.statistics is None:
+        for name in ("embodiment_tag", "video_keys", "state_keys", "action_keys"):
+            if getattr(model, name) is not None:
+                yield (
+                    f"model.{name}",
+                    f"model.{name} chooses from statistics, but model.checkpoint and model.statistics are null",
+                    "set model.statistics, or leave it out",
+                )
+        return
+    try:
+        robot = robot_of(*read_statistics(Path(model.statistics)), model)
+    except PolicyError as error:
+        yield "model.statistics", f"model.statistics: {error}", ""
+        return
+    for what, found, there in (
+        ("a state", robot.state, state_dim(config)),
+        ("an action", robot.action, action_dim(config)),
+    ):
+        if there is not None and len(found) != there:
+            yield (
+                "model.statistics",
+                f"model.statistics are of {what} with {len(found)} numbers, the simulator has {there}",
+                "name statistics of demonstrations by this robot (data.path, too, if they are from there)",
             )
 
 
@@ -71,7 +116,30 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
         embodiment_number(robot.tag, model.embodiment_id, sizes.embodiments)
     except PolicyError as error:
         yield "model.embodiment_id", f"model.embodiment_id: {error}", ""
-    yield from misfits(robot, sizes, config.rollout.chunk_size, len(config.env.cameras), state_dim(config))
+    cameras = len(config.env.cameras)
+    yield from misfits(robot, sizes, config.rollout.chunk_size, cameras, state_dim(config), action_dim(config))
+    if TOKENIZER in files.tokenizer and cameras:  # the other form cannot be read without torch
+        yield from _check_prompts(config, with_kept(model, Path(str(model.checkpoint))), files)
+
+
+def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -> Iterator[Objection]:
+    """The tokenizer fits the model, and so do the sentences that are known."""
+    sizes = files.architecture
+    try:
+        Words(
+            files.tokenizer,
+            image_token=sizes.image_token,
+            pictures=len(config.env.cameras),
+            pieces=sizes.picture_tokens,
+            tasks=sentences(config).values(),
+            listed=model.listed_task,
+            length=model.prompt_length,
+        )
+    except PromptError as error:
+        yield "model.prompt_length", str(error), ""
+    except PolicyError as error:
+        path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
+        yield path, f"{path}: {error}", ""
 
 
 def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Robot:
@@ -86,7 +154,9 @@ def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Ro
     )
 
 
-def misfits(robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio: int | None) -> Iterator[Objection]:
+def misfits(
+    robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio: int | None, action_dim: int | None
+) -> Iterator[Objection]:
     """What of a checkpoint does not fit a simulator.
 
     Args:
@@ -95,6 +165,7 @@ def misfits(robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio
         chunk: actions that are executed.
         cameras: of the simulator.
         proprio: numbers in the simulator's state; None: not known yet.
+        action_dim: the same of an action.
     """
     state, action = robot.state, robot.action
     if robot.cameras is not None and len(robot.cameras) != cameras:
@@ -120,6 +191,13 @@ def misfits(robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio
             f"the statistics of {robot.tag!r} describe a state of {len(state)} numbers "
             f"({', '.join(state.parts) or 'none'}), the simulator has {proprio}",
             "choose its parts with model.state_keys, or other states with env.proprio",
+        )
+    if action_dim is not None and len(action) != action_dim:
+        yield (
+            "model.action_keys",
+            f"the statistics of {robot.tag!r} describe an action of {len(action)} numbers "
+            f"({', '.join(action.parts)}), the simulator takes {action_dim}",
+            "choose its parts with model.action_keys, or statistics of this robot with model.statistics",
         )
 
 

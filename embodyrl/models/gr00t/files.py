@@ -12,7 +12,7 @@ from typing import Any
 
 from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.gr00t.architecture import Architecture
+from embodyrl.models.gr00t.architecture import Architecture, check_model
 from embodyrl.models.gr00t.options import Gr00tConfig
 from embodyrl.models.gr00t.statistics import LEROBOT_TAG, REMEDY, as_metadata
 from embodyrl.models.lerobot import parse_statistics
@@ -56,6 +56,7 @@ class CheckpointFiles:
         content = _read_json(folder / CONFIG, "give the folder of a GR00T N1.5 checkpoint")
         if content.get("type") == LEROBOT_TYPE:
             content = Architecture().to_config()
+        check_model(content)
         eagle = folder / EAGLE_CONFIG
         metadata, origin = read_statistics(folder if config.statistics is None else Path(config.statistics))
         return cls(

@@ -247,6 +247,7 @@ def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: Simulato
     if not pictures:
         raise PolicyError("the model needs pictures: set env.cameras")
     proprio = None if simulator is None else simulator.proprio_dim
-    for _, message, remedy in misfits(robot, sizes, chunk_size, pictures, proprio):
+    acting = None if simulator is None else simulator.action_dim
+    for _, message, remedy in misfits(robot, sizes, chunk_size, pictures, proprio, acting):
         raise PolicyError(f"{message}: {remedy}")
     return pictures

@@ -11,7 +11,8 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.architecture import Architecture, Transformer
 from embodyrl.models.gr00t.files import TOKENIZER, CheckpointFiles, read_statistics
 from embodyrl.models.gr00t.options import Gr00tConfig
-from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, word_tokenizer
+from embodyrl.models.gr00t.prompts import word_tokenizer
+from embodyrl.models.gr00t.tokens import PIECE, SPECIAL
 
 ROBOT = "simulator"
 """The robot that such a model knows, if no statistics name another."""

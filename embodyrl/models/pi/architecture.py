@@ -32,6 +32,8 @@ SO400M = {
     "image_size": 224,
 }
 VOCABULARY = 257152
+OTHERS = {"gr00t_n1_5": "gr00t", "groot": "gr00t"}
+"""Models by the names in their config.json, where these are not ours."""
 PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
 """Tokens of a sentence, with padding."""
 PICTURES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
@@ -80,6 +82,7 @@ class Architecture:
             PolicyError: it is that of another model, or names sizes that are not known.
         """
         written = config.get("type", config.get("model_type", name))
+        written = OTHERS.get(str(written), written)
         if written != name:
             raise PolicyError(
                 f"config.json is that of a {written!r} model: set model.name to that one, or give another folder"
