@@ -753,6 +753,54 @@ def test_a_config_that_fits(whole: Path) -> None:
     assert faults(whole) == ""
 
 
+METAWORLD = ["env=metaworld/reach_rgb", "model=gr00t", "model.video_keys=null"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model.scratch.image_size=60"], "model.scratch.image_size = 60 cannot be cut into patches of 16 pixels"),
+        (["model.tokenizer=/nope"], "model.tokenizer is set, but model.checkpoint is null"),
+        (["model.embodiment_id=7"], "a model that starts from nothing knows one robot alone"),
+        (["model.embodiment_tag=foo"], "model.embodiment_tag chooses from statistics, but model.checkpoint and"),
+        (["model.state_keys=[foo]"], "model.state_keys chooses from statistics"),
+    ],
+)
+def test_what_a_model_from_nothing_cannot_be(settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("gym_cartpole", ["env=gym/pendulum_rgb", "model=gr00t", "rollout.chunk_size=2", *settings])
+    assert said in str(caught.value)
+
+
+def test_statistics_of_another_robot_are_found_before_a_model_from_nothing_starts(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    numbers = {name: [0.0] * 7 for name in ("min", "max", "mean", "std", "q01", "q99")}
+    (tmp_path / "stats.json").write_text(json.dumps({"observation.state": numbers, "action": numbers}))
+    with pytest.raises(ConfigError) as caught:
+        load_config("gym_cartpole", [*METAWORLD, f"model.statistics={tmp_path / 'stats.json'}"])
+    assert "model.statistics are of a state with 7 numbers, the simulator has" in str(caught.value)
+    assert "model.statistics are of an action with 7 numbers, the simulator has 4" in str(caught.value)
+
+
+def test_sentences_and_tokenizers_that_do_not_fit_are_found_before_anything_starts(whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    short = faults(whole, "model.prompt_length=3", env="metaworld/reach_rgb")
+    assert "more than prompt_length = 3 (of the config or the saved policy): 'reach the goal position'" in short
+    tokenizer = {"type": "WordLevel", "vocab": {"reach": 0}, "unk_token": "reach"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": tokenizer}))
+    other = faults(whole, f"model.tokenizer={tmp_path}")
+    assert "model.tokenizer: <IMG_CONTEXT> has id None in the tokenizer" in other
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert "model.tokenizer: the tokenizer cannot be read" in faults(whole, f"model.tokenizer={tmp_path}")
+
+
+def test_another_models_folder_and_sizes_that_are_none_are_named(folder: Path) -> None:
+    rewrite(folder / "config.json", lambda content: content["action_head_cfg"].update(action_horizon="x"))
+    assert "config.json: action_horizon is 'x', expected a whole number from 1 on" in faults(folder)
+    rewrite(folder / "config.json", lambda content: [content.clear(), content.update(type="pi0")])
+    assert "config.json is that of a 'pi0' model, expected 'gr00t_n1_5'" in faults(folder)
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

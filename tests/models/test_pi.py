@@ -659,6 +659,16 @@ def test_actions_of_another_robot_are_found_before_anything_starts(folder: Path)
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("cameras", "said"),
+    [("[wrist]", "env.cameras has no 'wrist' - one of render, absent"), ("[absent]", "leaves no picture to look at")],
+)
+def test_a_model_from_nothing_looks_through_cameras_that_there_are(cameras: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("gym_cartpole", ["env=gym/pendulum_rgb", "model=pi0", f"model.cameras={cameras}"])
+    assert said in str(caught.value)
+
+
 def test_statistics_for_random_weights_are_checked_before_anything_starts(folder: Path) -> None:
     random = ["env=metaworld/reach_rgb", "model.cameras=[]", "model.checkpoint=null"]
     given = [*random, f"model.statistics={folder / 'norm_stats.json'}"]

@@ -85,6 +85,8 @@ def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[Object
                     "set model.statistics, or leave it out",
                 )
         return
+    if not Path(model.statistics).exists():  # demonstrations may be yet to come
+        return
     try:
         robot = robot_of(*read_statistics(Path(model.statistics)), model)
     except PolicyError as error:

@@ -123,8 +123,6 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
             yield f"model.cameras.{index}", f"env.cameras has no {name!r}", remedy
     if model.cameras and set(model.cameras) == {ABSENT}:
         yield "model.cameras", "model.cameras leaves no picture to look at", "name a camera of env.cameras"
-    if model.statistics is not None and not Path(model.statistics).is_file():
-        yield "model.statistics", f"model.statistics = {model.statistics!r} is no file", "record demonstrations first"
     for name in ("tokenizer", "unnorm_key"):
         if getattr(model, name) is not None:
             yield (
