@@ -120,7 +120,7 @@ def action_dim(config: Config) -> int | None:
 def sentences(config: Config) -> dict[str, str]:
     """What a policy is told about each task, as far as that is known before the simulator runs."""
     env, told, listing = config.env, *(fact(SIMULATORS, config.env.name, key) for key in ("sentence", "tasks"))
-    if told is None or SIMULATORS.entry(env.name).missing():
+    if told is None or listing is None or SIMULATORS.entry(env.name).missing():
         return dict(env.instructions)
     tell, known = load_target(told), load_target(listing)()
     return {task: tell(task) for task in env.tasks if task in known} | env.instructions

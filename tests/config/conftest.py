@@ -72,9 +72,3 @@ def workplace(tmp_path, monkeypatch) -> Workplace:
     """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
     return Workplace(tmp_path)
-
-
-@pytest.fixture
-def not_made_yet() -> list[str]:
-    """Overrides for shipped experiments, of which some go on from what another run leaves."""
-    return ["model.checkpoint=null"]
