@@ -661,7 +661,7 @@ def test_actions_of_another_robot_are_found_before_anything_starts(folder: Path)
 
 @pytest.mark.parametrize(
     ("cameras", "said"),
-    [("[wrist]", "env.cameras has no 'wrist' - one of render, absent"), ("[absent]", "leaves no picture to look at")],
+    [("[wrist]", "env.cameras has no 'wrist' (has: render)"), ("[absent]", "leaves no picture to look at")],
 )
 def test_a_model_from_nothing_looks_through_cameras_that_there_are(cameras: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:

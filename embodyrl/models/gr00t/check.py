@@ -187,20 +187,17 @@ def misfits(
                 f"checkpoint takes {most} at most",
                 f"choose some of them with model.{name}_keys",
             )
-    if proprio is not None and len(state) != proprio:
-        yield (
-            "model.state_keys",
-            f"the statistics of {robot.tag!r} describe a state of {len(state)} numbers "
-            f"({', '.join(state.parts) or 'none'}), the simulator has {proprio}",
-            "choose its parts with model.state_keys, or other states with env.proprio",
-        )
-    if action_dim is not None and len(action) != action_dim:
-        yield (
-            "model.action_keys",
-            f"the statistics of {robot.tag!r} describe an action of {len(action)} numbers "
-            f"({', '.join(action.parts)}), the simulator takes {action_dim}",
-            "choose its parts with model.action_keys, or statistics of this robot with model.statistics",
-        )
+    for name, ranges, there, instead in (
+        ("state", state, proprio, "other states with env.proprio"),
+        ("action", action, action_dim, "statistics of this robot with model.statistics"),
+    ):
+        if there is not None and len(ranges) != there:
+            yield (
+                f"model.{name}_keys",
+                f"the statistics of {robot.tag!r} describe {'an' if name == 'action' else 'a'} {name} of {len(ranges)} "
+                f"numbers ({', '.join(ranges.parts) or 'none'}), the simulator has {there}",
+                f"choose its parts with model.{name}_keys, or {instead}",
+            )
 
 
 def _too_long(chunk: int, horizon: int) -> Objection:

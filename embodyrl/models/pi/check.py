@@ -56,11 +56,7 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architect
             f"the checkpoint expects {len(pictures)} picture(s) ({', '.join(pictures)}), {len(names)} are named "
             f"({', '.join(names) or 'none'}): set model.cameras to a camera, or `{ABSENT}`, for each"
         )
-    for name in names:
-        if name != ABSENT and name not in cameras:
-            near = near_match(name, list(cameras))
-            hint = f" - did you mean {near!r}?" if near else ""
-            raise PolicyError(f"env.cameras has no {name!r}{hint} (has: {', '.join(cameras) or 'none'})")
+    _check_names(names, cameras)
     shown = [name for name in names if name != ABSENT]
     unseen = [name for name in cameras if name not in shown]
     if unseen or not shown:
@@ -70,6 +66,14 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architect
             else "the model needs pictures: set env.cameras"
         )
     return Cameras(cameras, tuple(cameras.index(name) for name in shown))
+
+
+def _check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
+    for name in names:
+        if name != ABSENT and name not in cameras:
+            near = near_match(name, list(cameras))
+            hint = f" - did you mean {near!r}?" if near else ""
+            raise PolicyError(f"env.cameras has no {name!r}{hint} (has: {', '.join(cameras) or 'none'})")
 
 
 def check(config: Config) -> Iterator[Objection]:
@@ -115,12 +119,10 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
                 f"model.scratch.{name} = {getattr(sizes, name)} cannot be split among {sizes.heads} heads",
                 "choose a multiple",
             )
-    there = [*config.env.cameras, ABSENT]
-    for index, name in enumerate(model.cameras):
-        if name not in there:
-            near = near_match(name, there)
-            remedy = f"did you mean {near!r}?" if near else f"one of {', '.join(there)}"
-            yield f"model.cameras.{index}", f"env.cameras has no {name!r}", remedy
+    try:
+        _check_names(model.cameras, config.env.cameras)
+    except PolicyError as error:
+        yield "model.cameras", str(error), ""
     if model.cameras and set(model.cameras) == {ABSENT}:
         yield "model.cameras", "model.cameras leaves no picture to look at", "name a camera of env.cameras"
     for name in ("tokenizer", "unnorm_key"):
