@@ -21,9 +21,9 @@ run:  ## Train the main job: MetaWorld reach-v3 from state observations, about a
 	@$(SETUP) metaworld
 	@$(BIN)/embodyrl run $(if $(CONFIG),"$(CONFIG)") $(ARGS)
 
-test:  ## Run the tests
+test:  ## Run the tests, one process per usable core (ARGS='-n 0': in one process)
 	@$(SETUP) metaworld maniskill vla data dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 check:  ## Lint, check formatting, types and the layers of the architecture
 	@$(SETUP) metaworld maniskill vla data dev

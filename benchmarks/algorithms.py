@@ -55,7 +55,7 @@ CONTENDERS = (
     Contender("cpgd", (GRPO, "algorithm=cpgd")),
     Contender("gspo", (GRPO, "algorithm=gspo")),
     Contender("srpo", (GRPO, "algorithm=srpo", "algorithm.reward=srpo")),
-    Contender("decoupled_ppo", (DAPO, "algorithm.loss=decoupled_ppo")),
+    Contender("decoupled_ppo", (DAPO, "algorithm.loss=decoupled_ppo", "algorithm.loss.clip_high=0.28")),
 )
 
 

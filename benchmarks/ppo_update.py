@@ -65,7 +65,7 @@ def our_update(config: Config) -> Callable[[], None]:
         build_policy(config.model, spec, chunk_size=1, seed=1),
         config=config.engine,
         algorithm=config.algorithm,
-        loss=LOSSES.load(config.algorithm.loss),
+        loss=LOSSES.load(config.algorithm.loss.name),
         iterations=10**6,
         seed=1,
     )
@@ -114,7 +114,7 @@ def peer_update(config: Config) -> Callable[[], None]:
         n_steps=k * b,
         batch_size=k * b // algorithm.minibatches,
         n_epochs=algorithm.epochs,
-        clip_range=algorithm.clip_low,
+        clip_range=algorithm.loss.clip_low,  # type: ignore[attr-defined]
         normalize_advantage=algorithm.normalize_advantages,
         ent_coef=algorithm.entropy_coef,
         vf_coef=algorithm.value_coef,

@@ -255,16 +255,18 @@ def run_peer(contender: str, run_dir: Path, iterations: int, overrides: Sequence
     inner = DummyVecEnv(makers) if "dummy" in contender else SubprocVecEnv(makers)
     venv = VecNormalize(inner, norm_obs=True, norm_reward=False, clip_obs=10.0)
     hidden = list(config.model.hidden_sizes)  # type: ignore[attr-defined]
+    rate = config.engine.optimizer
+    assert rate.schedule.value == "linear", "Stable-Baselines3 is given the main job's schedule"
     model = PPO(
         "MlpPolicy",
         venv,
-        learning_rate=config.engine.optimizer.lr,
+        learning_rate=lambda left: rate.lr * (rate.lr_floor + (1.0 - rate.lr_floor) * left),
         n_steps=config.rollout.chunks,
         batch_size=env_steps // algorithm.minibatches,
         n_epochs=algorithm.epochs,
         gamma=algorithm.gamma,
-        gae_lambda=algorithm.gae_lambda,
-        clip_range=algorithm.clip_low,
+        gae_lambda=algorithm.advantage.gae_lambda,  # type: ignore[attr-defined]
+        clip_range=algorithm.loss.clip_low,  # type: ignore[attr-defined]
         normalize_advantage=algorithm.normalize_advantages,
         ent_coef=algorithm.entropy_coef,
         vf_coef=algorithm.value_coef,

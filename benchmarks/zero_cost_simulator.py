@@ -111,5 +111,5 @@ SIMULATORS.register(
     target=ZeroCost,
     options=ZeroCostConfig,
     summary="steps that cost nothing",
-    facts={"preload": ("gymnasium", "embodyrl.envs.manager.worker")},
+    preload=("gymnasium", "embodyrl.envs.manager.worker"),
 )

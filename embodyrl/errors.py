@@ -3,7 +3,15 @@ or 2."""
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def without_controls(text: str) -> str:
+    """A text that a terminal only shows: control characters but newline and tab are written out."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class UserError(ValueError):

@@ -8,17 +8,18 @@ lists under `plugins:`.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import difflib
 import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
 
-T = TypeVar("T")
+E = TypeVar("E", bound="Entry")
 
 
 def near_match(name: str, known: Sequence[str]) -> str | None:
@@ -64,27 +65,27 @@ class SystemLibrary(Requirement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry(Generic[T]):
-    """One registered component."""
+class Entry:
+    """One registered component, and what is to be known of it without importing it."""
 
     name: str
-    target: str | T
+    target: Any
     """The component, or `module:object` where it is imported from on first use."""
     summary: str
     """One line for `embodyrl list`."""
     options: str | type | None = None
     """Dataclass of the component's own options (the class, or `module:object`); it becomes part of the config
     schema."""
-    requires: tuple[Requirement, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What config rules must know without importing the target; the keys are documented at each registry below."""
+    requires: Sequence[Requirement] = ()
+    """Packages that it imports."""
     source: str = "built-in"
+    """Where it comes from."""
 
     def missing(self) -> list[Requirement]:
         """Requirements that are not installed here."""
         return [requirement for requirement in self.requires if not requirement.is_met()]
 
-    def load(self) -> T:
+    def load(self) -> Any:
         """Import the component.
 
         Raises:
@@ -96,14 +97,140 @@ class Entry(Generic[T]):
                 f"{self.name!r} needs {', '.join(requirement.module for requirement in missing)}, which is not "
                 f"installed: {missing[0].install}"
             )
-        return cast(T, load_target(self.target)) if isinstance(self.target, str) else self.target
+        return load_target(self.target) if isinstance(self.target, str) else self.target
 
     def load_options(self) -> type | None:
         """The options dataclass, imported if need be."""
         return load_target(self.options) if isinstance(self.options, str) else self.options
 
 
-class Registry(Generic[T]):
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry(Entry):
+    """A policy. Target: a `models.Policy` class."""
+
+    critic: bool
+    """Whether it predicts values."""
+    max_chunk: int | None = None
+    """Most actions that one decision can hold; None: no limit."""
+    usual_chunk: int = 1
+    """Actions per decision of its public checkpoints."""
+    blocks: bool | None = None
+    """Whether it consists of layers that can be recomputed, sharded and adapted; None: its `parallel_plan` says so."""
+    standalone: bool = False
+    """Whether it can be built from its checkpoint without a simulator."""
+    check: str | None = None
+    """`module:function` that takes the whole config and yields what the model finds wrong with it, each as (path of the
+    setting, message, remedy), without importing torch."""
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """Options that a saved policy keeps where a config leaves them null (`options_to_save` says what they have become);
+    with what they were where nothing says it."""
+    notes: str | None = None
+    """`module:function` that says of the whole config what `embodyrl validate` should note about it."""
+    published: str | None = None
+    """What its published size is called, if one was published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatorEntry(Entry):
+    """A simulator backend. Target: callable (config, num_slots) -> `envs.Simulator`."""
+
+    tasks: str | None = None
+    """`module:function` that lists all task names without importing the simulator; None: only the simulator knows."""
+    cameras: str | None = None
+    """The same for camera names."""
+    state_dim: str | None = None
+    """`module:function` that says of its part of a config how many numbers a state has, or None where only the
+    simulator knows."""
+    action_dim: str | None = None
+    """The same of an action."""
+    sentence: str | None = None
+    """`module:function` that says what a policy is told about a task."""
+    graphics: str | None = None
+    """`opengl` or `vulkan`: what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use."""
+    preload: Sequence[str] | None = None
+    """Modules that are imported once before its processes are forked, see `placement.zygote`; None: it is not safe."""
+    check: str | None = None
+    """`module:function` that takes the whole config and yields what the simulator finds wrong with it, each as (path of
+    the setting, message, remedy), without importing the simulator."""
+    check_here: str | None = None
+    """The same for what it finds missing on this machine."""
+    assets: str | None = None
+    """`module:function` that tells `embodyrl doctor` which downloads are here, and what to do for others, or ""."""
+    fills_gpu: str | None = None
+    """`module:function` that says of its part of a config whether each process computes on a GPU of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmEntry(Entry):
+    """An iteration graph. Target: callable (config) -> `pipelines.Graph`."""
+
+    critic: bool | None = None
+    """Whether its nodes pass a critic's values on; None: either will do."""
+    demonstrations: bool = False
+    """Whether it learns from those of `data.path`."""
+    check: str | None = None
+    """As with models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageEntry(Entry):
+    """An advantage estimator. Target: see docs/algorithms.md, as for losses, rewards and filters."""
+
+    critic: bool
+    """Whether it needs the values of a critic."""
+    whole: bool
+    """Whether it needs whole episodes."""
+    group: bool | str = False
+    """Whether it compares the episodes of a group, or `module:function` that says so of its options."""
+    actions: bool = False
+    """Whether it works on rewards of actions, too."""
+    check: str | None = None
+    """As with models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossEntry(Entry):
+    """A policy loss."""
+
+    whole: bool
+    """Whether it needs whole episodes."""
+    check: str | None = None
+    """As with models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardEntry(Entry):
+    """What is learned from."""
+
+    whole: bool
+    """Whether it needs whole episodes."""
+    check: str | None = None
+    """As with models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterEntry(Entry):
+    """Which groups are learned from."""
+
+    group: bool = True
+    """False for one that keeps all groups."""
+    check: str | None = None
+    """As with models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEntry(Entry):
+    """What a node of an iteration graph does: names of columns and resources, see `pipelines.Node`."""
+
+    reads: Sequence[str] = ()
+    """What it looks at."""
+    writes: Sequence[str] = ()
+    """Columns that it adds."""
+    changes: Sequence[str] = ()
+    """What it replaces, uses up or alters."""
+
+
+class Registry(Generic[E]):
     """A table of components of one kind.
 
     Args:
@@ -111,53 +238,68 @@ class Registry(Generic[T]):
         home: module that declares the built-in entries when it is imported; no other registry may have the same one.
         group: entry-point group through which installed packages add entries; each entry point names a module or a
             callable that calls `register`.
+        entry: dataclass of its entries, which says what has to be told of a component.
     """
 
-    def __init__(self, kind: str, *, home: str, group: str) -> None:
+    def __init__(self, kind: str, *, home: str, group: str, entry: type[E]) -> None:
         self.kind = kind
+        self.entry_type = entry
         self.home = home
         self.group = group
-        self._entries: dict[str, Entry[T]] = {}
+        self._entries: dict[str, E] = {}
         self._filled = False
         self._source = "plug-in"
         """Where entries that are registered now come from."""
 
-    def register(
-        self,
-        name: str,
-        target: str | T,
-        *,
-        summary: str,
-        options: str | type | None = None,
-        requires: Sequence[Requirement] = (),
-        facts: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Add a component; see `Entry` for the arguments.
+    def register(self, name: str, target: Any, **known: Any) -> None:
+        """Add a component.
+
+        Args:
+            name: what configs call it.
+            target: the component, or `module:object`.
+            known: the other fields of the registry's entries (`AdvantageEntry`, ...), `summary` and `options` included.
 
         Raises:
             DuplicateNameError: the name is taken.
+            TypeError: a field is missing, or there is none of that name.
         """
         self._fill()
         if name in self._entries:
             raise DuplicateNameError(
                 f"{self.kind} {name!r} is already registered ({self._entries[name].source}): choose another name"
             )
-        self._entries[name] = Entry(
-            name=name,
-            target=target,
-            summary=summary,
-            options=options,
-            requires=tuple(requires),
-            facts=dict(facts or {}),
-            source=self._source,
-        )
+        self._require_fields(name, known)
+        self._entries[name] = self.entry_type(name=name, target=target, source=self._source, **known)
+
+    def _require_fields(self, name: str, known: Mapping[str, Any]) -> None:
+        """Refuse what an entry does not have, and what it lacks, each in one sentence."""
+        what, entry = f"{self.kind} {name!r}", self.entry_type.__name__
+        fields = {each.name: each for each in dataclasses.fields(self.entry_type)}
+        for set_here in ("name", "target", "source"):
+            del fields[set_here]
+        if isinstance(known.get("facts"), Mapping):
+            instead = ", ".join(f"{key}={value!r}" for key, value in known["facts"].items())
+            raise TypeError(f"{what} is registered with facts={{...}}: write them as arguments of their own, {instead}")
+        for key in known:
+            if key not in fields:
+                near = near_match(key, list(fields))
+                hint = f" - did you mean {near!r}?" if near else ""
+                raise TypeError(
+                    f"{what} is registered with {key!r}, which no {entry} has{hint} (it has {', '.join(fields)})"
+                )
+        lacking = [key for key, each in fields.items() if key not in known and _is_required(each)]
+        if lacking:
+            raise TypeError(
+                f"{what} is registered without {' and '.join(map(repr, lacking))}: add "
+                f"{', '.join(f'{key}=...' for key in lacking)} ({fields[lacking[0]].type}; embodyrl.registry.{entry})"
+            )
 
     def names(self) -> list[str]:
         """All registered names, sorted."""
         self._fill()
         return sorted(self._entries)
 
-    def entries(self) -> list[Entry[T]]:
+    def entries(self) -> list[E]:
         """All entries, sorted by name."""
         return [self._entries[name] for name in self.names()]
 
@@ -165,7 +307,7 @@ class Registry(Generic[T]):
         self._fill()
         return name in self._entries
 
-    def entry(self, name: str) -> Entry[T]:
+    def entry(self, name: str) -> E:
         """The entry called `name`.
 
         Raises:
@@ -182,7 +324,7 @@ class Registry(Generic[T]):
         hint = f" - did you mean {near!r}?" if near else ""
         return f"{self.kind} {name!r} is not registered{hint} (registered: {', '.join(self.names()) or 'none'})"
 
-    def load(self, name: str) -> T:
+    def load(self, name: str) -> Any:
         """Import the component called `name`; see `entry` and `Entry.load` for what is raised."""
         return self.entry(name).load()
 
@@ -207,68 +349,49 @@ class Registry(Generic[T]):
         self._source = "plug-in"
 
 
-SupportedModel: Registry[Any] = Registry("model", home="embodyrl.models.builtin", group="embodyrl.models")
-"""Policies. Target: a `models.Policy` class. Facts: `max_chunk` (most actions that one decision can hold, int or absent
-for no limit), `critic` (bool: predicts values), `usual_chunk` (actions per decision of its public checkpoints; absent:
-1), `standalone` (bool: it can be built from its checkpoint without a simulator), `check` (`module:function` that takes
-the whole config and yields what the model finds wrong with it, each as (path of the setting, message, remedy), without
-importing torch)."""
+def _is_required(of_entry: dataclasses.Field[Any]) -> bool:
+    return of_entry.default is dataclasses.MISSING and of_entry.default_factory is dataclasses.MISSING
 
-SIMULATORS: Registry[Any] = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl.envs")
-"""Simulator backends. Target: callable (config, num_slots) -> `envs.Simulator`. Facts: `tasks` (`module:function`
-that lists all task names without importing the simulator, or absent where only the simulator knows them), `cameras`
-(the same for camera names), `state_dim` (`module:function` that says of its part of a config how many numbers a state
-has, or None where only the simulator knows), `action_dim` (the same of an action), `sentence`
-(`module:function` that says what a policy is told about a task), `graphics` (`opengl` or `vulkan`:
-what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use), `preload` (modules that are
-imported once before its processes are forked, see `placement.zygote`; absent where that is not safe), `check`
-(`module:function` that takes the whole config and yields what the simulator finds wrong with it, each as (path of the
-setting, message, remedy), without importing the simulator), `assets` (`module:function` that tells `embodyrl doctor`
-which downloads are here, and what to do for others, or ""), `fills_gpu` (`module:function` that says of its part of a
-config whether each process computes on a GPU of its own)."""
 
-ALGORITHMS: Registry[Any] = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms")
-"""Iteration graphs. Target: callable (config) -> `pipelines.Graph`. Facts: `critic` (bool: its nodes pass a critic's
-values on, or absent where either will do), `demonstrations` (bool: it learns from those of `data.path`; absent: False),
-`check` (as with simulators)."""
+SupportedModel = Registry("model", home="embodyrl.models.builtin", group="embodyrl.models", entry=ModelEntry)
+"""Policies."""
 
-ADVANTAGES: Registry[Any] = Registry(
-    "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages"
+SIMULATORS = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl.envs", entry=SimulatorEntry)
+"""Simulator backends."""
+
+ALGORITHMS = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms", entry=AlgorithmEntry)
+"""Iteration graphs."""
+
+ADVANTAGES = Registry(
+    "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages", entry=AdvantageEntry
 )
-"""Advantage estimators. Facts: `critic` (bool: needs values), `whole` (bool: needs whole episodes), `group` (bool:
-compares the episodes of a group, unless `algorithm.norm` says otherwise), `actions` (bool: works on rewards of actions,
-too)."""
+"""Advantage estimators."""
 
-LOSSES: Registry[Any] = Registry("loss", home="embodyrl.algorithms.builtin_losses", group="embodyrl.losses")
-"""Policy losses. Facts: `whole` (bool: needs whole episodes)."""
+LOSSES = Registry("loss", home="embodyrl.algorithms.builtin_losses", group="embodyrl.losses", entry=LossEntry)
+"""Policy losses."""
 
-REWARDS: Registry[Any] = Registry("reward", home="embodyrl.algorithms.builtin_rewards", group="embodyrl.rewards")
-"""What is learned from. Target: callable that names columns of the batch and settings as keyword arguments and returns
-rewards `[K, B, C]`. Facts: `whole` (bool: needs whole episodes)."""
+REWARDS = Registry("reward", home="embodyrl.algorithms.builtin_rewards", group="embodyrl.rewards", entry=RewardEntry)
+"""What is learned from."""
 
-FILTERS: Registry[Any] = Registry("filter", home="embodyrl.algorithms.builtin_filters", group="embodyrl.filters")
-"""Which groups are learned from. Target: callable that names outcomes `[B/G, G]` and settings as keyword arguments and
-returns which groups to keep, bool `[B/G]`. Facts: `group` (bool: False for the one that keeps all)."""
+FILTERS = Registry("filter", home="embodyrl.algorithms.builtin_filters", group="embodyrl.filters", entry=FilterEntry)
+"""Which groups are learned from."""
 
-ENCODERS: Registry[Any] = Registry("encoder", home="embodyrl.algorithms.builtin_encoders", group="embodyrl.encoders")
+ENCODERS = Registry("encoder", home="embodyrl.algorithms.builtin_encoders", group="embodyrl.encoders", entry=Entry)
 """What turns the observations of an episode into a vector. Target: callable (images, proprio, dim=) -> `[E]`."""
 
-STAGES: Registry[Any] = Registry("stage", home="embodyrl.pipelines.builtin_stages", group="embodyrl.stages")
-"""What a node of an iteration graph does. Target: callable (iteration) -> None. Facts: `reads`, `writes`, `changes`
-(names of columns and resources, see `pipelines.Node`)."""
+STAGES = Registry("stage", home="embodyrl.pipelines.builtin_stages", group="embodyrl.stages", entry=StageEntry)
+"""What a node of an iteration graph does. Target: callable (iteration) -> None."""
 
-OPTIMIZERS: Registry[Any] = Registry(
-    "optimizer", home="embodyrl.engine.builtin_optimizers", group="embodyrl.optimizers"
-)
+OPTIMIZERS = Registry("optimizer", home="embodyrl.engine.builtin_optimizers", group="embodyrl.optimizers", entry=Entry)
 """What steps weights along gradients. Target: callable (groups of parameters, `config.schema.OptimizerConfig`) -> torch
-optimiser whose state is all in `state_dict`, so that it can be saved and moved. Facts: none so far."""
+optimiser whose state is all in `state_dict`, so that it can be saved and moved."""
 
-SINKS: Registry[Any] = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks")
-"""Where metrics go. Target: callable (context) -> `tracking.Sink`. Facts: none so far."""
+SINKS = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks", entry=Entry)
+"""Where metrics go. Target: callable (context) -> `tracking.Sink`."""
 
-EXPERTS: Registry[Any] = Registry("expert", home="embodyrl.data.builtin_experts", group="embodyrl.experts")
+EXPERTS = Registry("expert", home="embodyrl.data.builtin_experts", group="embodyrl.experts", entry=Entry)
 """Who demonstrates the tasks of a simulator, under the simulator's name. Target: callable (env config) ->
-`data.experts.Demonstrator`. Facts: none so far."""
+`data.experts.Demonstrator`."""
 
 
 def all_registries() -> list[Registry[Any]]:

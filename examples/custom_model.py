@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 
 from embodyrl.config.schema import ModelConfig, setting
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import from_unit_range, unit_range
-from embodyrl.models import ActOutput, EvalOutput, Policy, PolicySpec
+from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
+from embodyrl.models import ActOutput, EvalOutput, Policy, PolicyError, PolicySpec
 from embodyrl.registry import SupportedModel
 
 
@@ -37,6 +38,8 @@ class LinearPolicy(Policy):
 
     def __init__(self, config: LinearConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
+        if simulator.proprio_dim == 0 or is_discrete(simulator):
+            raise PolicyError("model 'linear' needs a state observation and continuous actions")
         self.spec = PolicySpec(
             kind="gaussian",
             chunk_size=chunk_size,
@@ -52,29 +55,40 @@ class LinearPolicy(Policy):
 
     def act(self, inputs: dict[str, Tensor], mode: str, generator: torch.Generator | None = None) -> ActOutput:
         """Decide: a sample in training, the mean in evaluation."""
-        mean = self.mean(inputs["proprio"])
-        sample = mean + self.noise * torch.randn(mean.shape, generator=generator) if mode == "train" else mean
+        distribution, values = self.predict(inputs)
+        sample = mean = distribution.mean
+        if mode == "train":
+            sample = mean + self.noise * torch.randn(mean.shape, generator=generator, device=mean.device)
         return ActOutput(
             actions=from_unit_range(sample, self.centre, self.half_width).unsqueeze(1),
-            logprobs=torch.distributions.Normal(mean, self.noise).log_prob(sample),
-            values=self.value(inputs["proprio"]).squeeze(-1),
+            logprobs=distribution.log_prob(sample),
+            values=values,
             trace={"sample": sample},
         )
 
     def evaluate(self, inputs: dict[str, Tensor], trace: dict[str, Tensor]) -> EvalOutput:
         """Score stored samples under the current weights."""
-        distribution = torch.distributions.Normal(self.mean(inputs["proprio"]), self.noise)
+        distribution, values = self.predict(inputs)
         return EvalOutput(
             logprobs=distribution.log_prob(trace["sample"]),
             entropy=distribution.entropy(),
-            values=self.value(inputs["proprio"]).squeeze(-1),
+            values=values,
         )
+
+    def predict(self, inputs: dict[str, Tensor]) -> tuple[Normal, Tensor]:
+        """Distribution of the action `[B, D]` in units of half the range, and value `[B]`; float32, though the layers
+        may multiply in bfloat16 (`engine.precision`)."""
+        proprio = inputs["proprio"]
+        # To validate the mean would be to wait for the GPU.
+        distribution = Normal(self.mean(proprio).float(), self.noise, validate_args=False)
+        return distribution, self.value(proprio).squeeze(-1).float()
 
 
 SupportedModel.register(
     "linear",
     target=LinearPolicy,
     options=LinearConfig,
-    facts={"critic": True, "max_chunk": 1},
+    critic=True,
+    max_chunk=1,
     summary="linear Gaussian policy (examples/custom_model.py)",
 )

@@ -2,23 +2,32 @@
 
     embodyrl run examples/custom_reward.yaml
 
-The function names the columns of the batch that it needs (rollout/columns.py lists them) and gets exactly those.
-Filters, advantages, losses and encoders are added in the same way; see docs/algorithms.md.
+The function names what it needs, columns of the batch (rollout/columns.py lists them) and options of its own, and gets
+exactly that. Filters, advantages, losses and encoders are added in the same way; see custom_loss.py and
+docs/algorithms.md.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
+from embodyrl.config.schema import RewardConfig, setting
 from embodyrl.registry import REWARDS
 
-COST = 0.01
-"""Of an action of length 1."""
+
+@dataclass(frozen=True, kw_only=True)
+class GentleConfig(RewardConfig):
+    """The simulator's reward, less the effort."""
+
+    cost: float = setting(0.01, low=0.0)
+    """Of an action of length 1."""
 
 
-def gentle(*, rewards: Tensor, actions: Tensor) -> Tensor:
+def gentle(*, rewards: Tensor, actions: Tensor, cost: float) -> Tensor:
     """Rewards `[K, B, C]` less a cost of the actions `[K, B, C, D]`."""
-    return rewards - COST * actions.square().sum(-1)
+    return rewards - cost * actions.square().sum(-1)
 
 
-REWARDS.register("gentle", target=gentle, facts={"whole": False}, summary="dense, less the effort")
+REWARDS.register("gentle", target=gentle, options=GentleConfig, whole=False, summary="dense, less the effort")

@@ -19,6 +19,7 @@ def pay_for_effort(iteration: Iteration) -> None:
 STAGES.register(
     "pay_for_effort",
     target=pay_for_effort,
-    facts={"reads": ("actions",), "changes": ("shaped_rewards",)},
+    reads=("actions",),
+    changes=("shaped_rewards",),
     summary="subtracts the squared actions from the reward",
 )

@@ -2,14 +2,81 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+MOST_PROCESSES = 8
+"""Tests that `-n auto` runs at a time, however many cores there are: many of them start processes of their own."""
+MEMORY_PER_PROCESS = 4 << 30
+"""What the largest tests need [bytes]."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs with plug-ins are signed with a key of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture
 def repository() -> Path:
     """Top of the checkout."""
     return REPOSITORY
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--list-skipped`, for a second pass where what was missing is there: `pytest @FILE`."""
+    parser.addoption("--list-skipped", metavar="FILE", type=Path, help="write the ids of skipped tests to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests send signals, and keep the list of skipped tests in the process that hears of all of them."""
+    # `&` in a script and `nohup` have signals ignored, also by the processes that tests start and send them to. What is
+    # handled here, if only by doing nothing, has its default there.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+    file = config.getoption("--list-skipped")
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkippedTests(file))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes behind `-n auto`: one for each core that this process may use."""
+    memory = psutil.virtual_memory().total // MEMORY_PER_PROCESS
+    return max(1, min(len(os.sched_getaffinity(0)), memory, MOST_PROCESSES))
+
+
+class SkippedTests:
+    """Writes the ids of skipped tests and test files, one per line, however the session ends.
+
+    Args:
+        file: where to.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._ids = file, dict[str, None]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember a skipped test; one that fails as expected ran."""
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._ids[report.nodeid] = None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember a file that skips itself."""
+        if report.skipped:
+            self._ids[report.nodeid] = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self) -> Iterator[None]:
+        """Write the list."""
+        yield
+        self._file.write_text("".join(f"{each}\n" for each in self._ids))

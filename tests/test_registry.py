@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import pytest
 
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
-from embodyrl.registry import Registry, Requirement, SystemLibrary
+from embodyrl.registry import ADVANTAGES, REWARDS, STAGES, Entry, Registry, Requirement, SystemLibrary
 
 HOME = """
 from shelf import SHELF
@@ -19,7 +20,7 @@ SHELF.register("saw", target="tools:Saw", summary="cuts wood")
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """A registry whose home declares two tools that are never imported unless asked for."""
-    registry: Registry = Registry("tool", home="shelf_home", group="embodyrl.tests.none")
+    registry: Registry = Registry("tool", home="shelf_home", group="embodyrl.tests.none", entry=Entry)
     module = type(sys)("shelf")
     module.SHELF = registry
     monkeypatch.setitem(sys.modules, "shelf", module)
@@ -92,3 +93,33 @@ def test_entry_points_are_called_and_a_broken_one_is_named(
     (info / "entry_points.txt").write_text("[embodyrl.tests.tools]\nvise = vendor:broken\n")
     with pytest.raises(PluginError, match=r"entry point 'vise' .*out of steel.*uninstall or mend"):
         shelf.names()
+
+
+def test_what_has_to_be_told_of_a_component_is_required() -> None:
+    with pytest.raises(
+        TypeError, match=r"advantage 'mine' is registered without 'critic' and 'whole': add critic=\.\.\."
+    ):
+        ADVANTAGES.register("mine", target=print, summary="mine")
+    with pytest.raises(TypeError, match=r"reward 'mine' is registered without 'summary': add summary=\.\.\. \(str; "):
+        REWARDS.register("mine", target=print, whole=False)
+    assert "mine" not in ADVANTAGES and "mine" not in REWARDS
+
+
+def test_what_no_entry_has_is_refused_with_the_near_match() -> None:
+    with pytest.raises(
+        TypeError, match=r"registered with 'critc', which no AdvantageEntry has - did you mean 'critic'\?"
+    ):
+        ADVANTAGES.register("mine", target=print, summary="mine", critc=False, critic=False, whole=False)
+    with pytest.raises(TypeError, match=r"stage 'mine' is registered with 'read', .* did you mean 'reads'\?"):
+        STAGES.register("mine", target=print, summary="mine", read=("rewards",))
+    assert "mine" not in ADVANTAGES and "mine" not in STAGES
+
+
+def test_a_registration_as_it_was_written_before_says_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"write them as arguments of their own, critic=False, whole=True$"):
+        ADVANTAGES.register("mine", target=print, summary="mine", facts={"critic": False, "whole": True})
+
+
+def test_entries_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ADVANTAGES.entry("gae").critic = False

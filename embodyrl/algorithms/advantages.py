@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.moments import mean, variance
 from embodyrl.config.schema import NormLevel
 
 
@@ -106,9 +107,11 @@ def grpo(
         eps: added to the standard deviation.
 
     Returns:
-        Advantages, and the episodes' returns at each of their steps.
+        Advantages, and the episodes' returns at each of their steps; float32. Of episodes with one return they are
+        exactly 0.
     """
-    returns = (rewards * valid).sum(0)
+    # Rounded to float32, returns that were added up in another order are equal again.
+    returns = (rewards.double() * valid).sum(0).float().double()
     played = valid.any(0)
     deviations = torch.where(played, returns - _means(returns, played, group_size, mean_level, leave_one_out), 0.0)
     relative = deviations
@@ -116,7 +119,7 @@ def grpo(
         squares, counts = _sums(deviations.square(), played, group_size, std_level)
         spread = (squares / (counts - float(unbiased)).clamp(min=1.0)).sqrt()
         relative = deviations / (spread + eps)
-    return torch.where(valid, relative, 0.0), torch.where(valid, returns, 0.0)
+    return torch.where(valid, relative, 0.0).float(), torch.where(valid, returns, 0.0).float()
 
 
 def _means(returns: Tensor, played: Tensor, group_size: int, level: NormLevel, leave_one_out: bool) -> Tensor:
@@ -139,15 +142,21 @@ def _sums(column: Tensor, played: Tensor, group_size: int, level: NormLevel) -> 
 
 
 def normalize(advantages: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Scale to mean 0 and (unbiased) standard deviation 1 over the valid entries; the others become 0."""
+    """Scale to mean 0 and (unbiased) standard deviation 1 over the valid entries; the others become 0.
+
+    Returns:
+        float32; exactly 0 where all valid entries are equal.
+    """
     chosen = advantages[valid]
     if chosen.numel() < 2:
-        return torch.zeros_like(advantages)
-    return torch.where(valid, (advantages - chosen.mean()) / (chosen.std() + epsilon), 0.0)
+        return torch.zeros_like(advantages, dtype=torch.float32)
+    spread = variance(chosen, unbiased=True).sqrt()
+    return torch.where(valid, (advantages.double() - mean(chosen)) / (spread + epsilon), 0.0).float()
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 no better than a constant; nan if returns
     do not vary."""
-    variance = returns.var(unbiased=False)
-    return float("nan") if variance == 0 else float(1.0 - (returns - values).var(unbiased=False) / variance)
+    total = variance(returns, unbiased=False)
+    left = variance(returns.double() - values.double(), unbiased=False)
+    return float("nan") if total == 0 else float(1.0 - left / total)

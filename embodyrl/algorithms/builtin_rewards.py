@@ -7,24 +7,25 @@ from embodyrl.registry import REWARDS
 REWARDS.register(
     "dense",
     target="embodyrl.algorithms.rewards:dense",
-    facts={"whole": False},
+    whole=False,
     summary="the simulator's own reward",
 )
 REWARDS.register(
     "success",
     target="embodyrl.algorithms.rewards:success",
-    facts={"whole": True},
+    whole=True,
     summary="1 for the action that first solves the task, else 0",
 )
 REWARDS.register(
     "difference",
     target="embodyrl.algorithms.rewards:difference",
-    facts={"whole": True},
+    whole=True,
     summary="what the simulator's own reward gained over the action before",
 )
 REWARDS.register(
     "srpo",
     target="embodyrl.algorithms.rewards:srpo",
-    facts={"whole": True},
+    options="embodyrl.algorithms.options:SRPORewardConfig",
+    whole=True,
     summary="1 for a success; failures by their distance to successes (self-referential, Fei et al. 2025)",
 )

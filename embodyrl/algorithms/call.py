@@ -1,7 +1,8 @@
-"""Call a registered function with just the arguments that it names."""
+"""Call a registered function with just the columns and options that it names."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,16 +18,26 @@ class SignatureError(UserError):
     """Raised when a registered function asks for an argument that nobody provides."""
 
 
-def call_with(function: Callable[..., R], available: Mapping[str, Any]) -> R:
-    """Call `function` with those entries of `available` that its keyword arguments name.
+def options_of(section: Any) -> dict[str, Any]:
+    """A component's own options by name, from its section of the config (`config.algorithm.loss`)."""
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section) if field.name != "name"}
 
-    An advantage estimator or a loss lists the columns and settings it needs as keyword-only arguments, and nothing
-    else, so that its signature is its documentation.
+
+def call_with(function: Callable[..., R], columns: Mapping[str, Any], options: Mapping[str, Any]) -> R:
+    """Call `function` with those columns and options that its keyword arguments name.
+
+    A loss, advantage estimator, reward or filter lists what it needs as keyword-only arguments, and nothing else, so
+    that its signature is its documentation. `config.algorithm_rules` has looked before the run whether it can have it.
+
+    Args:
+        function: of the component.
+        columns: what there is of the batch.
+        options: the component's own, see `options_of`; no other component's.
 
     Raises:
         SignatureError: an argument without default is not available; says which are.
     """
-    arguments = {}
+    available, arguments = {**columns, **options}, {}
     for name, parameter in _parameters(function).items():
         if name in available:
             arguments[name] = available[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.moments import mean, variance
 from embodyrl.config.schema import Compat
 
 SIIRL_RADIUS = 0.5
@@ -21,7 +22,7 @@ MIN_RANGE = 1e-6
 def progress_scores(
     embeddings: Tensor, success: Tensor, task: Tensor, *, scale: float, steepness: float, compat: Compat
 ) -> Tensor:
-    """Score `[B]` of each episode, among the episodes of its task.
+    """Score, float32 `[B]`, of each episode, among the episodes of its task.
 
     1 for a success; for a failure scale * sigmoid(steepness * (0.5 - n)), n being its distance to the nearest kind of
     success, scaled to 0 .. 1 over the task's failures (0.5 where they do not differ). Where a task has no success, or
@@ -31,6 +32,7 @@ def progress_scores(
         embeddings: `[B, E]`. success: bool `[B]`. task: `[B]`.
         compat: how successes are clustered into kinds, see `success_centres`.
     """
+    embeddings = embeddings.double()  # failures that are equally far would else differ by more than MIN_RANGE
     known = embeddings.abs().sum(1) > 0
     scores = (success & known).float()
     for number in task.unique():
@@ -39,7 +41,7 @@ def progress_scores(
         if solved.any() and failed.any():
             centres = success_centres(embeddings[solved], compat)
             distances = _distances(embeddings[failed], centres).amin(1)
-            scores[failed] = scale * torch.sigmoid(steepness * (0.5 - _unit_range(distances)))
+            scores[failed] = (scale * torch.sigmoid(steepness * (0.5 - _unit_range(distances)))).float()
     return scores
 
 
@@ -58,11 +60,12 @@ def success_centres(successes: Tensor, compat: Compat) -> Tensor:
     of its video model, so that it never finds any. Here neighbours lie within half the root mean square distance of the
     points themselves, whatever `E` is.
     """
-    spread = successes.std(0, unbiased=False)
-    scaled = (successes - successes.mean(0)) / torch.where(spread > 0, spread, 1.0)
+    points = successes.double()
+    spread = variance(points, unbiased=False).sqrt()
+    scaled = (points - mean(points)) / torch.where(spread > 0, spread, 1.0)
     labels = dbscan(scaled, SIIRL_RADIUS if compat is Compat.siirl else RADIUS_SHARE * _typical_distance(scaled))
-    clusters = [successes[labels == label].mean(0) for label in labels.unique() if label != NOISE]
-    return torch.stack(clusters or [successes.mean(0)])
+    clusters = [mean(points[labels == label]) for label in labels.unique() if label != NOISE]
+    return torch.stack(clusters or [mean(points)]).to(successes.dtype)
 
 
 def _distances(left: Tensor, right: Tensor) -> Tensor:

@@ -29,12 +29,13 @@ def success(*, success: Tensor, executed: Tensor) -> Tensor:
 
 def difference(*, rewards: Tensor, executed: Tensor) -> Tensor:
     """Each action's reward less that of the action before (0 before the first), so that an episode's sum is its last
-    reward: a reward that says how far the task has come becomes one for coming farther.
+    reward: a reward that says how far the task has come becomes one for coming farther. In float64, where that sum is
+    exact: float32 would tell episodes with the same last reward apart by rounding.
 
     Args:
         rewards: `[K, B, C]`. executed: bool `[K, B, C]`.
     """
-    now = in_time(rewards)
+    now = in_time(rewards.double())
     before = torch.cat([torch.zeros_like(now[:1]), now[:-1]])
     return torch.where(executed, in_chunks(now - before, rewards.shape[2]), 0.0)
 

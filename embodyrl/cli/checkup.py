@@ -17,7 +17,7 @@ import psutil
 from embodyrl.cli.probe import Probe, ProbeFailed
 from embodyrl.placement.graphics import OPENGL, VULKAN, graphics_variables
 from embodyrl.placement.plan import Inventory
-from embodyrl.registry import Entry, load_target
+from embodyrl.registry import SimulatorEntry, load_target
 
 GIB = 2**30
 LEAST_MEMORY = 2 * GIB
@@ -137,7 +137,7 @@ def disk(folder: Path) -> Finding:
     return judged("disk", free >= LEAST_DISK, found, f"{LEAST_DISK / GIB:.0f} GiB at least: make room, or set run.dir")
 
 
-def simulator(entry: Entry[Any], *, needed: bool) -> Finding:
+def simulator(entry: SimulatorEntry, *, needed: bool) -> Finding:
     """Whether a simulator's packages and libraries are here."""
     missing = entry.missing()
     if missing:
@@ -146,19 +146,19 @@ def simulator(entry: Entry[Any], *, needed: bool) -> Finding:
     return judged(entry.name, True, _versions(entry) or "there", "")
 
 
-def _versions(entry: Entry[Any]) -> str:
+def _versions(entry: SimulatorEntry) -> str:
     """Names and versions of the packages that a simulator requires."""
     packages = metadata.packages_distributions()
     names = dict.fromkeys(name for need in entry.requires for name in packages.get(need.module, ())[:1])
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
-def assets(entry: Entry[Any]) -> Finding | None:
+def assets(entry: SimulatorEntry) -> Finding | None:
     """Which of a simulator's downloads are here; None for one that has none, or is not here itself.
 
     Whether a config's own downloads are here is one of the rules that it is checked by.
     """
-    report = entry.facts.get("assets")
+    report = entry.assets
     if report is None or entry.missing():
         return None
     found, remedy = load_target(report)()

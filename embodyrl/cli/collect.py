@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from embodyrl.config import LoadedConfig
 from embodyrl.config.faults import KeyPath
 from embodyrl.config.schema import Observe
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, without_controls
 from embodyrl.registry import EXPERTS
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
     config = loaded.config
     episodes = demonstration_episodes(config.env, config.seed)
     most = options.episodes if options.keep is Keep.all else ATTEMPTS_PER_EPISODE * options.episodes
-    print(_title(loaded, options), flush=True)
-    with opened(loaded, options) as (manager, demonstrator), Stopper() as stopper:
+    print(without_controls(_title(loaded, options)), flush=True)
+    with opened(loaded, options) as (manager, demonstrator), Stopper(unit="the episodes under way") as stopper:
         spec = dataset_spec(
             config.env,
             manager,
@@ -131,7 +131,7 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
                 if kept:
                     writer.add(attempt.episode)
                 count.note(attempt, kept)
-                if count.kept == options.episodes or stopper.signal is not None:
+                if stopper.agree() is not None or count.kept == options.episodes:
                     break
     print(count.closing(options, stopper.signal is not None), flush=True)
     if count.kept < options.episodes and stopper.signal is None:

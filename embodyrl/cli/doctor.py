@@ -57,7 +57,7 @@ def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
     """Begin what takes seconds; torch comes first."""
     config = loaded.config if loaded is not None else None
     started = [checkup.start_torch(machine, needs_cuda=config is not None and config.engine.device is Device.cuda)]
-    draws = None if config is None else SIMULATORS.entry(config.env.name).facts.get("graphics")
+    draws = None if config is None else SIMULATORS.entry(config.env.name).graphics
     films = config is not None and config.tracking.video.episodes > 0
     needed = config is not None and (bool(config.env.cameras) or films)
     if draws in (None, OPENGL) and importlib.util.find_spec("mujoco") is not None:

@@ -9,10 +9,10 @@ from embodyrl.runner.checkpoint import find_and_tell
 from embodyrl.runner.rundir import read_saved
 
 
-def run(path: Path, out: Path, *, adapter: bool = False) -> int:
+def run(path: Path, out: Path, *, adapter: bool = False, trust: bool = False) -> int:
     """Export the policy of a checkpoint or of a run's last one; returns the exit code."""
     checkpoint = find_and_tell(path)
-    loaded = read_saved(checkpoint, [])
+    loaded = read_saved(checkpoint, [], trust=trust)
 
     from embodyrl.runner.export import export
 

@@ -15,6 +15,7 @@ from embodyrl.errors import RunError, UserError
 from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import Peers, Place, use_own_gpu
+from embodyrl.placement.signals import leave_to_parent
 from embodyrl.runner.build import WORKER_LOGS
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 
@@ -62,7 +63,7 @@ def follow(config: Config, place: Place, *, started: float) -> int:
         run_dir, checkpoint = (None if path is None else Path(path) for path in ranks.from_first([None, None]))
         assert run_dir is not None, "the first rank has one"
         with open_runner(
-            read_config(run_dir, [], SOURCES),  # the first rank has checked them
+            read_config(run_dir, [], SOURCES, trust=True),  # the first rank has checked them, and whose the code is
             RunDir.shared(run_dir),
             started=started,
             checkpoint=checkpoint,
@@ -77,9 +78,11 @@ def main(parent: str, run_dir: str, place: str) -> None:
     from embodyrl.cli.main import explain
 
     die_with_parent(int(parent))
+    leave_to_parent()
     faulthandler.enable()
     started = time.monotonic()
     try:
-        sys.exit(follow(read_config(Path(run_dir), [], SOURCES).config, Place.from_json(place), started=started))
+        config = read_config(Path(run_dir), [], SOURCES, trust=True).config  # as the first rank does
+        sys.exit(follow(config, Place.from_json(place), started=started))
     except (UserError, RunError) as error:
         sys.exit(explain(error))

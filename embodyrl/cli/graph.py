@@ -6,6 +6,7 @@ from pathlib import Path
 
 from embodyrl.config import LoadedConfig
 from embodyrl.errors import UserError
+from embodyrl.files import write_whole
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.pipelines.drawing import to_mermaid, to_svg
 
@@ -19,7 +20,7 @@ def show(loaded: LoadedConfig, svg: Path | None, mermaid: bool) -> None:
     dataflow = build_pipeline(loaded.config).dataflow
     if svg is not None:
         try:
-            svg.write_text(to_svg(dataflow))
+            write_whole(svg, to_svg(dataflow))
         except OSError as error:
             raise UserError(f"cannot write {svg}: {error.strerror}; give a path in a folder that exists") from error
     if mermaid or svg is None:

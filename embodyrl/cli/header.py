@@ -8,8 +8,10 @@ from pathlib import Path
 import psutil
 
 from embodyrl.config import LoadedConfig
+from embodyrl.config.plugins import code_of_its_own, where_from
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, Device, ModelConfig, Precision
+from embodyrl.config.trust import KEY_PLACE, can_sign
 from embodyrl.models.saved import other_options
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import own_share, place_here
@@ -29,13 +31,18 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
         ("placement", placement(config)),
         ("model", model(config)),
         ("simulator", simulator(config)),
+        *(("", f"note: {note}") for note in loaded.notes),
         ("algorithm", algorithm(config)),
         ("output", f"{run_dir}/  (metrics.jsonl, checkpoints/, report.html, ...)"),
     ]
+    if code := code_of_its_own(config):
+        rows.insert(-1, ("plug-ins", ", ".join(f"{name} ({where_from(name)})" for name in code)))
+        if not can_sign():
+            rows.insert(-1, ("", f"no key can be kept in {KEY_PLACE}, so resume and eval will need --trust"))
     if changed := other_options(config.model):
         rows.insert(4, ("", f"the checkpoint was saved with other options: {', '.join(changed)}"))
     title = f"embodyrl {__version__}   run {config.run.name}   ({loaded.source})"
-    return "\n".join([title, *(f"  {name:<11}{text}" for name, text in rows)])
+    return loaded.hide("\n".join([title, *(f"  {name:<11}{text}" for name, text in rows)]))
 
 
 def machine(config: Config) -> str:
@@ -114,7 +121,7 @@ def algorithm(config: Config) -> str:
     columns = config.env.num_envs * rollout.episodes_per_slot
     decisions = rollout.chunks * columns
     return (
-        f"{settings.name} ({settings.advantage}, {settings.loss})   {config.run.iterations} iterations of "
+        f"{settings.name} ({settings.advantage.name}, {settings.loss.name})   {config.run.iterations} iterations of "
         f"{rollout.chunks} x {columns} decisions of {rollout.chunk_size} action(s), "
         f"{settings.epochs} passes in minibatches of {decisions // settings.minibatches}"
     )

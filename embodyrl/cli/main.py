@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from embodyrl.cli.collect import Keep, PictureFormat
-from embodyrl.errors import RunError, UserError
+from embodyrl.errors import RunError, UserError, without_controls
+from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.version import __version__
 
 
@@ -29,9 +30,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Post-train a policy with reinforcement learning in robot simulators, from one YAML.",
     epilog="Exit codes: 0 done, 1 the run failed, 2 the config is wrong and nothing started, "
-    "130/143 stopped after saving.",
+    "129/130/138/143 stopped by a signal (run and collect: after saving).",
 )
 
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the plug-ins of a checkpoint, run directory or exported policy that you did not make here."
+    ),
+]
 Words = Annotated[
     list[str] | None,
     typer.Argument(
@@ -69,6 +76,7 @@ def run(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Write the whole config, with comments, and start nothing.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Train: simulators, rollouts, updates, evaluations, checkpoints."""
     from embodyrl.cli import train
@@ -76,11 +84,11 @@ def run(
 
     source, overrides = split_words(words)
     if print_config:
-        sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=Use.show).config))
+        sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=Use.show, trust=trust).written))
         sys.stdout.flush()
-        load_config(source, overrides, use=Use.elsewhere)  # says on stderr what does not go together
+        load_config(source, overrides, use=Use.elsewhere, trust=trust)  # says on stderr what does not go together
         return
-    loaded = load_config(source, overrides, use=Use.run)
+    loaded = load_config(source, overrides, use=Use.run, trust=trust)
     raise typer.Exit(train.run(loaded))
 
 
@@ -90,11 +98,12 @@ def resume(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[run.KEY=VALUE]...", help="Settings of the section run to change.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Go on with a run from its last checkpoint, as if it had never stopped."""
     from embodyrl.cli import train
 
-    raise typer.Exit(train.resume(run_dir, overrides or []))
+    raise typer.Exit(train.resume(run_dir, overrides or [], trust=trust))
 
 
 @app.command("eval")
@@ -110,11 +119,12 @@ def evaluate(
             metavar="FILE.mp4", help="Film the first episodes (tracking.video.episodes of them; 4 if that is 0)."
         ),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Evaluate a checkpoint on held-out start states."""
     from embodyrl.cli import train
 
-    raise typer.Exit(train.evaluate(checkpoint, overrides or [], video))
+    raise typer.Exit(train.evaluate(checkpoint, overrides or [], video, trust=trust))
 
 
 @app.command()
@@ -128,11 +138,12 @@ def export(
             help="Of a run with engine.lora: write the adapters alone, as peft reads them, or add them to the weights.",
         ),
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Write a policy in its model's public layout, with a model card, and load it again to be sure."""
     from embodyrl.cli import export as exporting
 
-    raise typer.Exit(exporting.run(checkpoint, out, adapter=adapter))
+    raise typer.Exit(exporting.run(checkpoint, out, adapter=adapter, trust=trust))
 
 
 @app.command()
@@ -176,6 +187,7 @@ def collect(
     pictures: Annotated[
         PictureFormat, typer.Option(help="Keep pictures as PNG in tables, or as lossless videos; both are exact.")
     ] = PictureFormat.image,
+    trust: Trust = False,
 ) -> None:
     """Record demonstrations in training start states, as a LeRobotDataset v3."""
     from embodyrl.cli import collect as recording
@@ -184,7 +196,7 @@ def collect(
     source, overrides = split_words(words)
     checkpoint = recording.checkpoint_of(policy)
     use = Use.check if checkpoint is None else Use.run
-    loaded = load_config(source, overrides, use=use, not_needed=recording.not_needed(checkpoint))
+    loaded = load_config(source, overrides, use=use, not_needed=recording.not_needed(checkpoint), trust=trust)
     options = recording.Options(
         out=recording.destination(loaded, out),
         episodes=episodes,
@@ -213,23 +225,28 @@ Elsewhere = Annotated[
 
 
 @app.command()
-def validate(words: Words = None, elsewhere: Elsewhere = False) -> None:
+def validate(words: Words = None, elsewhere: Elsewhere = False, trust: Trust = False) -> None:
     """Check a config completely and start nothing."""
     from embodyrl.config import Use, load_config
+    from embodyrl.config.rules import checkpoint_notes
     from embodyrl.config.schema import LEFT_OPEN
     from embodyrl.models.saved import other_options
 
     source, overrides = split_words(words)
-    loaded = load_config(source, overrides, use=Use.elsewhere if elsewhere else Use.check)
+    loaded = load_config(source, overrides, use=Use.elsewhere if elsewhere else Use.check, trust=trust)
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
+    for note in loaded.notes:
+        typer.echo(f"note: {note}")
     if loaded.config.model.checkpoint == LEFT_OPEN:
         typer.echo("note: model.checkpoint is left open; to run, name the folder of the weights: model.checkpoint=DIR")
     if changed := other_options(loaded.config.model):
-        typer.echo(f"note: the checkpoint was saved with other options: {', '.join(changed)}")
+        typer.echo(without_controls(f"note: the checkpoint was saved with other options: {', '.join(changed)}"))
+    for note in checkpoint_notes(loaded.config):
+        typer.echo(f"note: {note}")
     function = loaded.config.pipeline.function
     code = [*loaded.config.plugins, *([function] if function else [])]
     if code:
-        typer.echo(f"note: this config runs Python code of its own: {', '.join(code)}")
+        typer.echo(without_controls(f"note: this config runs Python code of its own: {', '.join(code)}"))
 
 
 @app.command()
@@ -263,13 +280,16 @@ def plan(
     ] = False,
     elsewhere: Elsewhere = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Show what a run would need: processes and where they go, parameters, batches, memory; and whether it fits."""
     from embodyrl.cli import plan as planning
 
     source, overrides = split_words(words)
     inventory = planning.read_machine(machine, cpus)
-    asked = planning.Asked(gpu_gb=gpu_memory, host_gb=memory, elsewhere=elsewhere or machine is not None, start=start)
+    asked = planning.Asked(
+        gpu_gb=gpu_memory, host_gb=memory, elsewhere=elsewhere or machine is not None, start=start, trust=trust
+    )
     raise typer.Exit(planning.show(source, overrides, inventory, asked, as_json=as_json))
 
 
@@ -283,13 +303,14 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Say what this machine has for a run, what is missing, and what to do about it."""
     from embodyrl.cli import doctor as examination
     from embodyrl.config import load_config
 
     source, overrides = split_words(words)
-    raise typer.Exit(examination.run(load_config(source, overrides) if words else None))
+    raise typer.Exit(examination.run(load_config(source, overrides, trust=trust) if words else None))
 
 
 @app.command()
@@ -301,13 +322,14 @@ def graph(
     mermaid: Annotated[
         bool, typer.Option("--mermaid", help="Print Mermaid; without --svg, that is what it does anyway.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Draw what happens in an iteration: its nodes, and the columns that they pass on."""
     from embodyrl.cli import graph as drawing
     from embodyrl.config import load_config
 
     source, overrides = split_words(words)
-    drawing.show(load_config(source, overrides), svg, mermaid)
+    drawing.show(load_config(source, overrides, trust=trust), svg, mermaid)
 
 
 @app.command("list")
@@ -343,11 +365,16 @@ def common(
 def main() -> None:
     """Entry point: runs a command, and turns errors that a user can mend into one sentence and an exit code."""
     try:
-        app(prog_name="embodyrl")
+        with interruptible():
+            app(prog_name="embodyrl")
     except (UserError, RunError) as error:
         if os.environ.get("EMBODYRL_DEBUG") == "1":
             raise
         sys.exit(explain(error))
+    except Interrupted as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stdout.flush()
+        os._exit(error.exit_code)  # threads that import torch meanwhile may keep an interpreter from ending
 
 
 def explain(error: UserError | RunError) -> int:
@@ -360,5 +387,5 @@ def explain(error: UserError | RunError) -> int:
         text = error.remote_message  # tells what to do without the traceback
     prefix = "" if isinstance(error, ConfigError) else "error: "
     notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    sys.stderr.write(f"{prefix}{text}{notes}\n")
+    sys.stderr.write(without_controls(f"{prefix}{text}{notes}\n"))
     return error.exit_code if isinstance(error, UserError) else 1

@@ -125,12 +125,18 @@ class Asked:
     """It will run on another machine than this one."""
     start: bool
     """Start a simulator process."""
+    trust: bool
+    """Import the plug-ins of a saved config, whoever made it."""
 
 
 def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked: Asked, *, as_json: bool) -> int:
     """Print the plan; returns the exit code."""
     use = Use.elsewhere if asked.elsewhere else Use.check
-    loaded = load_config(source, overrides, use=use)
+
+    def load(more: Sequence[str]) -> LoadedConfig:
+        return load_config(source, [*overrides, *more], use=use, trust=asked.trust)
+
+    loaded = load([])
     config = loaded.config
     plan = make_plan(config, machine)
     simulators = start_one(loaded, len(plan["workers"])) if asked.start else None
@@ -139,7 +145,7 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
         plan |= planner.plan(config)
         excesses = planner.excesses(config)
         plan["fits"] = not excesses
-        plan["advice"] = Adviser(planner, source, overrides, use).advise(config) if excesses else []
+        plan["advice"] = Adviser(planner, lambda more: load(more).config).advise(config) if excesses else []
     except UserError as error:
         plan |= {"model": None, "why_not": str(error)}
     if as_json:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
 from embodyrl.cli.plan_memory import Planner, batches_of
-from embodyrl.config import ConfigError, Use, load_config
+from embodyrl.config import ConfigError
 from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
 
@@ -32,12 +32,11 @@ class Adviser:
 
     Args:
         planner: for the machine.
-        source, overrides, use: what the config is loaded from, and for.
+        load: loads the config with further settings.
     """
 
-    def __init__(self, planner: Planner, source: str | None, overrides: Sequence[str], use: Use) -> None:
-        self._planner, self._source, self._overrides = planner, source, list(overrides)
-        self._use = use
+    def __init__(self, planner: Planner, load: Callable[[Sequence[str]], Config]) -> None:
+        self._planner, self._load = planner, load
         self._known: dict[tuple[str, ...], bool] = {}
 
     def advise(self, config: Config) -> list[list[str]]:
@@ -68,7 +67,7 @@ class Adviser:
     def _changes(self, config: Config, setting: str) -> bool:
         """Whether the config has such a setting, and it is another one."""
         try:
-            return load_config(self._source, [*self._overrides, setting], use=self._use).config != config
+            return self._load([setting]) != config
         except ConfigError:
             return False
 
@@ -76,7 +75,7 @@ class Adviser:
         key = tuple(settings)
         if key not in self._known:
             try:
-                changed = load_config(self._source, [*self._overrides, *settings], use=self._use).config
+                changed = self._load(settings)
                 self._known[key] = not self._planner.excesses(changed)
             except UserError:  # these settings do not go together, or not with this model
                 self._known[key] = False

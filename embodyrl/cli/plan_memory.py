@@ -69,14 +69,14 @@ class Batches:
 
 def supervised(config: Config) -> bool:
     """Whether the run learns from demonstrations."""
-    return bool(ALGORITHMS.entry(config.algorithm.name).facts.get("demonstrations"))
+    return ALGORITHMS.entry(config.algorithm.name).demonstrations
 
 
 def batches_of(config: Config) -> Batches:
     """What follows from the settings."""
     rollout, algorithm, slots, ranks = config.rollout, config.algorithm, config.env.num_envs, ranks_of(config)
     deciding = math.ceil(slots / 2) if rollout.schedule is Schedule.pipeline else slots
-    if ADVANTAGES.entry(algorithm.advantage).facts["critic"]:
+    if ADVANTAGES.entry(algorithm.advantage.name).critic:
         deciding = slots
     if supervised(config):
         steps, minibatch = config.data.steps, config.data.batch_size

@@ -14,21 +14,23 @@ from embodyrl.cli.header import header
 from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
 from embodyrl.config.schema import Config
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, without_controls
 from embodyrl.placement.ranks import Place, is_follower, place_here
 from embodyrl.runner.checkpoint import POLICY, Manifest, find, find_and_tell
 from embodyrl.runner.rundir import (
     CONFIG_FILE,
     SOURCES,
     RunDir,
+    mend,
     read_config,
     read_saved,
     sources_not_needed,
     write_config,
 )
+from embodyrl.runner.stopping import Interrupted
 
 RESUMABLE = (
-    *("run.", "tracking.", "env.workers", "env.numa", "env.offload"),
+    *("run.", "tracking.", "env.workers", "env.numa", "env.offload", "env.max_restarts"),
     *("engine.offload", "engine.micro_batch_size", "engine.gradient_checkpointing", "engine.parallel."),
 )
 """Settings that may change when a run goes on, because they do not change what is learned (micro-batches: but for
@@ -51,20 +53,22 @@ def run(loaded: LoadedConfig) -> int:
         return _train(loaded, directory, place, started=started, checkpoint=None)
 
 
-def resume(run_dir: Path, overrides: Sequence[str]) -> int:
-    """Go on from the last checkpoint of a run directory."""
+def resume(run_dir: Path, overrides: Sequence[str], *, trust: bool = False) -> int:
+    """Go on from the last checkpoint of a run directory; `trust` runs its plug-ins, whoever made it."""
     started = time.monotonic()
     if is_follower():
-        config = read_config(run_dir, overrides, SOURCES).config
+        config = read_config(run_dir, overrides, SOURCES, trust=trust).config
         return follow(config, place_here(config), started=started)
     with held(RunDir.open(run_dir)) as directory:
         found = find(run_dir)
+        if (mended := mend(run_dir, found.place)) is not None:
+            show(directory, mended)
         sources = sources_not_needed(found.place)
-        loaded = read_config(run_dir, overrides, sources)
+        loaded = read_config(run_dir, overrides, sources, trust=trust)
         if loaded.config.algorithm.kl_coef > 0.0:  # the policy stays near the one that the run began with
-            loaded = read_config(run_dir, overrides)
-        refuse_another_run(read_config(found.place, [], sources).config, loaded.config)
-        if is_over(Manifest.read(found.place), loaded.config) and (run_dir / "summary.json").exists():
+            loaded = read_config(run_dir, overrides, trust=trust)
+        refuse_another_run(read_config(found.place, [], sources, trust=trust).config, loaded.config)
+        if is_over(Manifest.read(found.place), loaded.config) and _has_summary(run_dir):
             show(directory, f"{run_dir} is done. For more: embodyrl resume {run_dir} run.iterations=N")
             return 0
         write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
@@ -73,6 +77,17 @@ def resume(run_dir: Path, overrides: Sequence[str]) -> int:
             show(directory, found.warning)
         place = place_here(loaded.config)
         return _train(loaded, directory, place, started=started, checkpoint=found.place)
+
+
+def _has_summary(run_dir: Path) -> bool:
+    """Whether the run has left its summary, undamaged."""
+    from embodyrl.tracking.report import SummaryError, read_summary
+
+    try:
+        read_summary(run_dir)
+    except SummaryError:
+        return False
+    return True
 
 
 def is_over(manifest: Manifest, config: Config) -> bool:
@@ -106,7 +121,10 @@ def held(directory: RunDir) -> Iterator[RunDir]:
     try:
         yield directory
     except Exception as error:
-        directory.note(f"failed: {error}")
+        directory.note(without_controls(f"failed: {error}"))
+        raise
+    except Interrupted as error:
+        directory.note(str(error))
         raise
     finally:
         directory.close()
@@ -128,18 +146,23 @@ def _train(loaded: LoadedConfig, directory: RunDir, place: Place, *, started: fl
 
 def show(directory: RunDir, text: str) -> None:
     """Put text on the screen and into run.log."""
+    text = without_controls(text)
     print(text, flush=True)
     directory.note(text)
 
 
 def report(run_dir: Path) -> int:
     """Build report.html of a run directory anew."""
-    from embodyrl.tracking.report import write_report
+    from embodyrl.tracking.jsonl import METRICS_FILE, read_rows
+    from embodyrl.tracking.report import SUMMARY_FILE, write_report
 
-    for name in (CONFIG_FILE, "summary.json"):
+    for name in (CONFIG_FILE, SUMMARY_FILE):
         if not (run_dir / name).is_file():
             raise UserError(f"{run_dir} holds no {name}: give the directory of a run that ended or was stopped")
     print(f"written to {write_report(run_dir)}")
+    metrics = run_dir / METRICS_FILE
+    if metrics.exists() and (odd := read_rows(metrics)[1]):
+        print(f"warning: left out what is no row of metrics: {odd} line(s) of {metrics}")
     return 0
 
 
@@ -158,12 +181,13 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     )
 
 
-def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) -> int:
-    """Evaluate a checkpoint; `video` is where a film of its first episodes goes."""
+def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None, *, trust: bool = False) -> int:
+    """Evaluate a checkpoint; `video` is where a film of its first episodes goes, `trust` runs its plug-ins, whoever
+    made it."""
     if video is not None and video.suffix != ".mp4":
         raise UserError(f"--video {video}: films are MP4 files, so name one that ends in .mp4")
     checkpoint = find_and_tell(path)
-    loaded = read_saved(checkpoint, overrides)
+    loaded = read_saved(checkpoint, overrides, trust=trust)
 
     from embodyrl.runner.build import build_saved, open_simulators
     from embodyrl.runner.evaluation import evaluate as play
@@ -171,7 +195,8 @@ def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None) ->
     from embodyrl.runner.film import Film
 
     config = loaded.config
-    print(f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}", flush=True)
+    what = f"evaluating {checkpoint}: {config.eval.episodes} episodes of {', '.join(config.env.tasks)}"
+    print(without_controls(what), flush=True)
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
         engine = build_saved(config, manager, checkpoint / POLICY)
         episodes, noise = held_out_episodes(config), evaluation_noise(config, engine)

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from embodyrl.config.rules import Finding, fact, rule
-from embodyrl.config.schema import Bootstrap, Config, Episodes, Level, NormLevel, RewardLevel
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, SupportedModel
+from embodyrl.config.schema import Bootstrap, Config, Episodes, Level, OldLogprobs, RewardLevel
+from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, SupportedModel, load_target
 
 
 def _comparing(config: Config) -> str | None:
     """What compares the episodes of a group, in words; None if nothing does, or if that cannot be known."""
-    settings, norm = config.algorithm, config.algorithm.norm
+    settings = config.algorithm
     if fact(FILTERS, settings.filter.name, "group"):
         return f"filter {settings.filter.name!r}"
-    by_group = NormLevel.group in (norm.mean_level, norm.std_level)
-    if fact(ADVANTAGES, settings.advantage, "group") and by_group:
-        return f"advantage {settings.advantage!r}"
+    compares = fact(ADVANTAGES, settings.advantage.name, "group")
+    if load_target(compares)(settings.advantage) if isinstance(compares, str) else compares:
+        return f"advantage {settings.advantage.name!r}"
     return None
 
 
 @rule
 def groups_are_compared(config: Config) -> Iterator[Finding]:
     """What compares a group's episodes gets groups, and where nothing does there are none."""
-    name, size, comparing = config.algorithm.advantage, config.rollout.group_size, _comparing(config)
+    name, size, comparing = config.algorithm.advantage.name, config.rollout.group_size, _comparing(config)
     if comparing is not None and size == 1:
-        paths = ("rollout.group_size", "algorithm.filter.name" if "filter" in comparing else "algorithm.advantage")
+        paths = ("rollout.group_size", "algorithm.filter.name" if "filter" in comparing else "algorithm.advantage.name")
         message = f"{comparing} compares the episodes of a group, but rollout.group_size is 1"
         yield Finding(paths, message, f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}")
     if comparing is None and size > 1 and fact(ADVANTAGES, name, "group") is not None:
-        by_norm = " with this algorithm.norm" if fact(ADVANTAGES, name, "group") else ""
+        so_set = " with these options" if fact(ADVANTAGES, name, "group") else ""
         yield Finding(
-            ("rollout.group_size", "algorithm.advantage"),
-            f"rollout.group_size = {size} has no use: advantage {name!r}{by_norm} does not compare the episodes of a "
+            ("rollout.group_size", "algorithm.advantage.name"),
+            f"rollout.group_size = {size} has no use: advantage {name!r}{so_set} does not compare the episodes of a "
             f"group, and no filter does",
             "set rollout.group_size to 1, or choose an advantage that does, as 'grpo'",
         )
@@ -50,15 +50,15 @@ def whole_episodes_are_collected(config: Config) -> Iterator[Finding]:
         return
     settings = config.algorithm
     wanting = {
-        "advantage": (settings.advantage, fact(ADVANTAGES, settings.advantage, "whole")),
-        "reward": (settings.reward, fact(REWARDS, settings.reward, "whole")),
-        "loss": (settings.loss, fact(LOSSES, settings.loss, "whole")),
+        "advantage": (settings.advantage.name, fact(ADVANTAGES, settings.advantage.name, "whole")),
+        "reward": (settings.reward.name, fact(REWARDS, settings.reward.name, "whole")),
+        "loss": (settings.loss.name, fact(LOSSES, settings.loss.name, "whole")),
         "filter": (settings.filter.name, fact(FILTERS, settings.filter.name, "group")),
     }
     named = {key: name for key, (name, wants) in wanting.items() if wants}
     if named:
         yield Finding(
-            ("rollout.episodes", *(f"algorithm.{key}" for key in named)),
+            ("rollout.episodes", *(f"algorithm.{key}.name" for key in named)),
             f"{' and '.join(f'{key} {name!r}' for key, name in named.items())} {'need' if len(named) > 1 else 'needs'} "
             f"whole episodes, but rollout.episodes is {config.rollout.episodes.value!r}",
             "set rollout.episodes to whole",
@@ -68,38 +68,40 @@ def whole_episodes_are_collected(config: Config) -> Iterator[Finding]:
 @rule
 def collections_wait_for_a_filter(config: Config) -> Iterator[Finding]:
     """It collects more than once only to replace groups that were dropped."""
-    settings = config.algorithm.filter
-    if settings.max_collections > 1 and fact(FILTERS, settings.name, "group") is False:
+    most, name = config.algorithm.max_collections, config.algorithm.filter.name
+    if most > 1 and fact(FILTERS, name, "group") is False:
         yield Finding(
-            ("algorithm.filter.max_collections", "algorithm.filter.name"),
-            f"algorithm.filter.max_collections = {settings.max_collections} has no use: filter {settings.name!r} drops "
-            f"no group",
-            "set algorithm.filter.max_collections to 1, or choose a filter",
+            ("algorithm.max_collections", "algorithm.filter.name"),
+            f"algorithm.max_collections = {most} has no use: filter {name!r} drops no group",
+            "set algorithm.max_collections to 1, or choose a filter",
         )
 
 
 @rule
-def filter_limits_are_in_order(config: Config) -> Iterator[Finding]:
-    """Some success rate lies within the filter's limits."""
-    low, high = config.algorithm.filter.accuracy_low, config.algorithm.filter.accuracy_high
-    if low > high:
-        yield Finding(
-            ("algorithm.filter.accuracy_low", "algorithm.filter.accuracy_high"),
-            f"algorithm.filter.accuracy_low = {low:g} is above algorithm.filter.accuracy_high = {high:g}, so that no "
-            f"group would be learned from",
-            f"set algorithm.filter.accuracy_low to {high:g} or less",
-        )
+def components_can_run_so(config: Config) -> Iterator[Finding]:
+    """What losses, advantages, rewards and filters themselves can say about the config."""
+    settings = config.algorithm
+    for registry, name in (
+        (LOSSES, settings.loss.name),
+        (ADVANTAGES, settings.advantage.name),
+        (REWARDS, settings.reward.name),
+        (FILTERS, settings.filter.name),
+    ):
+        check = fact(registry, name, "check")
+        for path, message, remedy in load_target(check)(config) if check else ():
+            yield Finding((path,), message, remedy)
 
 
 @rule
-def one_is_left_out_of_a_mean(config: Config) -> Iterator[Finding]:
-    """Leave-one-out is about a mean."""
-    norm = config.algorithm.norm
-    if norm.leave_one_out and norm.mean_level is NormLevel.none:
+def behaviour_policy_is_known(config: Config) -> Iterator[Finding]:
+    """A loss that weighs by the policy that decided gets its log-probs."""
+    settings = config.algorithm
+    if settings.loss.name == "decoupled_ppo" and settings.old_logprobs is OldLogprobs.recompute:
         yield Finding(
-            ("algorithm.norm.leave_one_out", "algorithm.norm.mean_level"),
-            "algorithm.norm.leave_one_out has no use: algorithm.norm.mean_level is 'none', so no mean is subtracted",
-            "set algorithm.norm.mean_level to group, or algorithm.norm.leave_one_out to false",
+            ("algorithm.old_logprobs", "algorithm.loss.name"),
+            "algorithm.old_logprobs = 'recompute' takes the log-probs with which decisions were taken from loss "
+            "'decoupled_ppo', which weighs by them",
+            "set algorithm.old_logprobs to rollout; algorithm.proximal = recompute has its ratios start at 1 as well",
         )
 
 
@@ -109,11 +111,11 @@ def rewards_of_actions_are_used(config: Config) -> Iterator[Finding]:
     settings = config.algorithm
     if settings.reward_level is not RewardLevel.action:
         return
-    if fact(ADVANTAGES, settings.advantage, "actions") is False:
-        able = [entry.name for entry in ADVANTAGES.entries() if entry.facts.get("actions")]
+    if fact(ADVANTAGES, settings.advantage.name, "actions") is False:
+        able = [entry.name for entry in ADVANTAGES.entries() if entry.actions]
         yield Finding(
-            ("algorithm.reward_level", "algorithm.advantage"),
-            f"algorithm.reward_level is 'action', but advantage {settings.advantage!r} compares decisions",
+            ("algorithm.reward_level", "algorithm.advantage.name"),
+            f"algorithm.reward_level is 'action', but advantage {settings.advantage.name!r} compares decisions",
             f"set algorithm.reward_level to chunk, or algorithm.advantage to {' or '.join(able)}",
         )
     if settings.logprob_level is Level.chunk:
@@ -129,12 +131,13 @@ def rewards_of_actions_are_used(config: Config) -> Iterator[Finding]:
 def graph_fits_advantage(config: Config) -> Iterator[Finding]:
     """A graph that passes a critic's values on has an estimator that wants them, and the other way round."""
     graph = fact(ALGORITHMS, config.algorithm.name, "critic")
-    estimator = fact(ADVANTAGES, config.algorithm.advantage, "critic")
+    advantage = config.algorithm.advantage.name
+    estimator = fact(ADVANTAGES, advantage, "critic")
     if graph is not None and estimator is not None and graph is not estimator:
-        fitting = [entry.name for entry in ALGORITHMS.entries() if entry.facts.get("critic") is estimator]
+        fitting = [entry.name for entry in ALGORITHMS.entries() if entry.critic is estimator]
         yield Finding(
-            ("algorithm.advantage", "algorithm.name"),
-            f"advantage {config.algorithm.advantage!r} {'uses a' if estimator else 'has no'} critic, and algorithm "
+            ("algorithm.advantage.name", "algorithm.name"),
+            f"advantage {advantage!r} {'uses a' if estimator else 'has no'} critic, and algorithm "
             f"{config.algorithm.name!r} is made for one {'without' if estimator else 'with'}",
             f"choose algorithm.name among: {', '.join(fitting) or 'none so far'}",
         )
@@ -143,10 +146,10 @@ def graph_fits_advantage(config: Config) -> Iterator[Finding]:
 @rule
 def bootstrap_has_critic(config: Config) -> Iterator[Finding]:
     """Only an advantage with a critic can estimate what was cut off."""
-    name, bootstrap = config.algorithm.advantage, config.algorithm.bootstrap
+    name, bootstrap = config.algorithm.advantage.name, config.algorithm.bootstrap
     if fact(ADVANTAGES, name, "critic") is False and bootstrap is not Bootstrap.none:
         yield Finding(
-            ("algorithm.bootstrap", "algorithm.advantage"),
+            ("algorithm.bootstrap", "algorithm.advantage.name"),
             f"algorithm.bootstrap = {bootstrap.value!r} needs a critic, and advantage {name!r} has none",
             "set algorithm.bootstrap to none",
         )
@@ -155,10 +158,10 @@ def bootstrap_has_critic(config: Config) -> Iterator[Finding]:
 @rule
 def value_loss_has_critic(config: Config) -> Iterator[Finding]:
     """Without a critic there is no value loss to weigh."""
-    name, weight = config.algorithm.advantage, config.algorithm.value_coef
+    name, weight = config.algorithm.advantage.name, config.algorithm.value_coef
     if fact(ADVANTAGES, name, "critic") is False and weight > 0:
         yield Finding(
-            ("algorithm.value_coef", "algorithm.advantage"),
+            ("algorithm.value_coef", "algorithm.advantage.name"),
             f"algorithm.value_coef = {weight:g} weighs the loss of a critic, and advantage {name!r} has none",
             "set algorithm.value_coef to 0",
         )
@@ -167,11 +170,11 @@ def value_loss_has_critic(config: Config) -> Iterator[Finding]:
 @rule
 def model_has_critic(config: Config) -> Iterator[Finding]:
     """An advantage that needs values gets a model that predicts them."""
-    name, model = config.algorithm.advantage, config.model.name
+    name, model = config.algorithm.advantage.name, config.model.name
     if fact(ADVANTAGES, name, "critic") and fact(SupportedModel, model, "critic") is False:
-        without = [entry.name for entry in ADVANTAGES.entries() if entry.facts.get("critic") is False]
+        without = [entry.name for entry in ADVANTAGES.entries() if not entry.critic]
         yield Finding(
-            ("algorithm.advantage", "model.name"),
+            ("algorithm.advantage.name", "model.name"),
             f"advantage {name!r} needs values, and model {model!r} predicts none",
             f"choose another model, or an advantage without a critic ({', '.join(without)})",
         )
@@ -181,9 +184,9 @@ def model_has_critic(config: Config) -> Iterator[Finding]:
 def srpo_rewards_progress(config: Config) -> Iterator[Finding]:
     """The graph of SRPO is GRPO's; what makes it SRPO is its reward."""
     settings = config.algorithm
-    if settings.name == "srpo" and settings.reward != "srpo":
+    if settings.name == "srpo" and settings.reward.name != "srpo":
         yield Finding(
-            ("algorithm.reward", "algorithm.name"),
-            f"algorithm.name is 'srpo', but algorithm.reward is {settings.reward!r}, which makes it GRPO",
+            ("algorithm.reward.name", "algorithm.name"),
+            f"algorithm.name is 'srpo', but algorithm.reward is {settings.reward.name!r}, which makes it GRPO",
             "set algorithm.reward to srpo, or algorithm.name to grpo",
         )

@@ -5,48 +5,85 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from embodyrl.config.faults import KeyPath
-from embodyrl.config.fields import class_at, registry_of, settings_of
+from embodyrl.config.fields import class_at, settings_of
+from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.schema import Config
+from embodyrl.config.values import escape, is_missing, nested
 
 
 def build_config(data: Mapping[str, Any]) -> Config:
-    """The frozen config for checked plain data; `env` and `model` get the options class of what they name."""
-    base = OmegaConf.structured(Config)
-    _unlock(base)
-    for name, setting in settings_of(Config).items():
-        if setting.section is not None and registry_of(setting.section) is not None:
-            base[name] = OmegaConf.structured(class_at(setting.section, data[name]))
-            _unlock(base[name])
-    merged = OmegaConf.merge(base, _escape(dict(data)))
-    return cast(Config, OmegaConf.to_object(merged))
+    """The frozen config for checked plain data."""
+    return cast(Config, build_section(Config, data))
 
 
 def build_section(section: type, data: Mapping[str, Any]) -> Any:
-    """The frozen options of one section for checked plain data."""
-    base = OmegaConf.structured(class_at(section, data))
-    _unlock(base)
-    return OmegaConf.to_object(OmegaConf.merge(base, _escape(dict(data))))
+    """The frozen settings of one section for checked plain data; what chooses a component by `name`, itself or below,
+    gets the options class of that component."""
+    return OmegaConf.to_object(OmegaConf.merge(_schema_for(section, data), escape(dict(data))))
 
 
-def build_draft(data: Mapping[str, Any], doubtful: set[KeyPath]) -> tuple[Config, set[KeyPath]]:
+def _schema_for(section: type, data: Mapping[str, Any]) -> DictConfig:
+    """Types and defaults of a section, given the components that `data` chooses."""
+    chosen = class_at(section, data)
+    schema: DictConfig = OmegaConf.structured(chosen)
+    _unlock(schema)
+    for name, setting in settings_of(chosen).items():
+        if setting.section is not None and isinstance(data.get(name), Mapping):
+            schema[name] = _schema_for(setting.section, data[name])
+    return schema
+
+
+def with_values(node: Any, values: Mapping[KeyPath, Any]) -> Any:
+    """A config, or a section, map or list of it, with other values at some places; types are not looked at."""
+    if () in values:
+        return values[()]
+    below: dict[str | int, dict[KeyPath, Any]] = {}
+    for path, value in values.items():
+        below.setdefault(path[0], {})[path[1:]] = value
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return dataclasses.replace(node, **{str(k): with_values(getattr(node, str(k)), v) for k, v in below.items()})
+    if isinstance(node, dict):
+        return node | {key: with_values(node[key], each) for key, each in below.items()}
+    return [with_values(child, below[index]) if index in below else child for index, child in enumerate(node)]
+
+
+def build_draft(
+    data: Mapping[str, Any], doubtful: set[KeyPath], incomplete: Collection[str]
+) -> tuple[Config, set[KeyPath]]:
     """A config from data with faults, for looking at the rest of it.
 
     Args:
         data: composed settings.
         doubtful: settings and sections that are wrong.
+        incomplete: top-level sections of which settings are missing because a group file could not be used.
 
     Returns:
         The config, and every path in it whose value stands for one that is wrong or missing.
     """
     doubtful = set(doubtful)
-    return build_config(_salvage(Config, data, (), doubtful)), doubtful
+    usable = _salvage(Config, data, (), doubtful)
+    for name in incomplete:
+        section = settings_of(Config).get(name)
+        if section is not None and section.section is not None:
+            doubtful |= set(_not_given(section.section, data.get(name), (name,)))
+    return build_config(usable), doubtful
+
+
+def _not_given(section: type, data: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """The settings of a section that `data` does not have."""
+    given = data if isinstance(data, dict) else {}
+    for name, setting in settings_of(class_at(section, given)).items():
+        if setting.section is not None and name in given:
+            yield from _not_given(setting.section, given[name], (*path, name))
+        elif name not in given:
+            yield (*path, name)
 
 
 def _salvage(section: type, data: Any, path: KeyPath, doubtful: set[KeyPath]) -> dict[str, Any]:
@@ -56,14 +93,23 @@ def _salvage(section: type, data: Any, path: KeyPath, doubtful: set[KeyPath]) ->
     for name, setting in settings_of(class_at(section, given)).items():
         here = (*path, name)
         is_sound = not any(bad[: len(here)] == here for bad in doubtful)
+        if is_sound and any(
+            each is UNREADABLE for each in nested(given.get(name))
+        ):  # the fault of a group file names it from that file's top
+            doubtful.add(here)
+            is_sound = False
         if setting.section is not None and not (setting.nullable and given.get(name) is None):
             usable[name] = _salvage(setting.section, given.get(name), here, doubtful)
-        elif name in given and (is_sound or (setting.kinds == (str,) and isinstance(given[name], str))):
+        elif name in given and (is_sound or (setting.kinds == (str,) and _is_text(given[name]))):
             usable[name] = given[name]
         elif setting.required:
             usable[name] = _STAND_INS.get(setting.kinds[0], [])
             doubtful.add(here)
     return usable
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not is_missing(value)
 
 
 _STAND_INS: dict[Any, Any] = {str: "", int: 1, float: 1.0, bool: False}
@@ -75,15 +121,6 @@ def _unlock(node: DictConfig) -> None:
     for key in node:
         if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
             _unlock(node[key])
-
-
-def _escape(value: Any) -> Any:
-    """Text as it is: interpolations have been resolved, so what still looks like one is meant literally."""
-    if isinstance(value, dict):
-        return {key: _escape(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_escape(child) for child in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -8,12 +8,24 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
-from embodyrl.config.compose import Settings
+from embodyrl.config.compose import COMPONENTS, Settings
 from embodyrl.config.faults import Fault, KeyPath, Location, dotted
-from embodyrl.config.fields import Setting, all_paths, choices_of, docs_of, options_class, registry_of, settings_of
+from embodyrl.config.fields import (
+    Setting,
+    all_paths,
+    choices_of,
+    chosen_name,
+    docs_of,
+    is_component,
+    options_class,
+    owners_of,
+    registry_of,
+    settings_of,
+)
 from embodyrl.config.marks import UNREADABLE
+from embodyrl.config.moved import moved_below, where_it_went
 from embodyrl.config.sources import list_options
-from embodyrl.config.values import check_value, show
+from embodyrl.config.values import MISSING, check_value, is_missing, nested, show
 from embodyrl.errors import UserError
 from embodyrl.registry import Registry
 
@@ -32,11 +44,16 @@ def check_settings(settings: Settings, schema: type, whole: Location, incomplete
     return checker.faults
 
 
+MOST_GUESSES = 100
+"""After so many faults nobody looks for what might have been meant, which takes a while each time."""
+
+
 class _Checker:
     """One walk over the settings."""
 
     def __init__(self, settings: Settings, schema: type, whole: Location, incomplete: Collection[str]) -> None:
         self.settings = settings
+        self.schema = schema
         self.whole = whole
         self.incomplete = incomplete
         self.faults: list[Fault] = []
@@ -90,15 +107,27 @@ class _Checker:
         self.fault(path, f"{dotted(path)} is missing", f"{remedy} ({words.rstrip('.')})" if words else remedy)
 
     def unknown_key(self, legal: list[str], path: KeyPath) -> None:
-        """Report a key that the schema does not have."""
-        self.fault(path, f"unknown key {dotted(path)!r}", self.where_it_belongs(legal, path), at_key=True)
+        """Report a key that the schema does not have; of a section that has moved, each of its settings."""
+        moved = list(moved_below(self.settings.data, path))
+        for old, new in moved:
+            remedy = where_it_went(self.schema, self.settings.data, new)
+            self.fault(old, f"unknown key {dotted(old)!r}", remedy, at_key=True)
+        if not moved:
+            self.fault(path, f"unknown key {dotted(path)!r}", self.where_it_belongs(legal, path), at_key=True)
 
     def where_it_belongs(self, legal: list[str], path: KeyPath) -> str:
         """The remedy for an unknown key: a near match here, the same key elsewhere, or what there is."""
         key, here = str(path[-1]), path[:-1]
         elsewhere = [known for known in self.known if known[-1] == key]
+        if len(self.faults) > MOST_GUESSES:
+            return "remove it"
         near = difflib.get_close_matches(key, legal, n=1, cutoff=0.6)
         is_close = bool(near) and difflib.SequenceMatcher(None, key, near[0]).ratio() >= 0.8
+        if here in COMPONENTS and not is_close and (owners := owners_of(COMPONENTS[here], key)):
+            chosen = chosen_name(COMPONENTS[here], self.settings.get(here))
+            return (
+                f"remove it, or choose {' or '.join(map(repr, owners))}: {dotted(here)} {chosen!r} has no such option"
+            )
         if elsewhere and not is_close:
             return f"did you mean {' or '.join(repr(dotted(known)) for known in elsewhere[:3])}?"
         if near:
@@ -114,7 +143,9 @@ class _Checker:
         kind = setting.kinds[0]
         if value is UNREADABLE:
             return
-        if value is None:
+        if setting.section is None and any(map(is_missing, nested(value))):
+            self.fault(path, f'{dotted(path)} = "{MISSING}" stands for a value that is missing', "write the value")
+        elif value is None:
             if not setting.nullable:
                 what = "must not be null" if setting.section is None else "has no settings"
                 self.fault(path, f"{dotted(path)} {what}", _remedy_for_null(setting))
@@ -124,6 +155,8 @@ class _Checker:
             if not isinstance(value, dict):
                 remedy = f"write `{setting.name}: {{key: value}}`"
                 self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", remedy)
+            elif odd := [key for key in value if not isinstance(key, str)]:
+                self.fault(path, f"{dotted(path)} has the key {show(odd[0])}, which is no text", "write it in quotes")
             elif (value_kind := typing.get_args(kind)[1]) is not Any:
                 for key, entry in value.items():
                     self.single(setting, (value_kind,), entry, (*path, key), None)
@@ -184,6 +217,11 @@ def _remedy_for_null(setting: Setting) -> str:
 
 def _remedy_for_section(setting: Setting, path: KeyPath) -> str:
     """What to write instead of a plain value where a section belongs."""
+    if setting.section is not None and is_component(setting.section):
+        return (
+            f"write a name, as in `{setting.name}: {chosen_name(setting.section, {})}`, or `{setting.name}:` with "
+            "`name` and its options indented below"
+        )
     options = list_options(setting.name) if len(path) == 1 else []
     if options and setting.section is not None and registry_of(setting.section) is not None:
         return f"choose a group in the defaults list, as in `- {setting.name}: {options[0]}`"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,14 @@ from hydra.types import RunMode
 
 from embodyrl.config.defaults import Choices, read_choices
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
+from embodyrl.config.fields import chosen_name, component_sections
 from embodyrl.config.marks import Document, Origin, read_document
+from embodyrl.config.schema import Config
 from embodyrl.config.sources import Source, find_config, readable_path
+
+COMPONENTS = component_sections(Config)
+"""Sections that another `name` begins anew, so that no option of one component is left to another."""
+_AROUND_COMPONENTS = {path[:depth] for path in COMPONENTS for depth in range(1, len(path))}
 
 
 @dataclass
@@ -29,6 +35,8 @@ class Settings:
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    replaced: list[tuple[KeyPath, Any, Origin]] = field(default_factory=list)
+    """Values that others were laid over as a whole, in that order, and where they were written."""
 
     def get(self, path: KeyPath) -> Any:
         """The value at `path`, or None."""
@@ -52,12 +60,17 @@ class Settings:
         whole = Location(document.label)
         for depth in range(1, len(package) + 1):
             self.origins.setdefault(package[:depth], Origin(whole, whole))
-        for key, value in document.data.items():
-            if key != "defaults":
-                self._put((*package, key), value, (key,), document.origins)
+        values = {key: value for key, value in document.data.items() if key != "defaults"}
+        if package in COMPONENTS:
+            self._put(package, values, (), {**document.origins, (): Origin(whole, whole)})
+            return
+        for key, value in values.items():
+            self._put((*package, key), value, (key,), document.origins)
 
     def override(self, path: KeyPath, value: Any) -> None:
         """Lay a value from the command line over what is there."""
+        if path[:-1] in COMPONENTS and path[-1] == "name":
+            path, value = path[:-1], {"name": value}
         place = Location(COMMAND_LINE)
         marks: dict[KeyPath, Origin] = {}
         _mark_all(value, (), Origin(place, place), marks)
@@ -67,22 +80,51 @@ class Settings:
 
     def _put(self, path: KeyPath, value: Any, source: KeyPath, origins: Mapping[KeyPath, Origin]) -> None:
         """Put `value`, which stands at `source` in the file that `origins` describes, at `path`."""
-        if isinstance(value, dict) and isinstance(self.get(path), dict):
+        if path in _AROUND_COMPONENTS and value and isinstance(value, dict) and not isinstance(self.get(path), dict):
+            self._put(path, {}, source, {source: origins[source]})
+        is_new = False
+        if path in COMPONENTS and isinstance(value, str):  # `loss: gspo` is gspo with its defaults
+            value, origins, is_new = {"name": value}, {**origins, (*source, "name"): origins[source]}, True
+        elif path in COMPONENTS and isinstance(value, dict) and "name" in value:
+            is_new = value["name"] != chosen_name(COMPONENTS[path], self.get(path))
+        if isinstance(value, dict) and isinstance(self.get(path), dict) and not is_new:
             self.origins[path] = origins[source]
             for key, child in value.items():
                 self._put((*path, key), child, (*source, key), origins)
             return
-        for stale in [known for known in self.origins if known[: len(path)] == path]:
-            del self.origins[stale]
-        for known, origin in origins.items():
-            if known[: len(source)] == source:
-                self.origins[(*path, *known[len(source) :])] = origin
+        if path in self.origins:
+            self.replaced.append((path, self.get(path), self.origins[path]))
+            for below in _paths(self.get(path)):
+                self.origins.pop((*path, *below), None)
+        for below in _paths(value):
+            if (*source, *below) in origins:
+                self.origins[(*path, *below)] = origins[(*source, *below)]
         parent = self.data
         for key in map(str, path[:-1]):
             if not isinstance(parent.get(key), dict):
                 parent[key] = {}
             parent = parent[key]
         parent[str(path[-1])] = copy.deepcopy(value)
+
+    def take(self, path: KeyPath) -> tuple[Any, Origin]:
+        """Take a value out; returns it, and where it was written."""
+        value = self.get(path[:-1]).pop(path[-1])
+        return value, self.origins.pop(path)
+
+    def put(self, path: KeyPath, value: Any, origin: Origin) -> None:
+        """Put a single value that was written somewhere else into the sections around `path`, which are made."""
+        for depth in range(1, len(path)):
+            self.origins.setdefault(path[:depth], origin)
+        self._put(path, value, (), {(): origin})
+
+
+def _paths(value: Any) -> Iterator[KeyPath]:
+    """The place of a value and of everything below it, relative to it."""
+    yield ()
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        for below in _paths(child):
+            yield (key, *below)
 
 
 def _mark_all(value: Any, path: KeyPath, origin: Origin, origins: dict[KeyPath, Origin]) -> None:

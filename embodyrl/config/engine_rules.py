@@ -36,12 +36,25 @@ def only_rates_that_fall_have_a_floor(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def warm_up_comes_to_an_end(config: Config) -> Iterator[Finding]:
+    """A learning rate that rises comes to what it is to be within the run."""
+    warmup, iterations = config.engine.optimizer.warmup, config.run.iterations
+    if warmup and warmup >= iterations:
+        yield Finding(
+            ("engine.optimizer.warmup", "run.iterations"),
+            f"engine.optimizer.warmup = {warmup} iterations, but run.iterations = {iterations}: the learning rate "
+            "never gets to engine.optimizer.lr",
+            f"set engine.optimizer.warmup below {iterations}",
+        )
+
+
+@rule
 def micro_batches_hold_whole_episodes(config: Config) -> Iterator[Finding]:
     """Where a loss compares episodes, one of them fits into a micro-batch."""
-    size, loss, chunks = config.engine.micro_batch_size, config.algorithm.loss, config.rollout.chunks
+    size, loss, chunks = config.engine.micro_batch_size, config.algorithm.loss.name, config.rollout.chunks
     if size is not None and fact(LOSSES, loss, "whole") and size < chunks:
         yield Finding(
-            ("engine.micro_batch_size", "rollout.chunks", "algorithm.loss"),
+            ("engine.micro_batch_size", "rollout.chunks", "algorithm.loss.name"),
             f"engine.micro_batch_size = {size}, but loss {loss!r} needs the up to rollout.chunks = {chunks} decisions "
             "of an episode at once",
             f"set engine.micro_batch_size to {chunks} or more, or algorithm.loss to one that does not compare episodes",

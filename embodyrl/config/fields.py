@@ -113,6 +113,42 @@ def registry_of(section: type) -> Registry[Any] | None:
     return name.registry if name else None
 
 
+def chosen_name(section: type, data: Any) -> str | None:
+    """The component that a section chooses: the one it names, else the section's default; None if that is no name."""
+    setting = settings_of(section)["name"]
+    default = None if setting.required else setting.default
+    name = data.get("name", default) if isinstance(data, dict) else default
+    return name if isinstance(name, str) else None
+
+
+def is_component(section: type) -> bool:
+    """Whether a section holds nothing but a component's name and options, as `algorithm.loss` does. Its name alone may
+    stand for it, and another name begins it anew. `env` and `model` have settings beside those of what they name."""
+    return registry_of(section) is not None and len(settings_of(section)) == 1
+
+
+@functools.cache
+def component_sections(root: type) -> Mapping[KeyPath, type]:
+    """The sections of `is_component` below a section, by their paths."""
+    found: dict[KeyPath, type] = {}
+    for name, setting in settings_of(root).items():
+        if setting.section is not None and is_component(setting.section):
+            found[(name,)] = setting.section
+        elif setting.section is not None:
+            found |= {(name, *path): section for path, section in component_sections(setting.section).items()}
+    return found
+
+
+def owners_of(section: type, option: str) -> list[str]:
+    """The components that a section can choose and that have this option."""
+    registry = registry_of(section)
+    return [
+        entry.name
+        for entry in (registry.entries() if registry else ())
+        if option in settings_of(class_at(section, {"name": entry.name}))
+    ]
+
+
 def options_class(section: type, data: Any) -> type | None:
     """The dataclass for a section's settings: that of the component its `name` chooses, else `section` itself.
 
@@ -124,8 +160,8 @@ def options_class(section: type, data: Any) -> type | None:
     registry = registry_of(section)
     if registry is None:
         return section
-    name = data.get("name") if isinstance(data, dict) else None
-    if not isinstance(name, str) or name not in registry:
+    name = chosen_name(section, data)
+    if name is None or name not in registry:
         return None
     try:
         options = registry.entry(name).load_options() or section

@@ -3,42 +3,153 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from embodyrl.config.compose import Settings
 from embodyrl.config.faults import Fault, KeyPath, dotted
 from embodyrl.config.fields import all_paths, defaults_below
 from embodyrl.config.marks import UNREADABLE
-from embodyrl.config.values import show
+from embodyrl.config.values import LARGEST_TEXT, REFERENCE, escape, nested, show
 from embodyrl.registry import near_match
 
 _NAME = re.compile(r"\$\{([\w.]+)\}")
+LONGEST_CHAIN = 50
+"""Texts that lead to each other, one after the other."""
 
 
-def resolve_interpolations(settings: Settings, schema: type) -> list[Fault]:
-    """Resolve every `${...}` in place; it may name any setting, also one that has its default."""
-    texts = list(_interpolated(settings.data, ()))
+class _Unresolved(Exception):
+    """Raised for a text that stands for nothing; says why."""
+
+
+@dataclass
+class Resolved:
+    """What became of the texts with `${...}`."""
+
+    faults: list[Fault] = field(default_factory=list)
+    environment: dict[KeyPath, str] = field(default_factory=dict)
+    """Texts that read environment variables, also through others."""
+
+
+def resolve_interpolations(settings: Settings, schema: type, *, may_read: bool = True) -> Resolved:
+    """Resolve every `${...}` in place; it may name any setting, also one that has its default.
+
+    Args:
+        settings: composed settings.
+        schema: the dataclass of the whole config.
+        may_read: whether environment variables may be read.
+    """
+    found = Resolved()
+    texts = dict(_interpolated(settings.data, ()))
     if not texts:
-        return []
-    faults = []
-    tree = OmegaConf.create(_plain(defaults_below(schema, settings.data)))
-    for path, text in texts:
-        node: Any = tree
+        return found
+    resolver = _Resolver(OmegaConf.create(_plain(defaults_below(schema, settings.data))), texts, may_read)
+    with resolver.watching():
+        for path, text in texts.items():
+            try:
+                value = resolver.value(path)
+            except (OmegaConfBaseException, _Unresolved) as error:
+                value = UNREADABLE
+                why = (str(error).splitlines() or [type(error).__name__])[0]
+                message = f"{dotted(path)} = {show(text)} cannot be resolved ({why})"
+                remedy = _remedy(text, [dotted(known) for known in all_paths(schema, settings.data)])
+                found.faults.append(Fault(path, message, remedy, settings.origins[path].value))
+            _replace(settings.data, path, value)
+    found.environment = {path: texts[path] for path in texts if path in resolver.from_environment}
+    return found
+
+
+class _Resolver:
+    """Resolves each text once, after those that it names, so that what doubles at every step does not take for ever.
+
+    Args:
+        tree: the settings.
+        texts: those with interpolations, by their place.
+        may_read: whether environment variables may be read.
+    """
+
+    def __init__(self, tree: Any, texts: Mapping[KeyPath, str], may_read: bool) -> None:
+        self._tree, self._texts, self._may_read = tree, texts, may_read
+        self._values: dict[KeyPath, Any] = {}
+        self._open: list[KeyPath] = []
+        self.from_environment: set[KeyPath] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note, for the length of a block, which texts read environment variables."""
+
+        def read(*arguments: Any) -> Any:
+            self.from_environment.update(self._open)
+            if not self._may_read:
+                raise KeyError("it may not read environment variables")
+            return oc.env(*arguments)
+
+        OmegaConf.register_new_resolver("oc.env", read, replace=True)
         try:
-            for key in path:
+            yield
+        finally:
+            OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+    def value(self, path: KeyPath) -> Any:
+        """What the text at `path` stands for.
+
+        Raises:
+            _Unresolved: it leads back to itself, far away, or to very much.
+            OmegaConfBaseException: it names nothing.
+        """
+        if path in self._values:
+            return self._values[path]
+        if path in self._open or len(self._open) == LONGEST_CHAIN:
+            raise _Unresolved("it leads back to itself" if path in self._open else "it leads through too many others")
+        self._open.append(path)
+        try:
+            size = len(self._texts[path]) + sum(self._size_of(name) for name in self._named_by(path))
+            if size > LARGEST_TEXT:
+                raise _Unresolved(f"it stands for more than {LARGEST_TEXT} characters")
+            node: Any = self._tree
+            for key in path[:-1]:
                 node = node[key]
-            value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        except OmegaConfBaseException as error:
-            value = UNREADABLE
-            message = f"{dotted(path)} = {show(text)} cannot be resolved ({str(error).splitlines()[0]})"
-            remedy = _remedy(text, [dotted(known) for known in all_paths(schema, settings.data)])
-            faults.append(Fault(path, message, remedy, settings.origins[path].value))
-        _replace(settings.data, path, value)
-    return faults
+            value = node[path[-1]]
+            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            node[path[-1]] = escape(value)
+        finally:
+            self._open.pop()
+        self._values[path] = value
+        return value
+
+    def _named_by(self, path: KeyPath) -> Iterator[KeyPath]:
+        """The places that a text names."""
+        for dots, name in REFERENCE.findall(self._texts[path]):
+            keys = tuple(re.findall(r"[\w-]+", name))
+            yield (*path[: len(path) - len(dots)], *keys) if dots else keys
+
+    def _size_of(self, named: KeyPath) -> int:
+        """How many characters a named place holds, once the texts in it, and those that it is in, are resolved."""
+        for path in self._texts:
+            known = tuple(map(str, path))
+            if known[: len(named)] == named or named[: len(known)] == known:
+                self.value(path)
+                if path in self.from_environment:
+                    self.from_environment.update(self._open)
+        node: Any = self._tree
+        for key in named:
+            if not OmegaConf.is_config(node):
+                return 0
+            try:
+                node = node[int(key) if OmegaConf.is_list(node) else key]
+            except (OmegaConfBaseException, ValueError):
+                return 0  # it names nothing, which OmegaConf says best
+        return _size(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node)
+
+
+def _size(value: Any) -> int:
+    return sum(len(each) if isinstance(each, str) else 1 for each in nested(value))
 
 
 def _interpolated(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
@@ -64,5 +175,5 @@ def _replace(data: Any, path: KeyPath, value: Any) -> None:
 def _plain(value: Any) -> Any:
     """Defaults without enums, which OmegaConf keeps as objects."""
     if isinstance(value, dict):
-        return {key: _plain(child) for key, child in value.items()}
+        return {key: _plain(child) for key, child in value.items() if isinstance(key, str)}
     return value.value if hasattr(value, "value") else value

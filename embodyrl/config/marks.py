@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,12 +13,11 @@ import yaml
 from omegaconf._utils import get_yaml_loader
 
 from embodyrl.config.faults import Fault, KeyPath, Location, dotted
-from embodyrl.config.values import check_interpolation
+from embodyrl.config.values import DEEPEST, LARGEST_TEXT, MOST_VALUES, check_interpolations
 
 _PREFIX = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 _ODD_NUMBER = re.compile(r"^[-+]?0[0-9_]+$|:")
-_MAX_VALUES = 100_000
 
 _SYNTAX = (
     # what the YAML parser says, what it means, what to do, whether to point at the construct's start
@@ -68,7 +68,12 @@ def read_document(path: Path, label: str) -> Document:
     """Read a YAML file by OmegaConf's rules (`1e-5` is a number, dates are text); never raises for what is in it."""
     document = Document(label)
     try:
-        loader = get_yaml_loader()(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST_TEXT + 1)
+        if len(text) > LARGEST_TEXT:
+            _too_large(document, f"is longer than {LARGEST_TEXT} characters")
+            return document
+        loader = _bounded_loader()(text)
         root = loader.get_single_node()
         _Walker(document, loader).walk_root(root)
     except OSError as error:
@@ -80,9 +85,35 @@ def read_document(path: Path, label: str) -> Document:
         _unreadable(document, Location(label), message, "remove it")
     except yaml.MarkedYAMLError as error:
         _unreadable(document, *_syntax_error(error, label))
+    except _TooManyError:
+        _too_large(document, f"holds more than {MOST_VALUES} values")
     except RecursionError:
         _unreadable(document, Location(label), "the file is nested too deeply", "flatten it")
     return document
+
+
+class _TooManyError(Exception):
+    """Raised by the loader for a file that a person has not written."""
+
+
+@functools.cache
+def _bounded_loader() -> Any:
+    """OmegaConf's loader, which gives up early."""
+
+    class Loader(get_yaml_loader()):  # type: ignore[misc]
+        nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.nodes += 1
+            if self.nodes > 2 * MOST_VALUES:  # with their keys
+                raise _TooManyError
+            return super().compose_node(parent, index)
+
+    return Loader
+
+
+def _too_large(document: Document, why: str) -> None:
+    _unreadable(document, Location(document.label), f"the file {why}", "leave out what is no setting")
 
 
 def _unreadable(document: Document, location: Location, message: str, remedy: str) -> None:
@@ -135,14 +166,17 @@ class _Walker:
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         """The plain data of any node."""
         self.count += 1
-        if id(node) in self.open_nodes or self.count > _MAX_VALUES:
-            why = "contains itself" if id(node) in self.open_nodes else f"holds more than {_MAX_VALUES} values"
-            if self.count <= _MAX_VALUES + 1:
-                self.fault(node, path, f"{dotted(path)} {why}", "write the values out, without aliases")
+        if self.count > MOST_VALUES:
+            raise _TooManyError
+        if id(node) in self.open_nodes:
+            self.fault(node, path, f"{dotted(path)} contains itself", "write the values out, without aliases")
             return UNREADABLE
         if node.tag not in _PLAIN_TAGS:
             tag = node.tag.replace(_PREFIX, "!!")
             self.fault(node, path, f"{dotted(path)} has the tag {tag}", "remove it: a config holds only plain values")
+            return UNREADABLE
+        if len(path) > DEEPEST:
+            self.fault(node, path[:1], f"{dotted(path[:1])} is nested more than {DEEPEST} deep", "flatten it")
             return UNREADABLE
         self.open_nodes.append(id(node))
         try:
@@ -167,7 +201,7 @@ class _Walker:
         if is_number and node.style is None and _ODD_NUMBER.search(node.value):
             message = f"{dotted(path)}: YAML reads {node.value} as {value}"
             self.fault(node, path, message, f"write {value} if that is meant")
-        problem = check_interpolation(value) if isinstance(value, str) else None
+        problem = check_interpolations(value) if isinstance(value, str) else None
         if problem is not None:
             self.fault(node, path, f"{dotted(path)} {problem.message}", problem.remedy)
             return UNREADABLE
@@ -185,6 +219,8 @@ class _Walker:
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         """A mapping; of a repeated key the last value counts, as in YAML."""
         self.find_duplicates(node, path)
+        if _merged_size(node, {}) > MOST_VALUES:
+            raise _TooManyError
         self.loader.flatten_mapping(node)  # `<<: *anchor`
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -216,3 +252,16 @@ class _Walker:
                 message = f"duplicate key {dotted(here)!r} (first on line {seen[key_node.value]})"
                 self.fault(key_node, here, message, "remove one of them")
             seen.setdefault(key_node.value, key_node.start_mark.line + 1)
+
+
+def _merged_size(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many entries a mapping has once `<<: *anchor` is written out, without doing so; each may double it."""
+    if id(node) not in known:
+        known[id(node)] = 0  # whatever leads back to it adds nothing
+        size = len(node.value)
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.tag == _PREFIX + "merge":
+                merged = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                size += sum(_merged_size(each, known) for each in merged if isinstance(each, yaml.MappingNode))
+        known[id(node)] = size
+    return known[id(node)]

@@ -13,9 +13,13 @@ from hydra.errors import HydraException
 from embodyrl.config.compose import Settings
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location, dotted
 from embodyrl.config.fields import find_setting
-from embodyrl.config.values import check_interpolation
+from embodyrl.config.values import DEEPEST, check_interpolations
 
 _KEY = re.compile(r"^(\+\+|\+|~)?([\w-]+(?:[./][\w-]+)*)$")
+
+
+LONGEST = 10_000
+"""Characters of an override."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,9 @@ def parse_overrides(texts: Sequence[str], is_group: Callable[[str], bool]) -> Ov
         match = _KEY.match(key)
         if match is None or (not equals and match[1] != "~"):
             parsed.faults.append(on_command_line((), f"{text!r} is not an override", _remedy_for_key(key, value)))
+        elif len(text) > LONGEST:
+            remedy = "write it into the file"
+            parsed.faults.append(on_command_line((), f"{match[2]}=... is longer than {LONGEST} characters", remedy))
         elif match[1] == "~":
             remedy = "set it to a value, or leave it out of the file"
             parsed.faults.append(on_command_line((), f"{text!r}: settings cannot be deleted", remedy))
@@ -96,6 +103,8 @@ def _read(text: str) -> tuple[Any, str]:
         parsed = OverridesParser.create().parse_override(f"key={text}")
     except HydraException as error:
         return None, (str(error).splitlines() or ["cannot be read"])[0]
+    except RecursionError:
+        return None, "nested too deeply"
     if parsed.is_sweep_override():
         return None, "several values; a list needs brackets, and one run takes one value"
     return parsed.value(), ""
@@ -123,8 +132,17 @@ def apply_override(settings: Settings, override: Override, schema: type) -> Faul
         name = dotted(override.path)
         message = f"the value of {name}={override.text} cannot be read ({override.problem})"
         return on_command_line(override.path, message, "put it in quotes, or in [brackets] for a list")
-    problem = check_interpolation(value) if isinstance(value, str) else None
+    if len(override.path) + _depth(value) > DEEPEST:
+        message = f"{override.path[0]} is nested more than {DEEPEST} deep"
+        return on_command_line(override.path[:1], message, "flatten it")
+    problem = check_interpolations(value) if isinstance(value, str) else None
     if problem is not None:
         return on_command_line(override.path, f"{dotted(override.path)} {problem.message}", problem.remedy)
     settings.override(override.path, value)
     return None
+
+
+def _depth(value: Any) -> int:
+    """How many sections and lists stand within each other."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if children is None else 1 + max(map(_depth, children), default=0)

@@ -12,7 +12,11 @@ from typing import Any
 from embodyrl.config.compose import Composed
 from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
 from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, ParallelBackend
+from embodyrl.config.values import show
 from embodyrl.registry import SIMULATORS, Registry, SupportedModel, load_target, near_match
+
+LONGEST_NAME = 100
+"""Bytes of a run's name."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,8 @@ def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]
 
 
 def fact(registry: Registry[Any], name: str, key: str) -> Any:
-    """What a component's registry entry says about `key`; None if it says nothing or is unknown."""
-    return registry.entry(name).facts.get(key) if name in registry else None
+    """A field of a component's registry entry; None for a component that is unknown."""
+    return getattr(registry.entry(name), key) if name in registry else None
 
 
 def state_dim(config: Config) -> int | None:
@@ -329,6 +333,18 @@ def nothing_is_left_open(config: Config) -> Iterator[Finding]:
 
 
 @rule
+def run_is_named_like_a_folder(config: Config) -> Iterator[Finding]:
+    """The run's folder is below runs/ and can be typed."""
+    name = config.run.name
+    if "/" in name or not name.isprintable() or name.strip(" .") == "" or len(name.encode()) > LONGEST_NAME:
+        yield Finding(
+            ("run.name",),
+            f"run.name = {show(name)} cannot be the name of a folder",
+            f"use up to {LONGEST_NAME} printable characters without /, and set run.dir for a folder elsewhere",
+        )
+
+
+@rule
 def tasks_are_named_once(config: Config) -> Iterator[Finding]:
     """There is a task, and none twice."""
     if not config.env.tasks:
@@ -427,6 +443,14 @@ def model_can_run_so(config: Config) -> Iterator[Finding]:
         return
     for path, message, remedy in load_target(check)(config):
         yield Finding((path,), message, remedy)
+
+
+def checkpoint_notes(config: Config) -> list[str]:
+    """Return what the model has to say about a checkpoint that is no fault: what it takes from its files."""
+    told = fact(SupportedModel, config.model.name, "notes")
+    if told is None or SupportedModel.entry(config.model.name).missing():
+        return []
+    return list(load_target(told)(config))
 
 
 @rule

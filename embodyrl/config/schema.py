@@ -1,7 +1,8 @@
 """Every setting, its type, default, range and meaning. This file is the only owner of defaults.
 
-A model's or simulator's own options live in a subclass of `ModelConfig` or `EnvConfig` beside the component and are
-named in its registry entry. The text below a field documents it: `embodyrl run --print-config` writes it as a comment.
+A component's own options live in a subclass of `ModelConfig`, `EnvConfig`, `LossConfig`, `AdvantageConfig`,
+`RewardConfig` or `FilterConfig` beside the component and are named in its registry entry. The text below a field
+documents it: `embodyrl run --print-config` writes it as a comment.
 """
 
 from __future__ import annotations
@@ -10,6 +11,17 @@ import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import embodyrl.registry
+
+
+class OfTasks(StrEnum):
+    """What it is if a value stays that was written for other tasks."""
+
+    fault = "fault"
+    """It changes what success or a task is."""
+    note = "note"
+    """It may well be right."""
 
 
 def setting(
@@ -21,6 +33,7 @@ def setting(
     below: float | None = None,
     words: tuple[str, ...] = (),
     registry: str | None = None,
+    of_tasks: OfTasks | None = None,
 ) -> Any:
     """A dataclass field with its legal values.
 
@@ -29,8 +42,11 @@ def setting(
         low, high: inclusive bounds (for lists: of every entry). above, below: exclusive bounds.
         words: for `int | str` fields, the strings that are legal.
         registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
+        of_tasks: for options of simulators, what it is if a value that was written for some tasks is left to others; by
+            default it has nothing to do with tasks.
     """
     metadata = {"low": low, "high": high, "above": above, "below": below, "words": words, "registry": registry}
+    metadata["of_tasks"] = of_tasks
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -185,6 +201,13 @@ class Proximal(StrEnum):
     loglinear = "loglinear"
 
 
+class OldLogprobs(StrEnum):
+    """Where the log-probs come from that ratios are taken to."""
+
+    rollout = "rollout"
+    recompute = "recompute"
+
+
 class Excess(StrEnum):
     """What becomes of an importance weight beyond its cap."""
 
@@ -226,7 +249,7 @@ class RunConfig:
     """The run as a whole: its name, folder and length."""
 
     name: str = setting("run")
-    """Name of the run; its folder is runs/<name>/<time> unless `run.dir` is set."""
+    """Name of the run, which can be that of a folder; its folder is runs/<name>/<time> unless `run.dir` is set."""
     dir: str | None = setting(None)
     """Run directory; it must not exist yet. null: runs/<name>/<time>."""
     iterations: int = setting(100, low=1)
@@ -271,7 +294,7 @@ class EnvConfig:
     """Cameras whose pictures the policy sees (V), in this order, by the backend's names; []: state observations."""
     image_size: list[int] = setting([224, 224], low=16, high=2048)
     """Height and width of every camera's picture [pixels]."""
-    max_episode_steps: int = setting(100, low=1)
+    max_episode_steps: int = setting(100, low=1, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated)."""
     start_states: int = setting(10000, low=1)
     """Training draws start states 0 .. start_states-1; evaluation must use others (`eval.seed`)."""
@@ -283,7 +306,8 @@ class EnvConfig:
     """fail: a simulator process that dies or hangs ends the run. restart: it is replaced; the episodes it was playing
     are void and new ones begin."""
     max_restarts: int = setting(5, low=1)
-    """restart: simulator processes that may be replaced in a run; one more ends it."""
+    """restart: simulator processes that may be replaced in a run, those among them that die while they start; one more
+    ends it."""
     offload: bool = setting(False)
     """End the simulator processes while the policy learns, to free their memory, and bring them back bit for bit."""
 
@@ -341,57 +365,48 @@ class RolloutConfig:
     """Consecutive slots that play the same start state and seed (G), to be compared with each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NormConfig:
-    """How advantage `grpo` compares the returns of episodes: (return - mean) / (standard deviation + eps)."""
+def component(section: Any) -> Any:
+    """A dataclass field for a section that holds nothing but a component's name and options, so that choosing another
+    component begins it anew. Without a value it is the component that the `name` of `section` has as default."""
 
-    mean_level: NormLevel = setting(NormLevel.group)
-    """Whose mean is subtracted: that of the episode's group, of the whole batch, or none."""
-    std_level: NormLevel = setting(NormLevel.group)
-    """Whose standard deviation is divided by: group, batch, or none (then `unbiased` and `eps` do not matter)."""
-    leave_one_out: bool = setting(False)
-    """The mean is that of the other episodes (RLOO)."""
-    unbiased: bool = setting(True)
-    """The standard deviation of n episodes divides by n - 1; otherwise by n."""
-    eps: float = setting(1.0e-6, above=0.0)
-    """Added to the standard deviation."""
+    def with_defaults() -> Any:
+        [name] = dataclasses.fields(section)
+        entry = getattr(embodyrl.registry, name.metadata["registry"]).entry(name.default)
+        return (entry.load_options() or section)(name=name.default)
+
+    return field(default_factory=with_defaults)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """What is learned from. Rewards add their own options."""
+
+    name: str = setting("dense", registry="REWARDS")
+    """Reward; `embodyrl list algorithms` shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """Which groups are learned from, and how often to collect until there are enough (DAPO's dynamic sampling)."""
+    """Which groups are learned from. Filters add their own options."""
 
     name: str = setting("none", registry="FILTERS")
-    """none, zero_variance (drops groups whose episodes all came out the same) or accuracy (keeps groups whose success
-    rate lies within limits)."""
-    metric: FilterMetric = setting(FilterMetric.success)
-    """zero_variance: what has to differ, the episodes' success or the sum of the simulator's own rewards."""
-    accuracy_low: float = setting(0.1, low=0.0, high=1.0)
-    """accuracy: smallest success rate of a group."""
-    accuracy_high: float = setting(0.9, low=0.0, high=1.0)
-    """accuracy: largest success rate of a group."""
-    max_collections: int = setting(1, low=1)
-    """Rollouts per iteration at most. It collects again until num_envs / group_size groups remain; what is left over
-    waits for the next iteration. 1: learn from what remains of one rollout."""
+    """Filter; `embodyrl list algorithms` shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SRPOConfig:
-    """Reward `srpo`: failed episodes are paid for how close they came to successful ones."""
+class AdvantageConfig:
+    """How good a decision was. Advantage estimators add their own options."""
 
-    encoder: str = setting("random_projection", registry="ENCODERS")
-    """What turns the observations of an episode into a vector."""
-    frames: int = setting(64, low=1)
-    """Observations of an episode that are encoded, evenly spread over it."""
-    dim: int = setting(64, low=1)
-    """random_projection: numbers in the vector."""
-    compat: Compat = setting(Compat.none)
-    """none: two successes are of one kind if they are closer than half the root mean square distance between successes.
-    siirl: closer than 0.5 in units of the standard deviations, which in many dimensions no two ever are."""
-    scale: float = setting(0.6, low=0.0)
-    """A failure is paid less than this; a success is paid 1."""
-    steepness: float = setting(10.0, above=0.0)
-    """Steepness of the sigmoid over the distance, which runs from 0 (closest failure) to 1 (farthest)."""
+    name: str = setting("gae", registry="ADVANTAGES")
+    """Advantage estimator; `embodyrl list algorithms` shows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """How the policy follows. Policy losses add their own options."""
+
+    name: str = setting("ppo", registry="LOSSES")
+    """Policy loss; `embodyrl list algorithms` shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,7 +415,7 @@ class AlgorithmConfig:
 
     name: str = setting(registry="ALGORITHMS")
     """Iteration graph; `embodyrl list algorithms` shows them."""
-    reward: str = setting("dense", registry="REWARDS")
+    reward: RewardConfig = component(RewardConfig)
     """What is learned from: dense (the simulator's own reward), success (1 when the task is solved), difference (what
     the dense reward gained), srpo (success, and progress of failures)."""
     time_penalty: float = setting(0.0, low=0.0)
@@ -408,12 +423,15 @@ class AlgorithmConfig:
     reward_scale: float = setting(1.0, above=0.0)
     """Rewards are multiplied by this for learning (metrics show them as they are), so that the critic's targets are of
     order 1 .. 10."""
-    srpo: SRPOConfig = field(default_factory=SRPOConfig)
-    """Reward `srpo`."""
-    filter: FilterConfig = field(default_factory=FilterConfig)
-    """Which groups are learned from."""
-    advantage: str = setting("gae", registry="ADVANTAGES")
-    """Advantage estimator."""
+    filter: FilterConfig = component(FilterConfig)
+    """Which groups are learned from: none (all of them), zero_variance (drops groups whose episodes all came out the
+    same), accuracy (keeps groups whose success rate lies within limits)."""
+    max_collections: int = setting(1, low=1)
+    """Rollouts per iteration at most (DAPO's dynamic sampling). It collects again until num_envs / group_size groups
+    remain; what is left over waits for the next iteration. 1: learn from what remains of one rollout."""
+    advantage: AdvantageConfig = component(AdvantageConfig)
+    """How good a decision was: gae (with a critic), grpo (relative to other episodes), reinforce_pp (its return), raw
+    (its reward)."""
     reward_level: RewardLevel = setting(RewardLevel.chunk)
     """chunk: a chunk's rewards are summed and its actions share one advantage. action: every action has its own
     (reinforce_pp and raw alone, since a critic values decisions)."""
@@ -421,16 +439,18 @@ class AlgorithmConfig:
     """Discount factor."""
     discount_per: DiscountPer = setting(DiscountPer.chunk)
     """chunk: one factor of gamma per decision. action: one per executed action, also inside a chunk."""
-    gae_lambda: float = setting(0.95, low=0.0, high=1.0)
-    """GAE's trade between bias (0) and variance (1). Unused by other estimators."""
     bootstrap: Bootstrap = setting(Bootstrap.truncation)
     """truncation: an episode that the time limit cuts off continues in its value estimate. none: it counts as ended."""
-    norm: NormConfig = field(default_factory=NormConfig)
-    """How advantage `grpo` compares the returns of episodes."""
     normalize_advantages: bool = setting(True)
     """Scale the batch's advantages to mean 0 and standard deviation 1 before the update."""
-    loss: str = setting("ppo", registry="LOSSES")
-    """Policy loss."""
+    loss: LossConfig = component(LossConfig)
+    """How the policy follows: ppo, decoupled_ppo (for decisions of an older policy), cpgd (without a ratio), gspo (the
+    ratio of whole episodes)."""
+    old_logprobs: OldLogprobs = setting(OldLogprobs.rollout)
+    """What probability ratios are taken to. rollout: the log-probs with which decisions were taken. recompute: those of
+    the same policy in another forward pass, in the micro-batches of the first pass over the rollout, so that its ratios
+    start at exactly 1; for bfloat16, which rounds otherwise in a batch of another size. Decisions of earlier updates
+    keep theirs."""
     logprob_level: Level = setting(Level.chunk)
     """What probability ratios, the KL penalty and the entropy bonus are taken of: whole decisions (chunk), the actions
     of a chunk, or the entries (tokens) of an action."""
@@ -441,22 +461,9 @@ class AlgorithmConfig:
     """Passes over each rollout."""
     minibatches: int = setting(4, low=1)
     """Optimiser steps per pass; num_envs * chunks must be a multiple."""
-    clip_low: float = setting(0.2, above=0.0, below=1.0)
-    """Smallest probability ratio that still has a gradient is 1 - clip_low."""
-    clip_high: float = setting(0.2, above=0.0)
-    """Largest probability ratio that still has a gradient is 1 + clip_high."""
-    dual_clip: float | None = setting(None, above=1.0)
-    """ppo, decoupled_ppo: where the advantage is negative, the loss is at most this many times its size (3 is usual);
-    null: no bound."""
     proximal: Proximal = setting(Proximal.recompute)
-    """decoupled_ppo: the policy that ratios are clipped around, at the start of the update (recompute, a forward pass)
-    or between the one that decided and the current one, by their versions (loglinear)."""
-    behaviour_cap: float | None = setting(5.0, above=0.0)
-    """decoupled_ppo: largest weight (proximal over behaviour probability) that is trusted; null: any."""
-    behaviour_excess: Excess = setting(Excess.mask)
-    """decoupled_ppo: what is weighed more than that is left out (mask) or weighed so much (clamp)."""
-    drift_coef: float = setting(1.0e-3, low=0.0)
-    """cpgd: weight of the drift from the policy that decided."""
+    """For losses that clip ratios around a proximal policy (decoupled_ppo): that of the start of the update (recompute,
+    a forward pass), or one between the policy that decided and the current one, by their versions (loglinear)."""
     value_coef: float = setting(0.5, low=0.0)
     """Weight of the value loss."""
     value_clip: float | None = setting(None, above=0.0)
@@ -528,19 +535,22 @@ class OptimizerConfig:
 
     name: str = setting("adamw", registry="OPTIMIZERS")
     """adamw, or adamw_8bit, whose moments take a quarter of the memory (package bitsandbytes)."""
-    lr: float = setting(3.0e-4, above=0.0)
+    lr: float = setting(3.0e-4, above=0.0, high=10.0)
     """Learning rate at the start."""
-    critic_lr: float | None = setting(None, above=0.0)
+    critic_lr: float | None = setting(None, above=0.0, high=10.0)
     """Learning rate of the critic at the start. null: the same as `lr`."""
     schedule: LearningRate = setting(LearningRate.constant)
     """constant; linear: down over run.iterations; cosine: down, slowly at first and at the end."""
     lr_floor: float = setting(0.0, low=0.0, below=1.0)
     """linear, cosine: what learning rates end at, as a share of what they start at."""
+    warmup: int = setting(0, low=0)
+    """Iterations before learning rates are what the schedule says: the first one learns with 1 / (warmup + 1) of that,
+    and the share rises evenly. Adam's first steps are as long as its longest, whatever the gradients. 0: none."""
     betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
     """Decay rates of the two moment averages."""
-    eps: float = setting(1.0e-5, above=0.0)
+    eps: float = setting(1.0e-5, above=0.0, high=1.0)
     """Added to the denominator."""
-    weight_decay: float = setting(0.0, low=0.0)
+    weight_decay: float = setting(0.0, low=0.0, high=10.0)
     """Decoupled weight decay."""
     max_grad_norm: float = setting(0.5, above=0.0)
     """Gradients are scaled down to this norm."""

@@ -28,6 +28,8 @@ def list_experiments() -> list[str]:
 def list_options(group: str, folders: tuple[Path, ...] | None = None) -> list[str]:
     """The choices of a config group, as a defaults list names them: `metaworld/reach` of `env`."""
     found: set[str] = set()
+    if ".." in Path(group).parts:  # nobody's groups are outside, and a walk through a whole disk takes minutes
+        return []
     for folder in folders or (builtin_folder(),):
         base = folder / group
         found.update(path.relative_to(base).with_suffix("").as_posix() for path in base.rglob("*.yaml"))
@@ -44,7 +46,7 @@ def list_groups(folders: tuple[Path, ...]) -> list[str]:
 def find_config(folders: tuple[Path, ...], name: str) -> Path | None:
     """The file of `group/option`, in the first folder that has it."""
     paths = (folder / f"{name.removesuffix('.yaml')}.yaml" for folder in folders)
-    return next((path for path in paths if path.is_file()), None)
+    return next((path for path in paths if os.path.isfile(path)), None)  # is_file() raises for names of 300 letters
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,17 @@ class Source:
 
     def has_group(self, name: str) -> bool:
         """Whether `name` is a config group, as `env` and `env/gym` are."""
-        return any((folder / name).is_dir() for folder in self.folders) and bool(list_options(name, self.folders))
+        return any(os.path.isdir(folder / name) for folder in self.folders) and bool(list_options(name, self.folders))
 
 
 def find_source(source: str | Path | None, plugin_dir: Path | None = None) -> Source | Fault:
     """The config that `source` means: a file, else a built-in experiment; None is the default experiment."""
-    if source is not None and Path(source).is_file():
+    if source is not None and os.path.isfile(source):
         path = Path(source).absolute()
         return Source(path, str(source), plugin_dir or path.parent)
     name = DEFAULT_EXPERIMENT if source is None else str(source).removeprefix("experiment/").removesuffix(".yaml")
     path = builtin_folder() / "experiment" / f"{name}.yaml"
-    if path.is_file() and "/" not in name:
+    if os.path.isfile(path) and "/" not in name:
         return Source(path, f"experiment/{name}", plugin_dir or Path.cwd(), is_builtin=True)
     assert source is not None, f"the built-in configs are missing: {path}"
     return _missing(Path(source))
@@ -92,7 +94,7 @@ def _missing(path: Path) -> Fault:
     """The fault for a file that is not there."""
     where = Location(str(path))
     experiments = list_experiments()
-    if path.is_dir():
+    if os.path.isdir(path):
         inside = sorted(child.name for child in path.glob("*.yaml"))
         remedy = f"name the file in it, as in {path / inside[0]}" if inside else "name a YAML file"
         return Fault((), "is a folder, not a config file", remedy, where)

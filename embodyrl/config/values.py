@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -13,6 +14,22 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embodyrl.registry import near_match
+
+LARGEST_TEXT = 1_000_000
+"""Characters of a config, and of what its interpolations stand for."""
+MOST_VALUES = 20_000
+"""Single values, sections and lists of a config."""
+DEEPEST = 50
+"""Sections and lists within each other."""
+MISSING = "???"
+"""OmegaConf's mark for a value that is to be given, which it takes for no value at all."""
+MOST_INTERPOLATIONS = 100
+"""In one text."""
+_START = r"(?<!\\)(?:\\\\)*\$\{"  # no backslash before it, or an even number of them
+REFERENCE = re.compile(_START + r"\s*(\.*)([\w.\[\]-]+)\s*\}")
+"""`${section.setting}`, and with dots in front."""
+_KNOWN = re.compile(_START + r"\s*(?:\.*[\w.\[\]-]+\s*\}|(?!oc\.(?:select|create|dict|deprecated))[\w.-]+\s*:)")
+_ANY = re.compile(_START)
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,27 @@ class Problem:
     remedy: str
 
 
+def nested(value: Any) -> Iterator[Any]:
+    """A value, and all that is in its mappings and lists, however deep."""
+    yield value
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from nested(child)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is the mark for one that is to be given."""
+    return isinstance(value, str) and value == MISSING
+
+
+def escape(value: Any) -> Any:
+    """A value that has been resolved: what still looks like an interpolation in it is meant literally."""
+    if isinstance(value, dict):
+        return {key: escape(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [escape(child) for child in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
+
+
 def show(value: Any) -> str:
     """A value as YAML would have it, shortened."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -31,14 +69,19 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def check_interpolation(text: str) -> Problem | None:
+def check_interpolations(text: str) -> Problem | None:
     """Whether the `${...}` in a text are well-formed."""
     if "${" in text:
+        if text.count("${") > MOST_INTERPOLATIONS:
+            return Problem(f"holds more than {MOST_INTERPOLATIONS} interpolations", "write the value out")
         try:
             OmegaConf.create({"text": text})
         except OmegaConfBaseException:
             message = f"= {show(text)} is no complete interpolation"
             return Problem(message, "write ${section.setting}, or \\${ for the characters themselves")
+        if len(_ANY.findall(text)) > len(_KNOWN.findall(text)):
+            message = f"= {show(text)} is no interpolation that is known here"
+            return Problem(message, "write ${section.setting}, ${oc.env:NAME}, or \\${ for the characters themselves")
     return None
 
 

@@ -18,6 +18,9 @@ from embodyrl.envs import Observation
 Columns = dict[str, Any]
 """Tensors `[M, ...]` by name, and tables of them."""
 
+Drawn = Sequence[tuple[Tensor, float]]
+"""Minibatches: the numbers of their decisions, and their share of the batch."""
+
 
 def to_columns(batch: TensorDictBase, device: torch.device) -> Columns:
     """A batch as plain dictionaries: taking rows out of those costs a tenth."""
@@ -37,6 +40,11 @@ def rows(columns: Columns, which: Tensor | slice) -> Columns:
 def length(columns: Columns) -> int:
     """`M`."""
     return len(columns["task"])
+
+
+def numbered(columns: Columns) -> Columns:
+    """The same columns, and one that numbers the rows, so that parts know which they are."""
+    return columns | {"number": torch.arange(length(columns), device=columns["task"].device)}
 
 
 def observation_from(columns: Columns, sentences: Sequence[str]) -> Observation:

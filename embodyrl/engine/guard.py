@@ -13,6 +13,7 @@ from torch import Tensor
 from embodyrl.config.schema import GuardConfig
 from embodyrl.engine.columns import Columns
 from embodyrl.errors import RunError
+from embodyrl.files import replacing
 
 FOLDER = "not_finite"
 """In the run's folder."""
@@ -77,7 +78,8 @@ class Guard:
         path = self._folder / FOLDER / f"update_{update:06}_{self.skipped:02}.safetensors"
         path.parent.mkdir(exist_ok=True)
         tensors = {name: column.detach().cpu().clone().contiguous() for name, column in flat(minibatch)}
-        save_file(tensors, path, metadata={"loss": str(float(loss)), "grad_norm": str(float(norm))})
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"loss": str(float(loss)), "grad_norm": str(float(norm))})
         self._dumped = path
 
 

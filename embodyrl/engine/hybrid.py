@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from embodyrl.algorithms.call import asks_for, call_with
+from embodyrl.algorithms.call import asks_for, call_with, options_of
 from embodyrl.algorithms.levels import entries_at
 from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Proximal
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, OldLogprobs, Proximal
 from embodyrl.engine.columns import (
     Columns,
+    Drawn,
     draw_minibatches,
     length,
+    numbered,
     observation_from,
     rows,
     split_minibatch,
@@ -44,8 +46,6 @@ from embodyrl.envs import Observation
 from embodyrl.errors import UserError
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.tracking.clock import Clock, Phase
-
-SETTINGS_FOR_LOSSES = ("clip_low", "clip_high", "dual_clip", "behaviour_cap", "behaviour_excess", "drift_coef")
 
 
 def choose_device(device: Device) -> torch.device:
@@ -70,7 +70,7 @@ class HybridEngine:
     Args:
         policy: moved to the engine's device.
         config: device, threads, optimiser.
-        algorithm: epochs, minibatches, loss weights.
+        algorithm: epochs, minibatches, loss weights, options of the policy loss.
         loss: policy loss from the registry.
         iterations: length of the run, for the learning-rate schedule.
         seed: the run's seed.
@@ -106,6 +106,7 @@ class HybridEngine:
         self.modes = Modes(self.clock)
         self.algorithm = algorithm
         self.loss = loss
+        self._loss_options = options_of(algorithm.loss)
         self.reference = reference_of(policy, adapted=config.lora.rank > 0) if algorithm.kl_coef > 0.0 else None
         """The policy as it was when the run began; only where the loss holds the policy near it."""
         if saved is not None:
@@ -189,13 +190,20 @@ class HybridEngine:
             columns["inputs"] = self._preprocess(observation_from(columns, sentences))
         if self.reference is not None:
             with self.offload.reference_here(), self.reference.scoring() as reference:
-                columns["reference_logprobs"] = self._score(reference, columns, sentences)
+                parts = self._dealt(
+                    numbered(columns), whole=False, most=-(-length(columns) // self.algorithm.minibatches)
+                )
+                columns["reference_logprobs"] = self._score(reference, parts, columns, sentences)
+        first = self._draw(columns)
         if asks_for(self.loss, "proximal_logprobs") and self.algorithm.proximal is Proximal.recompute:
-            columns["proximal_logprobs"] = self._score(self.policy, columns, sentences)
+            columns["proximal_logprobs"] = self._score_as_learned(columns, sentences, first)
+        if self.algorithm.old_logprobs is OldLogprobs.recompute:
+            again = self._score_as_learned(columns, sentences, first)
+            columns["old_logprobs"] = torch.where(self._is_new(columns, again), again, columns["old_logprobs"])
         history: list[Metrics] = []
         passes = 0
-        for _ in range(self.algorithm.epochs):
-            if not self._one_pass(columns, sentences, history):
+        for epoch in range(self.algorithm.epochs):
+            if not self._one_pass(columns, sentences, history, first if epoch == 0 else None):
                 break
             passes += 1
         metrics = self._finish(history, rate)
@@ -254,10 +262,16 @@ class HybridEngine:
         self.weights.sum_gradients(self.optimizer.parameters)
         return self.ranks.sum(total)
 
-    def _one_pass(self, columns: Columns, sentences: Sequence[str], history: list[Metrics]) -> bool:
-        """One epoch; False if the policy moved so far from the rollout's that it ended early."""
-        for minibatch, share in self._minibatches(columns):
+    def _one_pass(
+        self, columns: Columns, sentences: Sequence[str], history: list[Metrics], drawn: Drawn | None
+    ) -> bool:
+        """One epoch, of minibatches that were drawn or are now; False if the policy moved so far from the rollout's
+        that it ended early."""
+        for minibatch, share in self._minibatches(columns, drawn):
             loss, metrics = self._gradients(minibatch, sentences, share)
+            error = metrics.pop("ratio_error")
+            if not history:  # no step was taken yet
+                metrics["ratio_error_first_minibatch"] = error
             target = self.algorithm.target_kl
             if target is not None and float(metrics["approx_kl"]) > target:
                 history.append(metrics)
@@ -267,11 +281,15 @@ class HybridEngine:
                 history.append(metrics | {"grad_norm": norm})
         return True
 
-    def _minibatches(self, columns: Columns) -> Iterator[tuple[Columns, float]]:
-        """Minibatches, each with its share of the batch: drawn decision by decision, or episode by episode for a loss
-        that compares whole ones."""
+    def _draw(self, columns: Columns) -> Drawn:
+        """The minibatches of an epoch: drawn decision by decision, or episode by episode for a loss that compares whole
+        ones."""
         count, whole = self.algorithm.minibatches, self._whole_episodes
-        drawn = [*draw_minibatches(columns["sequence"], count, whole, self._streams.shuffling)]
+        return [*draw_minibatches(columns["sequence"], count, whole, self._streams.shuffling)]
+
+    def _minibatches(self, columns: Columns, drawn: Drawn | None = None) -> Iterator[tuple[Columns, float]]:
+        """The columns of minibatches that were drawn, or are now, each with its share of the batch."""
+        drawn = self._draw(columns) if drawn is None else drawn
         if "inputs" not in columns:  # pictures are too large for a second, shuffled batch
             yield from ((rows(columns, index), share) for index, share in drawn)
             return
@@ -300,15 +318,34 @@ class HybridEngine:
         return self.ranks.deal(list(split_minibatch(minibatch, size, whole)))
 
     @torch.no_grad()
-    def _score(self, policy: Policy, columns: Columns, sentences: Sequence[str]) -> Tensor:
-        """Log-probs of the batch's decisions under a policy, at the level of the loss; a part at a time."""
+    def _score(
+        self, policy: Policy, parts: Iterable[tuple[Columns, bool]], columns: Columns, sentences: Sequence[str]
+    ) -> Tensor:
+        """Log-probs of the batch's decisions under a policy, at the level of the loss.
+
+        Args:
+            parts: of the numbered batch, see `_dealt`; every decision once.
+            columns: the batch.
+        """
         found = torch.zeros_like(columns["old_logprobs"])
-        numbered = columns | {"number": torch.arange(len(found), device=self.device)}
-        for part, counts in self._dealt(numbered, whole=False, most=-(-len(found) // self.algorithm.minibatches)):
+        for part, counts in parts:
             logprobs, _ = self._logprobs(policy, part, sentences)
             if counts:
                 found[part["number"]] = logprobs
         return self.ranks.sum(found)
+
+    def _score_as_learned(self, columns: Columns, sentences: Sequence[str], drawn: Drawn) -> Tensor:
+        """Log-probs under the policy that the update starts from, computed in the micro-batches of the first epoch: a
+        forward pass rounds by the size of its batch, and only in the same one are they those of the loss, bit for bit.
+        """
+        minibatches = self._minibatches(numbered(columns), drawn)
+        parts = (part for minibatch, _ in minibatches for part in self._dealt(minibatch, self._whole_episodes))
+        return self._score(self.policy, parts, columns, sentences)
+
+    def _is_new(self, part: Columns, like: Tensor) -> Tensor:
+        """Which decisions this policy took, not one of earlier updates; bool, with as many dimensions as `like`."""
+        is_new: Tensor = part["version"] == self.version
+        return is_new.view(-1, *[1] * (like.dim() - 1))
 
     def _inputs(self, part: Columns, sentences: Sequence[str]) -> Inputs:
         """What the policy sees."""
@@ -342,6 +379,7 @@ class HybridEngine:
             "policy_loss": output.losses.detach(),
             "entropy": entropy.detach(),
             "ratio": ratio,
+            "ratio_error": torch.where(self._is_new(part, ratio), (ratio - 1.0).abs(), 0.0),
             "approx_kl": ratio - 1.0 - difference,
         }
         losses = output.losses
@@ -359,15 +397,13 @@ class HybridEngine:
         return total
 
     def _policy_loss(self, logprobs: Tensor, part: Columns) -> LossOutput:
-        """The registered loss, with the columns and settings that it names."""
-        settings = self.algorithm
-        available: dict[str, Any] = {name: getattr(settings, name) for name in SETTINGS_FOR_LOSSES}
-        available |= part | {"logprobs": logprobs}
+        """The registered loss, with the columns and those of its own options that it names."""
+        columns = part | {"logprobs": logprobs}
         if asks_for(self.loss, "proximal_logprobs") and "proximal_logprobs" not in part:
-            available["proximal_logprobs"] = proximal_logprobs(
-                logprobs, part["old_logprobs"], part["version"], self.version + 1, settings.proximal
+            columns["proximal_logprobs"] = proximal_logprobs(
+                logprobs, part["old_logprobs"], part["version"], self.version + 1, self.algorithm.proximal
             )
-        return call_with(self.loss, available)
+        return call_with(self.loss, columns, self._loss_options)
 
     def _value_losses(self, values: Tensor | None, part: Columns) -> Tensor:
         """Of every decision `[M]`, each counting once."""

@@ -40,19 +40,20 @@ def nothing_of(total: Total) -> Total:
 
 def summarize(totals: Sequence[Total], ranks: Ranks) -> tuple[Tensor, Metrics]:
     """Loss and metrics of a minibatch, of which each rank has some parts: means over the entries that count, and the
-    largest ratio. The same on all ranks."""
+    largest ratio and error of one. The same on all ranks."""
     valid = joined([total.valid for total in totals])
     columns = {name: joined([total.entries[name] for total in totals]) for name in totals[0].entries}
+    largest = torch.stack([torch.where(valid, columns[name], 0.0).max() for name in ("ratio", "ratio_error")])
+    del columns["ratio_error"]
     weights = valid.to(torch.float32)
     sums = (torch.stack(list(columns.values())) * weights).flatten(1).sum(1)
     loss = torch.stack([total.loss for total in totals]).sum()
     errors = torch.cat([loss.new_zeros(0) if each.value_losses is None else each.value_losses for each in totals])
     numbers = torch.stack([loss, weights.sum(), errors.sum(), errors.new_tensor(len(errors))])
-    largest = torch.where(valid, columns["ratio"], 0.0).max()
-    every = torch.stack(ranks.gather(torch.cat([numbers, sums, largest[None]])))
-    loss, count, error, decisions, *logged = every[:, :-1].sum(0).unbind()
+    every = torch.stack(ranks.gather(torch.cat([numbers, sums, largest])))
+    loss, count, error, decisions, *logged = every[:, :-2].sum(0).unbind()
     metrics = {name: total / count.clamp(min=1.0) for name, total in zip(columns, logged, strict=True)}
-    metrics["ratio_max"] = every[:, -1].max()
+    metrics["ratio_max"], metrics["ratio_error"] = every[:, -2:].amax(0).unbind()
     if totals[0].value_losses is not None:
         metrics["value_loss"] = error / decisions
     return loss, metrics

@@ -94,6 +94,7 @@ class Optimizer:
         }
         floor = self.config.lr_floor
         factor = floor + (1.0 - floor) * share[self.config.schedule]
+        factor *= min((update + 1) / (self.config.warmup + 1), 1.0)
         rates = (self.config.lr, self.config.critic_lr or self.config.lr)
         for group, rate in zip(self.inner.param_groups, rates, strict=False):
             group["lr"] = rate * factor

@@ -189,12 +189,16 @@ class SlotSimulator(ABC):
         """One self-contained state per slot: the episode, and a snapshot or the actions so far. Never a pickle."""
         return [self._save(self._playing(seat)) for seat in self._take(slots)]
 
-    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
-        """Continue from states of `get_state`, bit for bit: from the snapshot, or by playing the episode again."""
+    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> list[int]:
+        """Continue from states of `get_state`, bit for bit: from the snapshot, or by playing the episode again.
+
+        Returns:
+            The slots that show something else now than when they were saved; a warning says more about each.
+        """
         if len(slots) != len(states):
             raise SimulatorError(f"set_state got {len(slots)} slots and {len(states)} states: one state per slot")
-        for seat, state in zip(self._take(slots), states, strict=True):
-            self._restore(seat, state)
+        seats = self._take(slots)
+        return [seat.number for seat, state in zip(seats, states, strict=True) if not self._restore(seat, state)]
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
         """Pictures for people, `[B, H, W, 3]`."""
@@ -341,8 +345,8 @@ class SlotSimulator(ABC):
         }
         return pack(header, {"actions": seat.actions[: seat.steps]} if snapshot is None else snapshot)
 
-    def _restore(self, seat: _Seat, state: bytes) -> None:
-        """Bring the episode of `state` to where it was saved, at `seat`."""
+    def _restore(self, seat: _Seat, state: bytes) -> bool:
+        """Bring the episode of `state` to where it was saved, at `seat`; returns whether that is where it is now."""
         header, arrays = unpack(state)
         self._check_header(header)
         names = ("task", "start_state", "seed", "group")
@@ -356,13 +360,16 @@ class SlotSimulator(ABC):
             if len(actions):
                 self._run(seat, actions, np.empty(len(actions), np.float32), np.empty(len(actions), np.bool_))
         self._look(seat)
-        if (seat.steps, seat.over, _fingerprint(seat)) != (header["steps"], header["over"], header["check"]):
+        comes_back = (seat.steps, seat.over, _fingerprint(seat)) == (header["steps"], header["over"], header["check"])
+        if not comes_back:
             warnings.warn(
-                f"{seat.where()}: the restored episode is not bit for bit the saved one; it goes on from what was "
-                f"restored (saved on another machine, or with other versions of the simulator?)",
+                f"{seat.where()}: the restored episode is not bit for bit the one that was saved, which is lost (a "
+                f"reset or step that depends on more than the episode? another processor, or other versions of the "
+                f"simulator, than where it was saved?)",
                 RestoreMismatchWarning,
                 stacklevel=3,
             )
+        return comes_back
 
     def _restore_snapshot(self, seat: _Seat, episode: EpisodeSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Give `seat`'s environment its snapshot back."""

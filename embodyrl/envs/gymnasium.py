@@ -23,16 +23,12 @@ from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
-from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list, check_tasks
+from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list
+from embodyrl.envs.gymnasium_ids import known_tasks, why_unknown
 from embodyrl.envs.gymnasium_views import Views
 from embodyrl.envs.options import GymnasiumConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
-from embodyrl.errors import UserError
-
-
-def known_tasks() -> list[str]:
-    """All environment ids that are registered now; plug-ins may add more."""
-    return sorted(gymnasium.registry)
+from embodyrl.errors import UnknownNameError, UserError
 
 
 class Gymnasium(SlotSimulator):
@@ -40,13 +36,10 @@ class Gymnasium(SlotSimulator):
 
     def __init__(self, config: GymnasiumConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "gymnasium")
+        known = known_tasks()
         for task in config.tasks:
-            if ":" in task:
-                raise UserError(
-                    f"env.tasks names {task!r}, which would import a module: list the module under plugins: and name "
-                    f"only {task.split(':')[-1]!r}"
-                )
-        check_tasks(config.tasks, known_tasks(), "gymnasium")
+            if task not in known:
+                raise UnknownNameError(" - ".join(why_unknown(task, known)))
         self._config = config
         first = config.tasks[0]
         slot = GymnasiumSlot(first, config)

@@ -18,7 +18,6 @@ import ctypes
 import importlib
 import importlib.util
 import math
-import os
 import sys
 import tempfile
 import zlib
@@ -42,21 +41,6 @@ PAINTED = ("mesh_vert", "mesh_normal", "mesh_texcoord", "mesh_face", "mesh_graph
 """The parts of a model that are loaded before anything is drawn: meshes and textures."""
 PLACEMENT_ATTEMPTS = 1000
 """How often a random layout without collisions is looked for."""
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for a while."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _quiet_robosuite() -> None:
@@ -93,7 +77,7 @@ def load() -> Any:
     with tempfile.TemporaryDirectory(prefix="embodyrl-libero-") as folder:
         text = "".join(f"{name}: {str(root / place)!r}\n" for name, place in places.items())
         (Path(folder) / "config.yaml").write_text(text)
-        with _environment(LIBERO_CONFIG_PATH=folder, MUJOCO_GL="disable"):
+        with mujoco_gl.environment(LIBERO_CONFIG_PATH=folder, MUJOCO_GL="disable"):
             return importlib.import_module("libero.libero.envs")
 
 

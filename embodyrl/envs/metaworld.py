@@ -9,6 +9,9 @@ Actions are 4 numbers in -1 .. 1: the hand's displacement in x, y, z (1 is 1 cm 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +37,9 @@ FOR_PEOPLE = "corner2", (480, 480)
 
 KEPT_PAINTERS = 10
 """Tasks whose painters a process keeps, as many as MT10 has; more if it has more slots."""
+
+OBSERVATION = "observation"
+"""Name of the last observation in a snapshot."""
 
 
 class MetaWorld(SlotSimulator):
@@ -128,6 +134,17 @@ class MetaWorldSlot(Slot):
         """Images `[V, H, W, 3]`, or None without cameras, and proprio `[39 or 4]`."""
         images = [self._paint(camera, self._size) for camera in self._config.cameras]
         return np.stack(images) if images else None, self._observation[: self._proprio_dim].astype(np.float32)
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """The state of physics, layout and task, a few kilobytes."""
+        return {**self._driver.snapshot(self._env), OBSERVATION: self._observation.copy()}
+
+    def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from a snapshot of `episode`."""
+        observation = snapshot[OBSERVATION]
+        self._driver.restore(self._env, {name: array for name, array in snapshot.items() if name != OBSERVATION})
+        self._observation = observation.copy()
+        self._env.np_random = np.random.default_rng(episode.seed)
 
     def render(self) -> NDArray[np.uint8]:
         """What the policy's first camera sees `[H, W, 3]`, else what MetaWorld's camera `corner2` does."""

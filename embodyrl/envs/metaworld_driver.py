@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import mujoco
@@ -35,6 +36,12 @@ DERIVED = (
 
 LAYOUT = ("body_pos", "body_quat", "geom_pos", "geom_quat", "eq_data")
 """The parts of the model that tasks change from episode to episode, as far as they touch the physics."""
+
+MOVED = (*LAYOUT, "site_pos")
+"""All parts of the model that tasks change from episode to episode."""
+
+TASK = "task."
+"""Begins the names of a snapshot's arrays that are attributes of the environment."""
 
 HAND_UP = np.array([1, 0, 1, 0])
 """Orientation of the mocap body that pulls the hand [quaternion, not normalised, as in MetaWorld]."""
@@ -56,6 +63,8 @@ def make(task: str) -> Any:
     env._freeze_rand_vec = False
     env.seeded_rand_vec = True
     env.limits = env.sawyer_observation_space.low, env.sawyer_observation_space.high
+    _lay_out(env, 0)  # after which it has what a task remembers of an episode, so that one can be restored here
+    env.remembers = frozenset(_remembered(env))
     return env
 
 
@@ -65,10 +74,7 @@ def reset(env: Any, start_state: int) -> NDArray[np.float64]:
     The same generator is used for both of MetaWorld's resets: with a frozen task, too, both draw the same layout.
     """
     env.curr_path_length = 0
-    env.np_random = np.random.default_rng(start_state)
-    env.layout_only = True
-    env.reset_model()
-    env.layout_only = False
+    _lay_out(env, start_state)
     mujoco.mj_resetData(env.model, env.data)
     env.np_random = np.random.default_rng(start_state)
     observation: NDArray[np.float64] = env.reset_model()
@@ -76,6 +82,81 @@ def reset(env: Any, start_state: int) -> NDArray[np.float64]:
     observation[18:36] = env._prev_obs
     _place(env.model, env.data)
     return observation
+
+
+def _lay_out(env: Any, start_state: int) -> None:
+    """Lay the model out for `start_state`, without simulating anything."""
+    env.np_random = np.random.default_rng(start_state)
+    env.layout_only = True
+    env.reset_model()
+    env.layout_only = False
+
+
+def snapshot(env: Any) -> dict[str, NDArray[Any]]:
+    """Everything that decides how the running episode goes on: physics, layout, and what the task remembers."""
+    layout = {name: array.copy() for name, array in _layout(env).items()}
+    return {"physics": env.physics(), **layout, **_remembered(env)}
+
+
+def restore(env: Any, snapshot: Mapping[str, NDArray[Any]]) -> None:
+    """Go on from a `snapshot` of an environment of the same task, whatever was played here before; simulates nothing.
+
+    Raises:
+        ValueError: it is not a snapshot of such an environment.
+    """
+    want = {name: array.shape for name, array in {"physics": env.physics(), **_layout(env)}.items()}
+    if lacking := (want.keys() | env.remembers) - snapshot.keys():
+        raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
+    for name, shape in want.items():
+        if snapshot[name].shape != shape:
+            raise ValueError(f"{name} has shape {snapshot[name].shape}, want {shape}")
+    for name, array in _layout(env).items():
+        array[...] = snapshot[name]
+    mujoco.mj_setState(env.model, env.data, snapshot["physics"], STATE)
+    mujoco.mj_forward(env.model, env.data)  # where everything is: for tasks' views of it, and for pictures
+    mujoco.mj_setState(env.model, env.data, snapshot["physics"], STATE)  # it changed where the next solver starts from
+    for name in _remembered(env).keys() - snapshot.keys():
+        delattr(env, name.removeprefix(TASK))
+    for name in snapshot.keys() - want.keys():
+        _remember(env, name.removeprefix(TASK), snapshot[name])
+
+
+def _layout(env: Any) -> dict[str, NDArray[Any]]:
+    """The parts of the model that tasks change, as views."""
+    return {f"model.{name}": getattr(env.model, name) for name in MOVED}
+
+
+def _remember(env: Any, name: str, value: NDArray[Any]) -> None:
+    """Set an attribute to what `_remembered` made of it."""
+    plain = type(getattr(env, name, None)) in (bool, int, float, list)
+    setattr(env, name, None if value.size == 0 else value.tolist() if plain else value.copy()[()])
+
+
+def _remembered(env: Any) -> dict[str, NDArray[Any]]:
+    """Copies of the numbers among the attributes of an environment, by `task.<name>`; for None, an array of none.
+
+    Without views of MuJoCo's arrays: some tasks keep the place of a body as a goal, which moves along with it.
+    """
+    arrays = {}
+    for name, value in vars(env).items():
+        if value is None:
+            arrays[TASK + name] = np.empty(0)
+        elif isinstance(value, bool | int | float | list | np.generic | np.ndarray) and not _is_view(value):
+            numbers = np.array(value)
+            if numbers.dtype.kind in "biuf" and numbers.size:
+                arrays[TASK + name] = numbers
+    return arrays
+
+
+def _is_view(value: object) -> bool:
+    """Whether an array lies in memory that is not numpy's."""
+    while isinstance(value, np.ndarray):
+        if value.flags.owndata:
+            return False
+        value = value.base
+        if not isinstance(value, np.ndarray):
+            return True
+    return False
 
 
 def _place(model: Any, data: Any) -> None:
@@ -98,11 +179,13 @@ class _Driver:
     """Smallest and largest observation `[39]`, to which steps clip."""
     layout_only = False
     """Whether a reset only lays out the model."""
+    remembers: frozenset[str]
+    """Names of the arrays that every snapshot has of what the task remembers."""
 
     def __init__(self) -> None:
         self._bodies: dict[str, NDArray[np.float64]] = {}
         self._fingers: tuple[NDArray[np.float64], ...] = ()
-        self._hand_reset: tuple[tuple[Any, ...], NDArray[np.float64], list[NDArray[np.float64]]] | None = None
+        self._hand_reset: dict[tuple[Any, ...], tuple[NDArray[np.float64], list[NDArray[np.float64]]]] = {}
         super().__init__()
 
     def get_body_com(self, body_name: str) -> NDArray[np.float64]:
@@ -174,19 +257,21 @@ class _Driver:
         if self.layout_only:
             env.init_tcp = self.tcp_center
             return
-        before = self._state()
+        before = self.physics()
         layout = (getattr(self.model, name).tobytes() for name in LAYOUT)
         key = (steps, np.asarray(env.hand_init_pos).tobytes(), before.tobytes(), *layout)
-        if self._hand_reset is None or self._hand_reset[0] != key:
+        if key not in self._hand_reset:
             super()._reset_hand(steps)  # type: ignore[misc]
-            self._hand_reset = key, self._state(), [getattr(self.data, name).copy() for name in DERIVED]
+            self._hand_reset = {key: (self.physics(), [getattr(self.data, name).copy() for name in DERIVED])}
         else:
-            mujoco.mj_setState(self.model, self.data, self._hand_reset[1], STATE)
-            for name, values in zip(DERIVED, self._hand_reset[2], strict=True):
+            state, derived = self._hand_reset[key]
+            mujoco.mj_setState(self.model, self.data, state, STATE)
+            for name, values in zip(DERIVED, derived, strict=True):
                 getattr(self.data, name)[...] = values
         env.init_tcp = self.tcp_center
 
-    def _state(self) -> NDArray[np.float64]:
+    def physics(self) -> NDArray[np.float64]:
+        """The simulation's state, see `STATE`."""
         state = np.empty(mujoco.mj_stateSize(self.model, STATE))
         mujoco.mj_getState(self.model, self.data, state, STATE)
         return state

@@ -1,14 +1,17 @@
 """Which OpenGL draws MuJoCo's pictures, on a machine without a screen as well.
 
 MuJoCo, robosuite and PyOpenGL each read the environment when they are first imported, and two answers in one process do
-not go together. So there is one place that decides, before any of them is imported.
+not go together. So there is one place that decides, before any of them is imported. Who draws nothing imports MuJoCo
+with `import_mujoco`, which needs no OpenGL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import importlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from embodyrl.envs.base import RenderError
@@ -38,7 +41,7 @@ def requested() -> str:
     """The lower-case value of MUJOCO_GL, "" if it is unset.
 
     Raises:
-        UserError: MuJoCo does not know the value, and could not even be imported.
+        UserError: MuJoCo does not know the value.
     """
     name = os.environ.get("MUJOCO_GL", "").lower().strip()
     if name not in ACCEPTED + FORBIDDING:
@@ -72,20 +75,28 @@ def choose() -> str:
     return name
 
 
-def import_mujoco() -> Any:
-    """The module `mujoco`, which loads the OpenGL that MUJOCO_GL names.
-
-    Raises:
-        NoOpenGLError: that OpenGL cannot be loaded.
-        UserError: MUJOCO_GL has a value that MuJoCo does not know.
-    """
-    name = requested()
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def import_mujoco() -> Any:
+    """Import `mujoco` without the OpenGL that it would load by itself, which may not be installed.
+
+    `context` loads what draws afterwards, whatever MUJOCO_GL was here.
+    """
+    with environment(MUJOCO_GL="disable"):
         return importlib.import_module("mujoco")
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:  # ImportError, AttributeError or RuntimeError, as the libraries please
-        raise NoOpenGLError(_cannot_draw(name, error)) from error
 
 
 def context(height: int, width: int) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from embodyrl.config.schema import EnvConfig, setting
+from embodyrl.config.schema import EnvConfig, OfTasks, setting
 
 
 class Proprio(StrEnum):
@@ -68,7 +68,7 @@ class LiberoConfig(MujocoConfig):
 
     image_size: list[int] = setting([256, 256], low=16, high=2048)
     """Height and width of every camera's picture [pixels]; 256 x 256 is what public checkpoints are evaluated with."""
-    max_episode_steps: int = setting(300, low=1)
+    max_episode_steps: int = setting(300, low=1, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated); those of `settle_steps` do not count. Public
     evaluations use 220 for libero_spatial, 280 for libero_object, 300 for libero_goal, 520 for libero_10 and 400 for
     libero_90."""
@@ -112,9 +112,9 @@ class ManiSkillConfig(EnvConfig):
 class GymnasiumConfig(EnvConfig):
     """Any Gymnasium environment."""
 
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = setting({}, of_tasks=OfTasks.fault)
     """Keyword arguments for `gymnasium.make`; any key is legal here."""
-    success_return: float | None = setting(None)
+    success_return: float | None = setting(None, of_tasks=OfTasks.fault)
     """An episode is a success if its return is at least this when it ends. Judged at the end and not before, because
     the running return of a task with negative rewards starts high. null: success after each step is what the
     environment's `info["is_success"]` or `info["success"]` says; without them there is none."""

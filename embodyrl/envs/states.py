@@ -29,7 +29,7 @@ class StateError(RunError):
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """`header` (what JSON can hold) and `arrays` as bytes."""
-    parts = {name: np.ascontiguousarray(array, array.dtype.newbyteorder("<")) for name, array in arrays.items()}
+    parts = {name: np.asarray(array, array.dtype.newbyteorder("<"), order="C") for name, array in arrays.items()}
     listing = [[name, array.dtype.str, list(array.shape)] for name, array in parts.items()]
     text = json.dumps({"version": VERSION, **header, "arrays": listing}).encode()
     return b"".join([MAGIC, struct.pack("<I", len(text)), text, *(array.tobytes() for array in parts.values())])

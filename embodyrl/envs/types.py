@@ -143,8 +143,12 @@ class Simulator(Protocol):
         """One self-contained state per slot: physics, controllers, RNG, counters, episode. Never a pickle."""
         ...
 
-    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
-        """Continue from states of `get_state`, bit for bit, also in another process or another slot."""
+    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> Sequence[int] | None:
+        """Continue from states of `get_state`, bit for bit, also in another process or another slot.
+
+        Returns:
+            The slots that did not come back as they were saved, whose episodes are lost then; None, as none: all did.
+        """
         ...
 
     def observe(self, slots: Sequence[int]) -> Observation:

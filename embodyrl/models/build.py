@@ -74,6 +74,6 @@ def load_policy(
     if faults:
         raise PolicyError("; ".join(map(str, faults)))
     if chunk_size is None:
-        chunk_size = entry.facts.get("usual_chunk", 1) if saved_chunk is None else saved_chunk
+        chunk_size = entry.usual_chunk if saved_chunk is None else saved_chunk
     policy = build_policy(build_section(ModelConfig, data), simulator, chunk_size=chunk_size, seed=0)
     return policy.eval()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from embodyrl.registry import Requirement, SupportedModel
 
 VLA = [Requirement(module=module, install="pip install 'embodyrl[vla]'") for module in ("transformers", "timm")]
 
-PI = {
+PI: dict[str, Any] = {
     "critic": True,
     "usual_chunk": 10,
     "blocks": True,
     "standalone": True,
     "check": "embodyrl.models.pi.check:check",
+    "notes": "embodyrl.models.pi.conventions:notes",
+    "kept": {"denoising_times": "summed"},
 }
 """What pi0 and pi0.5 have in common."""
 
@@ -19,7 +23,9 @@ SupportedModel.register(
     "mlp",
     target="embodyrl.models.mlp.policy:MLPPolicy",
     options="embodyrl.models.mlp.options:MLPConfig",
-    facts={"critic": True, "max_chunk": 32, "blocks": False},
+    critic=True,
+    max_chunk=32,
+    blocks=False,
     summary="policy and value network on state observations; continuous or discrete actions",
 )
 SupportedModel.register(
@@ -27,14 +33,12 @@ SupportedModel.register(
     target="embodyrl.models.openvla.policy:OpenVLAPolicy",
     options="embodyrl.models.openvla.options:OpenVLAConfig",
     requires=VLA,
-    facts={
-        "critic": True,
-        "max_chunk": 1,
-        "blocks": True,
-        "standalone": True,
-        "check": "embodyrl.models.openvla.check:check",
-        "published": "the published OpenVLA 7B",
-    },
+    critic=True,
+    max_chunk=1,
+    blocks=True,
+    standalone=True,
+    check="embodyrl.models.openvla.check:check",
+    published="the published OpenVLA 7B",
     summary="OpenVLA (7B): one picture and a sentence; an action in tokens, entry by entry",
 )
 SupportedModel.register(
@@ -42,14 +46,12 @@ SupportedModel.register(
     target="embodyrl.models.openvla_oft.policy:OpenVLAOFTPolicy",
     options="embodyrl.models.openvla_oft.options:OpenVLAOFTConfig",
     requires=VLA,
-    facts={
-        "critic": True,
-        "usual_chunk": 8,
-        "blocks": True,
-        "standalone": True,
-        "check": "embodyrl.models.openvla_oft.check:check",
-        "published": "the published OpenVLA-OFT 7B",
-    },
+    critic=True,
+    usual_chunk=8,
+    blocks=True,
+    standalone=True,
+    check="embodyrl.models.openvla_oft.check:check",
+    published="the published OpenVLA-OFT 7B",
     summary="OpenVLA-OFT (7B): pictures, robot state and a sentence; a chunk of actions in one pass",
 )
 SupportedModel.register(
@@ -57,15 +59,13 @@ SupportedModel.register(
     target="embodyrl.models.gr00t.policy:Gr00tPolicy",
     options="embodyrl.models.gr00t.options:Gr00tConfig",
     requires=VLA,
-    facts={
-        "critic": True,
-        "usual_chunk": 16,
-        "blocks": True,
-        "standalone": True,
-        "check": "embodyrl.models.gr00t.check:check",
-        "kept": ("prompt_length",),
-        "published": "the published GR00T N1.5 (2.7B)",
-    },
+    critic=True,
+    usual_chunk=16,
+    blocks=True,
+    standalone=True,
+    check="embodyrl.models.gr00t.check:check",
+    kept={"prompt_length": None},
+    published="the published GR00T N1.5 (2.7B)",
     summary="GR00T N1.5 (2.7B): pictures, robot state and a sentence; a chunk of actions out of noise",
 )
 SupportedModel.register(
@@ -73,7 +73,8 @@ SupportedModel.register(
     target="embodyrl.models.pi.policy:PiPolicy",
     options="embodyrl.models.pi.options:Pi0Config",
     requires=VLA,
-    facts={**PI, "published": "the published pi0 (3.5B)"},
+    **PI,
+    published="the published pi0 (3.5B)",
     summary="pi0 (3B): pictures, robot state and a sentence; a chunk of actions out of noise",
 )
 SupportedModel.register(
@@ -81,6 +82,7 @@ SupportedModel.register(
     target="embodyrl.models.pi.policy:PiPolicy",
     options="embodyrl.models.pi.options:Pi05Config",
     requires=VLA,
-    facts={**PI, "published": "the published pi0.5 (3.6B)"},
+    **PI | {"kept": {"denoising_times": "summed", "padded_state": False}},
+    published="the published pi0.5 (3.6B)",
     summary="pi0.5 (3B): pictures and a sentence that may tell the robot state; a chunk of actions out of noise",
 )

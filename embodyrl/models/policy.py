@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import write_description
+from embodyrl.models.weights import read_tensors
 
 Inputs = dict[str, Tensor]
 """What `preprocess` makes of an observation; every tensor is `[B, ...]`."""
@@ -212,7 +213,7 @@ class Policy(nn.Module, ABC):
         path = folder / WEIGHTS_FILE
         if not path.is_file():
             raise PolicyError(f"{folder} holds no {WEIGHTS_FILE}: give the `policy` folder of a checkpoint")
-        weights, own = load_file(path), self.state_dict()
+        weights, own = read_tensors(path), self.state_dict()
         faults = [f"missing {key}" for key in own.keys() - weights.keys()]
         faults += [f"unexpected {key}" for key in weights.keys() - own.keys()]
         faults += [

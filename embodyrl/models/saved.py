@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.models.companions import parse_json
+from embodyrl.models.errors import PolicyError
 from embodyrl.registry import SupportedModel
 
 DESCRIPTION_FILE = "policy.json"
@@ -41,28 +42,39 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
     """
     path = folder / DESCRIPTION_FILE
     found = parse_json(path.read_bytes(), str(path)) if path.is_file() else {}
-    options = found.get("options", {})
+    options = _options(found, path)
     if options.get("name") != name:
         return {}, None
     kept = {key: value for key, value in options.items() if key not in ("name", "scratch", *BROUGHT)}
-    return kept, found["spec"]["chunk_size"]
+    spec = found.get("spec")
+    if not isinstance(spec, dict) or type(spec.get("chunk_size")) is not int:
+        raise PolicyError(f"{path} is damaged (no spec.chunk_size): take another checkpoint")
+    return kept, spec["chunk_size"]
 
 
 def with_kept(config: Options, folder: Path) -> Options:
     """A config with those of its options that were saved with the policy in a folder, where it leaves open (null) what
-    belongs to a policy from its first day on: what its model's fact `kept` names. Otherwise, what a policy learned with
-    would be found anew for every simulator.
+    belongs to a policy from its first day on: what its model's fact `kept` names, with what stands for a description
+    from before there was the option. Otherwise, what a policy learned with would be found anew for every simulator.
 
     Raises:
         PolicyError: the description there is damaged.
     """
     path = next((folder / name for name in (DESCRIPTION_FILE, BASE_FILE) if (folder / name).is_file()), None)
-    options = {} if path is None else parse_json(path.read_bytes(), str(path)).get("options", {})
+    options = {} if path is None else _options(parse_json(path.read_bytes(), str(path)), path)
     if options.get("name") != config.name:
         return config
-    kept = SupportedModel.entry(config.name).facts.get("kept", ())
-    found: dict[str, Any] = {key: options.get(key) for key in kept if getattr(config, key) is None}
+    kept = SupportedModel.entry(config.name).kept
+    found: dict[str, Any] = {key: options.get(key, old) for key, old in kept.items() if getattr(config, key) is None}
     return dataclasses.replace(config, **found)
+
+
+def _options(description: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The options in a description; none in one without any."""
+    options = description.get("options", {})
+    if not isinstance(options, dict):
+        raise PolicyError(f"{path} is damaged (options is {options!r:.60}, no object): take another checkpoint")
+    return options
 
 
 def stands_alone(folder: Path) -> bool:

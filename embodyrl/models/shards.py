@@ -46,5 +46,17 @@ def open_shard(path: Path, framework: str) -> safe_open:
     """
     try:
         return safe_open(path, framework)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
+        if _is_pickle(path):
+            raise PolicyError(f"{path} is a pickle, which could run code and is not read: give safetensors") from error
         raise PolicyError(f"{path} is damaged or cut short ({error}): download it again") from error
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether a file looks like what `torch.save` or pickle writes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+    except OSError:
+        return False
+    return start == b"PK" or start in (bytes([0x80, protocol]) for protocol in range(2, 6))

@@ -55,11 +55,11 @@ def build_weightless(config: ModelConfig, simulator: SimulatorSpec, *, chunk_siz
     origin = "as it begins, with random weights"
     known: SimulatorSpec | None = simulator
     if config.checkpoint is not None and Path(config.checkpoint).is_dir():
-        origin, known = f"shape of {config.checkpoint}", None if entry.facts.get("published") else simulator
+        origin, known = f"shape of {config.checkpoint}", None if entry.published else simulator
     elif config.checkpoint is not None:
-        if "published" not in entry.facts:
+        if entry.published is None:
             raise PolicyError(f"model.checkpoint = {config.checkpoint!r} does not exist, so its shape is not known")
-        origin, known = f"{entry.facts['published']} (model.checkpoint is not there)", None
+        origin, known = f"{entry.published} (model.checkpoint is not there)", None
         config = dataclasses.replace(config, checkpoint=PUBLISHED)
     with Assuming(), torch.device("meta"):
         policy = policy_type(config, known, chunk_size)
@@ -83,7 +83,7 @@ def build_published(
         PolicyError: no size of it was published, or an option does not fit.
     """
     entry = SupportedModel.entry(name)
-    if "published" not in entry.facts:
+    if entry.published is None:
         raise PolicyError(f"no size of model {name!r} is known here: measure it with a checkpoint's shape")
     policy_type: Callable[..., Policy] = entry.load()
     config: Any = build_section(ModelConfig, {**options, "name": name})

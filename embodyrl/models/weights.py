@@ -65,6 +65,16 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             yield name, shard.get_tensor(name)
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file.
+
+    Raises:
+        PolicyError: it is no safetensors file, or not all of it.
+    """
+    with open_shard(path, "pt") as shard:
+        return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118 - not a mapping
+
+
 def _check_names(own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], folder: Path, naming: Naming) -> None:
     faults = [f"missing {naming.public(name)}" for name in sorted(own.keys() - found.keys())]
     faults += [f"unexpected {naming.public(name)}" for name in sorted(found.keys() - own.keys())]

@@ -17,7 +17,7 @@ for name, critic, summary in (
     ALGORITHMS.register(
         name,
         target=f"embodyrl.pipelines.graphs:{name}",
-        facts={"critic": critic},
+        critic=critic,
         summary=summary,
     )
 
@@ -25,6 +25,7 @@ ALGORITHMS.register(
     "sft",
     target="embodyrl.pipelines.graphs:sft",
     requires=[Requirement(module="pyarrow", install="pip install 'embodyrl[data]'")],
-    facts={"demonstrations": True, "check": "embodyrl.data.check:check"},
+    demonstrations=True,
+    check="embodyrl.data.check:check",
     summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
 )

@@ -14,46 +14,47 @@ ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task", "actions", "logprobs", "trace", *
 STAGES.register(
     "collect",
     target="embodyrl.pipelines.stages:collect",
-    facts={"reads": ("policy",), "writes": ROLLOUT, "changes": ("simulators",)},
+    reads=("policy",),
+    writes=ROLLOUT,
+    changes=("simulators",),
     summary="run the policy in the simulators",
 )
 STAGES.register(
     "filter_groups",
     target="embodyrl.pipelines.stages:filter_groups",
-    facts={"reads": ("policy",), "changes": ("simulators", *ROLLOUT, *CRITIC)},
+    reads=("policy",),
+    changes=("simulators", *ROLLOUT, *CRITIC),
     summary="algorithm.filter: keep groups worth learning from, and collect again until there are enough",
 )
 STAGES.register(
     "shape_rewards",
     target="embodyrl.pipelines.stages:shape_rewards",
-    facts={"reads": (*OBSERVATIONS, "task", "actions", *OUTCOME, "episode", "group"), "writes": ("shaped_rewards",)},
+    reads=(*OBSERVATIONS, "task", "actions", *OUTCOME, "episode", "group"),
+    writes=("shaped_rewards",),
     summary="algorithm.reward: what is learned from",
 )
 STAGES.register(
     "estimate_advantages",
     target="embodyrl.pipelines.stages:estimate_advantages",
-    facts={
-        "reads": ("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC),
-        "writes": ("advantages", "returns"),
-    },
+    reads=("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC),
+    writes=("advantages", "returns"),
     summary="algorithm.advantage: from rewards to advantages and returns",
 )
 STAGES.register(
     "update",
     target="embodyrl.pipelines.stages:update",
-    facts={
-        "reads": (
-            *OBSERVATIONS,
-            *("task", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "values?"),
-            *("advantages", "returns"),
-        ),
-        "changes": ("policy", "simulators"),
-    },
+    reads=(
+        *OBSERVATIONS,
+        *("task", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "values?"),
+        *("advantages", "returns"),
+    ),
+    changes=("policy", "simulators"),
     summary="algorithm.loss: learn from the batch",
 )
 STAGES.register(
     "imitate",
     target="embodyrl.pipelines.stages:imitate",
-    facts={"reads": ("demonstrations",), "changes": ("policy",)},
+    reads=("demonstrations",),
+    changes=("policy",),
     summary="section data: learn from demonstrations",
 )

@@ -68,8 +68,8 @@ class Node:
         """
         if not isinstance(self.stage, str):
             return self
-        facts = STAGES.entry(self.stage).facts
-        reads, writes, changes = ((*facts.get(key, ()), *getattr(self, key)) for key in ("reads", "writes", "changes"))
+        entry = STAGES.entry(self.stage)
+        reads, writes, changes = ((*getattr(entry, key), *getattr(self, key)) for key in ("reads", "writes", "changes"))
         return replace(self, reads=reads, writes=writes, changes=changes)
 
     def function(self) -> Stage:

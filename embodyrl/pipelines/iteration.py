@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,3 +32,5 @@ class Iteration:
     """What was collected; nodes share it."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Where the node leaves its metrics."""
+    warn: Callable[[str, str], None] = lambda kind, text: None
+    """Says a warning on screen and in run.log at once; of each kind the first one alone."""

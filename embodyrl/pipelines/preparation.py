@@ -18,10 +18,10 @@ def executed_in(batch: TrajectoryBatch) -> Tensor:
 
 
 def steps_of_decisions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[str, Tensor]:
-    """Columns `[K, B]` for an advantage estimator: a chunk's rewards are summed."""
+    """Columns `[K, B]` for an advantage estimator: a chunk's rewards are summed, in float64."""
     per_action = settings.discount_per is DiscountPer.action
     columns = {name: batch[name] for name in ("values", "terminated", "valid") if name in batch} | {
-        "rewards": decision_rewards(batch["shaped_rewards"], settings.gamma if per_action else 1.0),
+        "rewards": decision_rewards(batch["shaped_rewards"].double(), settings.gamma if per_action else 1.0),
         "ended": batch["terminated"] | batch["truncated"],
         "discounts": settings.gamma ** (batch["steps"].float() if per_action else batch["valid"].float()),
     }
@@ -32,13 +32,13 @@ def steps_of_decisions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dic
 
 
 def steps_of_actions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[str, Tensor]:
-    """Columns `[K*C, B]` for an advantage estimator: every action is a step of its own."""
+    """Columns `[K*C, B]` for an advantage estimator: every action is a step of its own; rewards are float64."""
     executed = executed_in(batch)
     last = executed & (executed.cumsum(2) == batch["steps"].unsqueeze(2))
     discounted = executed if settings.discount_per is DiscountPer.action else last
     ended = last & (batch["terminated"] | batch["truncated"]).unsqueeze(2)
     return {
-        "rewards": in_time(batch["shaped_rewards"]),
+        "rewards": in_time(batch["shaped_rewards"].double()),
         "valid": in_time(executed),
         "ended": in_time(ended),
         "discounts": settings.gamma ** in_time(discounted).float(),

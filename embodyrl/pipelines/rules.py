@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from embodyrl.config.rules import Finding, fact, rule
 from embodyrl.config.schema import Config
 from embodyrl.errors import UnknownNameError
+from embodyrl.pipelines.arguments import COMPONENTS, objections
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.pipelines.graph import GraphError, GraphFault, Stage
-from embodyrl.registry import ALGORITHMS, FILTERS, STAGES, load_target
+from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, STAGES, load_target
+
+CRITIC_COLUMNS = ("values", "next_values")
+"""What `collect` writes besides, where there is a critic."""
 
 
 @rule
@@ -38,15 +42,40 @@ def filters_have_a_node(config: Config) -> Iterator[Finding]:
         yield Finding(
             paths,
             f"filter {name!r} has no use: the iteration graph has no node that filters",
-            "set algorithm.name to dapo, insert a node with stage filter_groups, or set algorithm.filter.name to none",
+            "set algorithm.name to dapo, insert a node with stage filter_groups, or set algorithm.filter to none",
         )
     if filters is False and "filter_groups" in stages:
-        useful = [entry.name for entry in FILTERS.entries() if entry.facts.get("group")]
+        useful = [entry.name for entry in FILTERS.entries() if entry.group]
         yield Finding(
             paths,
             f"the iteration graph filters groups, but algorithm.filter.name is {name!r}",
-            f"set algorithm.filter.name to {' or '.join(useful)}, or choose a graph that does not filter",
+            f"set algorithm.filter to {' or '.join(useful)}, or choose a graph that does not filter",
         )
+
+
+@rule
+def rollouts_hold_what_a_critic_says(config: Config) -> Iterator[Finding]:
+    """Where a graph of the user's own collects, it declares the critic's columns if there is a critic."""
+    if config.pipeline.function is None and fact(ALGORITHMS, config.algorithm.name, "critic") is not None:
+        return  # whether a graph fits its advantage is known without looking at its nodes
+    advantage = config.algorithm.advantage.name
+    critic = fact(ADVANTAGES, advantage, "critic")
+    try:
+        collecting = [node.declared() for node in build_pipeline(config).nodes if node.stage == "collect"]
+    except (GraphError, UnknownNameError):
+        return  # which is for others to report
+    for node in collecting if critic is not None else []:
+        declared = [name for name in CRITIC_COLUMNS if name in node.writes]
+        columns = ", ".join(map(repr, CRITIC_COLUMNS))
+        if critic and len(declared) < len(CRITIC_COLUMNS):
+            message = f"advantage {advantage!r} has a critic, but node {node.name!r} does not write its columns"
+            remedy = f"add writes=({columns}) to the node, or choose an advantage without a critic"
+        elif not critic and declared:
+            message = f"node {node.name!r} writes the columns of a critic, but advantage {advantage!r} has none"
+            remedy = f"remove {columns} from the node's writes, or choose an advantage with a critic"
+        else:
+            continue
+        yield Finding(("pipeline.function", "algorithm.advantage.name", "algorithm.name"), message, remedy)
 
 
 @rule
@@ -78,6 +107,14 @@ def algorithm_can_run_so(config: Config) -> Iterator[Finding]:
         return
     for path, message, remedy in load_target(check)(config):
         yield Finding((path,), message, remedy)
+
+
+@rule
+def components_get_what_they_name(config: Config) -> Iterator[Finding]:
+    """The functions of losses, advantages, rewards and filters can be called with what there is for them."""
+    for key in COMPONENTS:
+        for message, remedy in objections(key, config):
+            yield Finding((f"algorithm.{key}.name",), message, remedy)
 
 
 def _is_builtin(stage: str | Stage) -> bool:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithms.advantages import explained_variance, normalize
-from embodyrl.algorithms.call import asks_for, call_with
+from embodyrl.algorithms.call import asks_for, call_with, options_of
 from embodyrl.algorithms.levels import in_chunks
-from embodyrl.config.schema import Config, RewardLevel
+from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.config.schema import Config, RewardConfig, RewardLevel
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.preparation import decisions_to_learn_from, executed_in, steps_of_actions, steps_of_decisions
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
@@ -48,17 +49,23 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
 
 def filter_groups(iteration: Iteration) -> None:
     """Keep the groups of slots that `algorithm.filter` finds worth learning from, and collect again until there are as
-    many as a rollout has, or it was tried often enough. Those left over wait for the next iteration.
+    many as a rollout has, or it was tried often enough, or no episode succeeded and nothing is kept: a policy that
+    never succeeds would fail as often as it may. Those left over wait for the next iteration.
 
     Reads rewards, success, steps, valid; the batch has other slots afterwards, and `filter/` metrics tell how many.
     """
     config, waiting = iteration.config, iteration.collector.surplus
-    size, limit = config.rollout.group_size, config.algorithm.filter.max_collections
+    size, limit = config.rollout.group_size, config.algorithm.max_collections
     wanted, kept = config.env.num_envs * config.rollout.episodes_per_slot, [] if waiting is None else [waiting]
+    succeeded = False
     while True:
-        kept.append(informative_groups(_batch(iteration), config))
-        enough = sum(batch.size[1] for batch in kept) >= wanted
-        if enough or len(iteration.rollouts) >= limit:
+        collected = _batch(iteration)
+        kept.append(informative_groups(collected, config))
+        succeeded = succeeded or bool((collected["success"] & executed_in(collected)).any())
+        slots = sum(batch.size[1] for batch in kept)
+        if not slots:
+            _warn_of_no_group(iteration, succeeded)
+        if slots >= wanted or len(iteration.rollouts) >= limit or not (slots or succeeded):
             break
         collect(iteration)
     longest = max(batch.size[0] for batch in kept)
@@ -74,22 +81,38 @@ def filter_groups(iteration: Iteration) -> None:
     }
 
 
+def _warn_of_no_group(iteration: Iteration, succeeded: bool) -> None:
+    """Say what a filter does that keeps no group of the collections so far, each time for the first time."""
+    settings, limit = iteration.config.algorithm.filter, iteration.config.algorithm.max_collections
+    if succeeded:
+        again = f"it collects up to {limit} times per iteration" if limit > 1 else "the iteration learns nothing"
+        return iteration.warn(
+            "filter_keeps_nothing",
+            f"algorithm.filter={settings.name} keeps no group of a collection, because the episodes of each end alike; "
+            f"{again}: choose other tasks, or a filter and reward that tell episodes apart "
+            f"(algorithm.filter.name=none, algorithm.reward=dense)",
+        )
+    iteration.warn(
+        "filter_without_success",
+        f"no episode succeeded, and algorithm.filter={settings.name} keeps no group: such an iteration stops after "
+        f"one collection and learns nothing. Start from a policy that sometimes succeeds (model.checkpoint), choose "
+        f"easier tasks, or learn from a reward that tells failures apart (algorithm.filter.name=none, "
+        f"algorithm.reward=dense)",
+    )
+
+
 def informative_groups(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
     """The slots of those groups that the filter keeps."""
     settings, size = config.algorithm.filter, config.rollout.group_size
     executed = executed_in(batch)
     outcomes = {
         "success": (batch["success"] & executed).any(2).any(0),
-        "total_reward": (batch["rewards"] * executed).sum((0, 2)),
+        "total_reward": (batch["rewards"].double() * executed).sum((0, 2)).float(),  # the same in whatever order
         "played": batch["valid"].any(0),
     }
-    available: dict[str, Any] = {name: column.view(-1, size) for name, column in outcomes.items()}
-    available |= {name: getattr(settings, name) for name in SETTINGS_OF_FILTERS}
-    keep: Tensor = call_with(FILTERS.load(settings.name), available)
+    of_groups = {name: column.view(-1, size) for name, column in outcomes.items()}
+    keep: Tensor = call_with(FILTERS.load(settings.name), of_groups, options_of(settings))
     return batch.take(torch.nonzero(keep.repeat_interleave(size)).squeeze(1), "B")
-
-
-SETTINGS_OF_FILTERS = ("metric", "accuracy_low", "accuracy_high")
 
 
 def shape_rewards(iteration: Iteration) -> None:
@@ -97,25 +120,20 @@ def shape_rewards(iteration: Iteration) -> None:
     observations, task, actions, rewards, success, terminated, truncated, episode and group; writes `shaped_rewards`
     `[K, B, C]`."""
     settings, batch = iteration.config.algorithm, _batch(iteration)
-    function = REWARDS.load(settings.reward)
+    function = REWARDS.load(settings.reward.name)
     executed = executed_in(batch)
-    available: dict[str, Any] = {name: batch[name] for name in batch.columns()} | {
-        "executed": executed,
-        "scale": settings.srpo.scale,
-        "steepness": settings.srpo.steepness,
-        "compat": settings.srpo.compat,
-    }
+    columns = {name: batch[name] for name in batch.columns()} | {"executed": executed}
     if asks_for(function, "embeddings"):
-        available["embeddings"] = episode_embeddings(batch, iteration.config)
-    shaped = (call_with(function, available) - settings.time_penalty) * executed
+        columns["embeddings"] = episode_embeddings(batch, settings.reward)
+    shaped = (call_with(function, columns, options_of(settings.reward)) - settings.time_penalty) * executed
     batch["shaped_rewards"] = shaped
     iteration.metrics["rollout/shaped_reward_per_step"] = float(shaped.sum() / executed.sum().clamp(min=1))
 
 
-def episode_embeddings(batch: TrajectoryBatch, config: Config) -> Tensor:
+def episode_embeddings(batch: TrajectoryBatch, settings: RewardConfig) -> Tensor:
     """A vector for every slot's episode `[B, E]`, from frames spread evenly over its decisions; 0 for one that was
     lost."""
-    settings = config.algorithm.srpo
+    assert isinstance(settings, EncodingRewardConfig), "the config rules ask for it"
     encode = ENCODERS.load(settings.encoder)
     embeddings: list[Tensor | None] = []
     for slot in range(batch.size[1]):
@@ -133,21 +151,14 @@ def episode_embeddings(batch: TrajectoryBatch, config: Config) -> Tensor:
 
 def estimate_advantages(iteration: Iteration) -> None:
     """Advantages by `algorithm.advantage`. Reads shaped_rewards, terminated, truncated, steps, valid, and with a critic
-    values and next_values; writes `advantages` and `returns`, `[K, B]` or of every action `[K, B, C]`."""
+    values and next_values; writes `advantages` and `returns`, float32 `[K, B]` or of every action `[K, B, C]`."""
     settings, batch = iteration.config.algorithm, _batch(iteration)
     of_actions = settings.reward_level is RewardLevel.action
     steps = steps_of_actions(batch, settings) if of_actions else steps_of_decisions(batch, settings)
     steps["rewards"] = steps["rewards"] * settings.reward_scale
-    available: dict[str, Any] = steps | {
-        "group_size": iteration.config.rollout.group_size,
-        "gae_lambda": settings.gae_lambda,
-        "mean_level": settings.norm.mean_level,
-        "std_level": settings.norm.std_level,
-        "leave_one_out": settings.norm.leave_one_out,
-        "unbiased": settings.norm.unbiased,
-        "eps": settings.norm.eps,
-    }
-    advantages, returns = call_with(ADVANTAGES.load(settings.advantage), available)
+    columns: dict[str, Any] = steps | {"group_size": iteration.config.rollout.group_size}
+    estimate, options = ADVANTAGES.load(settings.advantage.name), options_of(settings.advantage)
+    advantages, returns = (column.float() for column in call_with(estimate, columns, options))
     valid = steps["valid"]
     if "values" in batch and bool(valid.any()):
         iteration.metrics["train/explained_variance"] = explained_variance(batch["values"][valid], returns[valid])

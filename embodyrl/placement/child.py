@@ -19,10 +19,12 @@ from embodyrl.errors import PluginError, UserError
 from embodyrl.placement.binding import bind
 from embodyrl.placement.channel import Channel
 from embodyrl.placement.messages import Call, Failure, decode_call, encode_reply
+from embodyrl.placement.signals import leave_to_parent
 from embodyrl.placement.turns import use_turns
 
-STACKS_SIGNAL = signal.SIGUSR1
-"""Signal on which a worker writes the stacks of all its threads to its log, even while native code is hanging."""
+STACKS_SIGNAL = signal.SIGUSR2
+"""Signal on which a worker writes the stacks of all its threads to its log, even while native code is hanging. None of
+those that ask a program to stop (`signals.STOPPING`), whose handlers a forked worker sets anew."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,10 +43,9 @@ def main(fd: int, parent: int) -> None:
 
 
 def prepare_process(parent: int) -> None:
-    """What every process that the launcher starts does first: die with `parent`, leave Ctrl-C to it, show stacks."""
+    """What every process that the launcher starts does first: die with `parent`, leave signals to it, show stacks."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_to_parent()
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
 

@@ -111,8 +111,8 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     Raises:
         UserError: the slots cannot be spread evenly over that many workers.
     """
-    facts = SIMULATORS.entry(config.name).facts
-    own_gpus = machine.gpus if "fills_gpu" in facts and load_target(facts["fills_gpu"])(config) else None
+    entry = SIMULATORS.entry(config.name)
+    own_gpus = machine.gpus if entry.fills_gpu and load_target(entry.fills_gpu)(config) else None
     count = _count_workers(config.num_envs, config.workers, machine.cores if own_gpus is None else len(own_gpus))
     share = config.num_envs // count
     homes = _assign_nodes(count, machine.usable_nodes, near) if binds(config.numa, machine) else [None] * count
@@ -126,10 +126,10 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
             memory_node=home.id if home is not None and home.memory else None,
             env_vars={
                 **SINGLE_THREADED,
-                **graphics_variables(facts.get("graphics"), machine.graphics, machine.gpus, rank),
+                **graphics_variables(entry.graphics, machine.graphics, machine.gpus, rank),
                 **_own_gpu(own_gpus or (), rank),
             },
-            preload=_preload(config.start_method, facts.get("preload")),
+            preload=_preload(config.start_method, entry.preload),
         )
         for rank, home in enumerate(homes)
     ]

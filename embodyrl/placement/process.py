@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import IO
 
+from embodyrl.placement.signals import kept_waiting
+
 EXIT_S = 2.0
 """How long a process that was killed, or has closed its line, may take to be gone [s]."""
 STACKS_S = 0.3
@@ -105,7 +107,8 @@ def spawn(
 
     The user's main script is not imported a second time. The process has a group of its own, so that Ctrl-C reaches the
     parent alone, but no session of its own: Linux shares CPU time out by session, and handing the CPU back and forth
-    between sessions doubles the wall time of a short step.
+    between sessions doubles the wall time of a short step. Signals that ask to stop wait until
+    `code` has left them to the parent.
 
     Args:
         code: what it runs once its module path is set; finds `arguments` in `sys.argv[3:]`.
@@ -119,15 +122,16 @@ def spawn(
     command = [sys.executable, "-u", "-P", "-c", boot, label, json.dumps(sys.path), *rest]
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=env,
-            pass_fds=[] if fd is None else [fd],
-            process_group=0,
-        )
+        with kept_waiting():
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env,
+                pass_fds=[] if fd is None else [fd],
+                process_group=0,
+            )
 
     # From a thread that stays: the kernel kills the process when the *thread* that started it ends.
     if threading.current_thread() is threading.main_thread():

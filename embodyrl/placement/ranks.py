@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from embodyrl.errors import UserError
 from embodyrl.placement.errors import WorkerDied
 from embodyrl.placement.plan import Inventory, largest_divisor
 from embodyrl.placement.process import EXIT_S, Process, end_of, spawn
+from embodyrl.placement.signals import STOPPED_CODES
 
 MEETING_FILE = ".ranks"
 """File of the run directory through which ranks of one machine find each other."""
@@ -28,7 +28,7 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 """What torchrun sets, or whatever stands in for it."""
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks that talk through this device alone cannot be reached from another machine."""
-_ENDED_WELL = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+_ENDED_WELL = (0, *STOPPED_CODES)
 _FOLLOW = "from embodyrl.cli.follow import main; main(*sys.argv[3:])"
 
 
@@ -157,6 +157,7 @@ class Peers:
 
     def __init__(self) -> None:
         self._peers: list[_Peer] = []
+        self._meeting: Path | None = None
 
     def start(self, place: Place, run_dir: Path, log_dir: Path) -> Place:
         """Start all other ranks on the config in `run_dir`, unless torchrun did; returns the place of this one.
@@ -168,7 +169,7 @@ class Peers:
         """
         if place.size == 1 or is_launched():
             return place
-        meeting = run_dir / MEETING_FILE
+        self._meeting = meeting = run_dir / MEETING_FILE
         meeting.unlink(missing_ok=True)
         log_dir.mkdir(parents=True, exist_ok=True)
         for name, value in _LOOPBACK.items():
@@ -210,3 +211,5 @@ class Peers:
         for peer in self._peers:
             peer.process.kill()
             peer.log.close()
+        if self._meeting is not None:
+            self._meeting.unlink(missing_ok=True)

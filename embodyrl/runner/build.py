@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, Observe
 from embodyrl.envs.manager import EnvManager
+from embodyrl.files import write_whole
 from embodyrl.models.saved import from_own_folder, stands_alone, with_kept
 from embodyrl.pipelines.build import build_pipeline
 from embodyrl.pipelines.drawing import to_svg
@@ -68,7 +69,7 @@ def open_runner(
         demonstrations = None if config.data.path is None else open_demonstrations(config, manager, engine)
         pipeline = build_pipeline(config)
         if place.is_first:
-            (directory.path / GRAPH_FILE).write_text(to_svg(pipeline.dataflow))
+            write_whole(directory.path / GRAPH_FILE, to_svg(pipeline.dataflow))
         runner = Runner(
             loaded,
             directory,
@@ -79,7 +80,7 @@ def open_runner(
                 engine,
                 env=config.env,
                 rollout=config.rollout,
-                critic=ADVANTAGES.entry(config.algorithm.advantage).facts["critic"],
+                critic=ADVANTAGES.entry(config.algorithm.advantage.name).critic,
                 seed=config.seed,
                 ranks=engine.ranks,
             ),
@@ -152,7 +153,7 @@ def build_engine(
         policy,
         config=config.engine,
         algorithm=config.algorithm,
-        loss=LOSSES.load(config.algorithm.loss),
+        loss=LOSSES.load(config.algorithm.loss.name),
         iterations=config.run.iterations,
         seed=config.seed,
         saved=weights,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, without_controls
 from embodyrl.version import __version__
 
 FORMAT = 3
@@ -61,6 +63,8 @@ class Manifest:
             VersionError: it has a format that this version does not know.
         """
         try:
+            if not is_file(place / MANIFEST):  # reading a pipe would wait for ever
+                raise OSError("not a file")
             contents = json.loads((place / MANIFEST).read_text())
             number, version = int(contents["format"]), str(contents["embodyrl"])
             if number == FORMAT:
@@ -69,7 +73,7 @@ class Manifest:
                     metrics=dict(contents["metrics"]),
                     files={str(name): {**facts} for name, facts in contents["files"].items()},
                 )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamageError(f"{MANIFEST} cannot be read ({error})") from error
         if number > FORMAT:
             raise VersionError(
@@ -120,7 +124,7 @@ def find_and_tell(path: Path) -> Path:
     """The same; prints why it is not the last one, if so."""
     found = find(path)
     if found.warning is not None:
-        print(found.warning, flush=True)
+        print(without_controls(found.warning), flush=True)
     return found.place
 
 
@@ -159,17 +163,20 @@ def published(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def verify(place: Path) -> Manifest:
-    """Compare every file with the manifest; returns the manifest.
+    """Compare every file with the manifest; returns the manifest. Nothing outside the folder is looked at.
 
     Raises:
-        DamageError: names every file that is missing, added, cut short or altered.
+        DamageError: names every file that is missing, added, cut short or altered, and whatever is no file.
         VersionError: another version wrote it.
     """
     manifest = Manifest.read(place)
-    present = {str(path.relative_to(place)) for path in files_in(place)} - {MANIFEST}
-    faults = [f"{name} is not in the manifest" for name in present - manifest.files.keys()]
+    present = {str(path.relative_to(place)): path for path in entries_in(place)}
+    faults = [f"{name} is {_kind(path)}, not a file" for name, path in present.items() if not is_file(path)]
+    faults += [f"{name} is not in the manifest" for name in present.keys() - manifest.files.keys() - {MANIFEST}]
     for name, facts in manifest.files.items():
-        if (fault := _fault(place / name, facts)) is not None:
+        if name not in present:
+            faults.append(f"{name} is missing" if _is_below(name) else f"{name} is no name of a file in it")
+        elif is_file(present[name]) and (fault := _fault(present[name], facts)) is not None:
             faults.append(f"{name} {fault}")
     if faults:
         raise DamageError("; ".join(sorted(faults)))
@@ -178,8 +185,6 @@ def verify(place: Path) -> Manifest:
 
 def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
     """What is wrong with a file, if anything."""
-    if not path.is_file():
-        return "is missing"
     size, expected = path.stat().st_size, facts.get("size")
     if size != expected:
         return f"has {size} bytes instead of {expected}"
@@ -187,8 +192,31 @@ def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Every file below a folder."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """Every file below a folder; links are none."""
+    return [path for path in entries_in(folder) if is_file(path)]
+
+
+def entries_in(folder: Path) -> list[Path]:
+    """Everything below a folder but folders, without following links."""
+    found = [Path(base) / name for base, folders, names in os.walk(folder) for name in (*folders, *names)]
+    return sorted(path for path in found if not stat.S_ISDIR(path.lstat().st_mode))
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path is a regular file and no link."""
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _kind(path: Path) -> str:
+    mode = path.lstat().st_mode
+    kinds = {stat.S_ISLNK: "a link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+    return next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
+
+
+def _is_below(name: str) -> bool:
+    """Whether a name in a manifest can be that of a file in its folder."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and str(path) == name
 
 
 def digest(path: Path) -> str:

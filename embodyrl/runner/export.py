@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
+from embodyrl.config.trust import TRAINING_FILE
 from embodyrl.engine.lora import add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
 from embodyrl.models import Policy, build_policy
@@ -18,9 +19,6 @@ from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import POLICY, Manifest, digest, files_in
 from embodyrl.runner.model_card import CARD_FILE, model_card
 from embodyrl.runner.rundir import CONFIG_FILE
-
-TRAINING_FILE = "training.yaml"
-"""The whole config of the run that the policy comes from."""
 
 
 class ExportError(UserError):
@@ -37,22 +35,34 @@ def export(checkpoint: Path, loaded: LoadedConfig, out: Path, *, adapter: bool =
         adapter: of a run with `engine.lora`, write the adapters alone; otherwise they are added to the weights.
 
     Raises:
-        ExportError: `out` exists, there are no adapters, or what was written is not what it should be.
+        ExportError: `out` exists, there are no adapters, a file cannot be read or written, or what was written is not
+            what it should be.
     """
     if out.exists():
         raise ExportError(f"{out} exists already and is never overwritten: choose another folder")
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         checked = _write(checkpoint, temporary, loaded.config, adapter)
         shutil.copyfile(checkpoint / CONFIG_FILE, temporary / TRAINING_FILE)
-        (temporary / CARD_FILE).write_text(model_card(loaded.config, Manifest.read(checkpoint), adapter=adapter))
+        (temporary / CARD_FILE).write_text(model_card(loaded.written, Manifest.read(checkpoint), adapter=adapter))
         temporary.rename(out)
-    except BaseException:
+    except (OSError, SafetensorError) as error:
+        raise ExportError(
+            f"{checkpoint} could not be exported to {out}, where nothing is left: {_why(error)}"
+        ) from error
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return checked
+
+
+def _why(error: Exception) -> str:
+    """What went wrong with a file; the first one, if several did."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        source, _, reason = error.args[0][0]
+        return f"{source}: {reason}"
+    return str(error)
 
 
 def _write(checkpoint: Path, folder: Path, config: Config, adapter: bool) -> str:
@@ -66,7 +76,7 @@ def _write(checkpoint: Path, folder: Path, config: Config, adapter: bool) -> str
         return _write_merged(checkpoint / POLICY, folder, config)
     shutil.copytree(checkpoint / POLICY, folder)
     _compare_files(folder, Manifest.read(checkpoint))
-    if SupportedModel.entry(config.model.name).facts.get("standalone"):
+    if SupportedModel.entry(config.model.name).standalone:
         load_exported(folder, config)
         return "loaded again as a policy"
     return f"{count_tensors(folder)} tensors read again; the policy itself needs its simulator to be built"

@@ -112,6 +112,6 @@ def _merged_use(config: Config) -> str:
 
 def _python(config: Config) -> str:
     """How to load it in Python, where that takes no simulator."""
-    if not SupportedModel.entry(config.model.name).facts.get("standalone"):
+    if not SupportedModel.entry(config.model.name).standalone:
         return "In Python it is built together with its simulator (`embodyrl.models.build_policy`)."
     return f"In Python: `embodyrl.models.load_policy({config.model.name!r}, checkpoint='.')`."

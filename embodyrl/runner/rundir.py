@@ -10,15 +10,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from embodyrl.config import LoadedConfig, load_config, to_commented_yaml
+from embodyrl.config import LoadedConfig, load_config, to_commented_yaml, to_plain
+from embodyrl.config.document import as_written
 from embodyrl.config.faults import KeyPath
 from embodyrl.config.schema import Config
+from embodyrl.config.trust import ORIGIN_FILE, claims, read_origin, sign
 from embodyrl.errors import UserError
+from embodyrl.files import write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
+from embodyrl.placement.ranks import MEETING_FILE
 from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY
+from embodyrl.tracking.report import VIDEOS
 
 CONFIG_FILE = "config.yaml"
-ORIGIN_FILE = "origin.json"
 LOCK_FILE = ".lock"
 LOG_FILE = "run.log"
 
@@ -82,7 +86,9 @@ class RunDir:
         if (path / MANIFEST).exists():  # nothing may be written there
             run_dir = path.absolute().parents[1]
             raise RunDirError(f"{path} is a checkpoint, and only a whole run can go on: embodyrl resume {run_dir}")
-        return cls(path)
+        directory = cls(path)
+        directory._clear()
+        return directory
 
     @classmethod
     def shared(cls, path: Path) -> RunDir:
@@ -90,6 +96,12 @@ class RunDir:
         directory = cls.__new__(cls)
         directory.path, directory._lock = path, None
         return directory
+
+    def _clear(self) -> None:
+        """Remove what a process that was killed has left unfinished."""
+        for pattern in (".*.tmp", f"{VIDEOS}/.*.partial", MEETING_FILE):
+            for path in self.path.glob(pattern):
+                path.unlink()
 
     def note(self, text: str) -> None:
         """Append lines to run.log, with the time: what was on the screen, apart from the table."""
@@ -112,36 +124,60 @@ def _what_to_do_with(path: Path) -> str:
 
 
 def write_config(folder: Path, loaded: LoadedConfig) -> None:
-    """Write the whole config into a run directory or a checkpoint, and where it and its plug-ins came from. Files that
-    are there already are replaced as a whole."""
-    origin = {"source": loaded.source, "plugin_dir": str(loaded.plugin_dir.absolute())}
+    """Write the whole config into a run directory or a checkpoint, and where it and its plug-ins came from, signed if
+    there are any. Files that are there already are replaced as a whole."""
+    plugin_dir = loaded.plugin_dir.absolute()
+    origin = {"source": loaded.source, "plugin_dir": str(plugin_dir)}
+    named = claims(as_written(to_plain(loaded.written)))
+    if named and (signature := sign(plugin_dir, named)) is not None:
+        origin["signature"] = signature
     for name, text in {
-        CONFIG_FILE: to_commented_yaml(loaded.config),
+        CONFIG_FILE: to_commented_yaml(loaded.written),
         ORIGIN_FILE: json.dumps(origin, indent=2) + "\n",
     }.items():
-        temporary = folder / f".{name}.tmp"
-        temporary.write_text(text)
-        temporary.replace(folder / name)
+        write_whole(folder / name, text)
 
 
-def read_config(folder: Path, overrides: Sequence[str], not_needed: Sequence[KeyPath] = ()) -> LoadedConfig:
+def read_config(
+    folder: Path, overrides: Sequence[str], not_needed: Sequence[KeyPath] = (), *, trust: bool = False
+) -> LoadedConfig:
     """Load what `write_config` wrote, with changes from the command line.
 
     Args:
         folder: of a run or a checkpoint.
         overrides: `key=value` from the command line.
         not_needed: settings that name what need not be there.
+        trust: import its plug-ins, whoever made the folder.
 
     Raises:
         ConfigError: the config is not legal (any more), or a plug-in is not where it was.
+        UntrustedError: it has plug-ins, and is not a folder of this user's own.
         RunDirError: the folder holds no config.
     """
     if not (folder / CONFIG_FILE).is_file():
         raise RunDirError(f"{folder} holds no {CONFIG_FILE}: give a folder that `embodyrl run` made")
-    origin = json.loads((folder / ORIGIN_FILE).read_text())
-    plugins = Path(origin["plugin_dir"])
-    loaded = load_config(folder / CONFIG_FILE, overrides, plugin_dir=plugins, not_needed=not_needed)
-    return dataclasses.replace(loaded, source=origin["source"])
+    loaded = load_config(folder / CONFIG_FILE, overrides, not_needed=not_needed, trust=trust)
+    return dataclasses.replace(loaded, source=read_origin(folder).get("source", loaded.source))
+
+
+def mend(run_dir: Path, checkpoint: Path) -> str | None:
+    """Give a run directory back what it needs to go on and its checkpoint has as well; says so, if anything was."""
+    is_whole = {CONFIG_FILE: bool((run_dir / CONFIG_FILE).read_bytes().strip()), ORIGIN_FILE: _is_origin(run_dir)}
+    damaged = [name for name, whole in is_whole.items() if not whole]
+    for name in damaged:
+        write_whole(run_dir / name, (checkpoint / name).read_text())
+    if not damaged:
+        return None
+    return f"warning: {' and '.join(damaged)} of {run_dir} lost their contents: taken from {checkpoint.name} instead"
+
+
+def _is_origin(folder: Path) -> bool:
+    """Whether a folder's origin.json is what `write_config` writes."""
+    try:
+        found = json.loads((folder / ORIGIN_FILE).read_text())
+        return all(isinstance(found[name], str) for name in ("source", "plugin_dir"))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def sources_not_needed(checkpoint: Path) -> Sequence[KeyPath]:
@@ -149,13 +185,13 @@ def sources_not_needed(checkpoint: Path) -> Sequence[KeyPath]:
     return SOURCES if stands_alone(checkpoint / POLICY) else ()
 
 
-def read_saved(checkpoint: Path, overrides: Sequence[str]) -> LoadedConfig:
+def read_saved(checkpoint: Path, overrides: Sequence[str], *, trust: bool = False) -> LoadedConfig:
     """The config of a checkpoint whose policy is only looked at, so that nothing learns from demonstrations, either.
 
     Raises:
-        ConfigError, RunDirError: see `read_config`.
+        ConfigError, RunDirError, UntrustedError: see `read_config`.
     """
-    return read_config(checkpoint, overrides, [("data", "path"), *sources_not_needed(checkpoint)])
+    return read_config(checkpoint, overrides, [("data", "path"), *sources_not_needed(checkpoint)], trust=trust)
 
 
 def _make_numbered(path: Path) -> Path:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from embodyrl.config import LoadedConfig, config_hash
-from embodyrl.config.schema import KeepBest
+from embodyrl.config.schema import KeepBest, OldLogprobs
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.versions import changes, simulator_versions
 from embodyrl.errors import RunError
+from embodyrl.files import write_whole
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.pipeline import Pipeline
 from embodyrl.rollout.collector import Collector
@@ -31,21 +33,27 @@ from embodyrl.runner.state import TrainerState, check_alike
 from embodyrl.runner.stopping import Stopper
 from embodyrl.tracking import Sink
 from embodyrl.tracking.clock import Phase, divide_waiting
-from embodyrl.tracking.report import VIDEOS, write_report
+from embodyrl.tracking.report import SUMMARY_FILE, VIDEOS, write_report
 from embodyrl.version import __version__
 
 if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
     from embodyrl.data.batches import Demonstrations
 
-SUMMARY_FILE = "summary.json"
 OFFLOADED = {
     "simulators": "the simulators are gone while the policy learns",
     "optimizer": "the optimiser's state is away while the policy acts",
     "reference": "the reference policy is away but for scoring a batch",
 }
 """What leaves its place for a while, by the name in `memory/<name>_freed_mib`."""
+RATIO_ERROR = 1e-2
+"""A probability ratio that is farther from 1 before any weight changed is worth a warning: a clip is some 0.2 wide."""
 IDLE_ITERATIONS = 3
 """So many iterations in a row with nothing to learn from are worth a warning."""
+
+ADDED = {"restore_mismatches": 0, "comes_back": True}
+"""Counters that checkpoints did not have from the beginning."""
+SHOWN_SLOTS = 8
+"""So many slots are named in a message."""
 
 
 @dataclass(kw_only=True)
@@ -63,6 +71,11 @@ class Progress:
     """Seconds altogether, over all processes that worked on the run."""
     restarts: int = 0
     """Simulator processes that died and were replaced."""
+    restore_mismatches: int = 0
+    """Slots that did not come back from their saved states as they were, each time one did not."""
+    comes_back: bool = True
+    """Whether slots come back as they were, so far as was seen; what another version of the simulator explains does not
+    count."""
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics of every evaluation, by iteration."""
 
@@ -74,6 +87,8 @@ class Progress:
             DamageError: they are not those of a run.
         """
         found = state.counters.get("progress")
+        if isinstance(found, dict):
+            found = ADDED | found
         check_alike(found, vars(cls()), "the checkpoint's progress")
         return cls(**found)  # type: ignore[arg-type]
 
@@ -136,6 +151,9 @@ class Runner:
         self._earlier_s = progress.wall_s
         self._started = started
         self._said_offloaded: set[str] = set()
+        self._warned: set[str] = set()
+        self._versions = simulator_versions(self.config.env.name)
+        manager.count_restarts(progress.restarts)
         self._idle = 0
         self._saved_at = progress.iteration or -1  # a run that never got to an iteration has saved nothing
 
@@ -149,11 +167,12 @@ class Runner:
                     self._save()  # with what was found, as if it had been in time
             self._take_times()
             while self._goes_on():
+                self._refuse_offload()
                 metrics = self._iterate_or_rescue()
                 last = self.progress.iteration == config.iterations
                 if self.stopper.agree() is None and (last or is_due(self.progress.iteration, config.eval_every)):
                     metrics |= self._evaluate()
-                self._log(metrics | self._report_deaths())
+                self._log(metrics | self._report_deaths() | self._report_mismatches())
                 self._report_saved(self._saver.poll())
                 if self._is_to_be_saved():
                     self._save()
@@ -162,9 +181,9 @@ class Runner:
             with self.clock.measure(Phase.save):
                 self._report_saved(self._saver.wait())
             self.stopper.agree()
-        self._take_times()
-        if self.ranks.is_first:
-            self._write_summary()
+            self._take_times()
+            if self.ranks.is_first:
+                self._write_summary()
         return self.stopper.exit_code
 
     def _iterate_or_rescue(self) -> dict[str, float]:
@@ -205,6 +224,7 @@ class Runner:
             collector=self.collector,
             engine=self.engine,
             demonstrations=self.demonstrations,
+            warn=self._warn_once,
         )
         start = time.perf_counter()
         with self.clock.measure(Phase.train):  # what is neither deciding nor simulating serves learning
@@ -217,6 +237,7 @@ class Runner:
         self.progress.train_s += seconds
         self._say_what_is_offloaded(metrics)
         self._warn_if_nothing_is_learned(metrics)
+        self._warn_if_ratios_start_elsewhere(metrics)
         return metrics | {
             "env/total_steps": float(self.progress.env_steps),
             "time/env_steps_per_s": steps / seconds,
@@ -240,6 +261,30 @@ class Runner:
                 f"succeeds (model.checkpoint), choose easier tasks, or a reward that tells episodes apart "
                 f"(algorithm.reward=dense)"
             )
+
+    def _warn_if_ratios_start_elsewhere(self, metrics: dict[str, float]) -> None:
+        """Say once that the update's forward passes do not give the log-probs of the rollout's."""
+        error = metrics.get("train/ratio_error_first_minibatch", 0.0)
+        if error <= RATIO_ERROR:
+            return
+        remedy = (
+            "algorithm.old_logprobs=recompute computes them again as the update does (one forward pass more), "
+            "engine.precision=float32 rounds less"
+        )
+        if self.config.algorithm.old_logprobs is OldLogprobs.recompute:
+            remedy = "they were computed again, so the policy's `evaluate` gives other log-probs for the same decisions"
+        self._warn_once(
+            "ratio_error",
+            f"probability ratios are off 1 by up to {error:.2g} in iteration {self.progress.iteration}, before any "
+            f"weight changed, because the update computes other log-probs than the rollout "
+            f"({str(self.engine.precision).removeprefix('torch.')}): {remedy}",
+        )
+
+    def _warn_once(self, kind: str, text: str) -> None:
+        """Say a warning, of each kind the first one alone."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._message(f"warning: {text}")
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
@@ -273,7 +318,52 @@ class Runner:
         for death in deaths:
             self._message(f"replaced a simulator process; what it was playing is void. {death}")
         self.progress.restarts += len(deaths)
+        self.manager.count_restarts(self.progress.restarts)
         return {"env/restarts": float(self.progress.restarts)} if self.progress.restarts else {}
+
+    def _report_mismatches(self, changed: str = "") -> dict[str, float]:
+        """Say once that slots do not come back from their states as they were.
+
+        Args:
+            changed: how the simulators differ from those that the states are of, where they do.
+        """
+        first = self.ranks.rank * self.manager.num_envs
+        own = [first + slot for slot in self.manager.take_mismatches()]
+        slots = [slot for each in self.ranks.gather_values(own) for slot in each]
+        self.progress.restore_mismatches += len(slots)
+        if slots and self.progress.comes_back:
+            why = (
+                f"They were saved with other simulators: {changed}"
+                if changed
+                else "Its episodes depend on more than start state, seed and actions. Until they do not, evaluations "
+                "and resumes void what is in progress (see 'The one rule' in docs/simulators.md); "
+                "env/restore_mismatches counts, workers/env-*.log names the episodes"
+            )
+            self._message(
+                f"warning: simulator {self.config.env.name!r} did not come back from its saved states as it was, in "
+                f"{len(slots)} slots ({_some(slots)}). What they were playing is void: nothing is learned from it. "
+                + why
+            )
+            self.progress.comes_back = bool(changed)
+        count = self.progress.restore_mismatches
+        return {"env/restore_mismatches": float(count)} if count else {}
+
+    def _refuse_offload(self) -> None:
+        """End a run whose simulators are to be ended and brought back, if they do not come back as they were.
+
+        Raises:
+            RunError: that is so; what was learned is saved.
+        """
+        if self.progress.comes_back or not self.config.env.offload:
+            return
+        if self._saved_at < self.progress.iteration:
+            self._save()
+        self._report_saved(self._saver.wait())
+        raise RunError(
+            f"env.offload is true, but simulator {self.config.env.name!r} does not come back from its saved states as "
+            f"it was, so that no episode would outlast an iteration. What was learned is saved. Go on with the "
+            f"simulators left where they are: embodyrl resume {self.run_dir} env.offload=false"
+        )
 
     def _goes_on(self) -> bool:
         """Whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
@@ -331,7 +421,11 @@ class Runner:
         slots = list(range(self.manager.num_envs))
         simulators = self.manager.get_state(slots) if self.collector.in_progress else []
         return TrainerState(
-            counters={"progress": vars(self.progress), "collector": self._collector_state()},
+            counters={
+                "progress": vars(self.progress),
+                "collector": self._collector_state(),
+                "simulator": self._versions,
+            },
             engine=self.engine.state_dict(),
             simulators=self.ranks.gather_lists(simulators),
             surplus=self.collector.surplus,
@@ -362,6 +456,11 @@ class Runner:
             self.manager.set_state(list(range(slots)), [state.simulators[slot] for slot in own])
         self.collector.load_state_dict(own_slots(state.counters["collector"], own))
         self.collector.surplus = state.surplus
+        changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
+        if changed:
+            self._message(f"simulators have changed since the checkpoint was saved: {changed}")
+            self.progress.comes_back = True  # so far as these are concerned
+        self._report_mismatches(changed)
 
     @property
     def wall_s(self) -> float:
@@ -369,7 +468,7 @@ class Runner:
         return self._earlier_s + time.monotonic() - self._started
 
     def _write_summary(self) -> None:
-        (self.run_dir / SUMMARY_FILE).write_text(json.dumps(self.summary(), indent=2) + "\n")
+        write_whole(self.run_dir / SUMMARY_FILE, json.dumps(self.summary(), indent=2) + "\n")
         write_report(self.run_dir)
 
     def summary(self) -> dict[str, Any]:
@@ -377,7 +476,7 @@ class Runner:
         evaluations = self.progress.evaluations
         final = evaluations[max(evaluations, key=int)] if evaluations else {}
         return {
-            "name": self.config.run.name,
+            "name": self.loaded.written.run.name,
             **final,
             "iterations": self.progress.iteration,
             "env_steps": self.progress.env_steps,
@@ -387,7 +486,7 @@ class Runner:
             "seed": self.config.seed,
             "stopped_by": None if self.stopper.signal is None else self.stopper.signal.name,
             "evaluations": evaluations,
-            "config_hash": config_hash(self.config),
+            "config_hash": config_hash(self.loaded.written),
             "versions": {"embodyrl": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
@@ -401,6 +500,11 @@ class Runner:
         self.directory.note(text)
         for sink in self.sinks:
             sink.message(text)
+
+
+def _some(slots: Sequence[int]) -> str:
+    """The first of these slots, in words."""
+    return ", ".join(map(str, slots[:SHOWN_SLOTS])) + (", ..." if len(slots) > SHOWN_SLOTS else "")
 
 
 def join_slots(states: Sequence[Any]) -> Any:

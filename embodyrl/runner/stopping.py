@@ -1,63 +1,164 @@
-"""Ctrl-C and SIGTERM: finish the iteration, save, leave with 130 or 143. A second one leaves at once."""
+"""Signals that ask to stop: finish what is under way, save, leave with 128 + number (129, 130, 138, 143)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
-import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from signal import Signals
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from embodyrl.engine.parallel import ALONE, Ranks
+from embodyrl.placement.signals import heard
+
+if TYPE_CHECKING:  # imports torch
+    from embodyrl.engine.parallel import Ranks
+
+ONE_WISH_S = 2.0
+"""Signals that come within so many seconds of the first are the same wish: GNU timeout and batch systems signal the
+program and then its process group, and people press Ctrl-C twice [s]."""
+
+_fulfilled: list[float] = []
+"""When a wish came that a `Stopper` of this process heard first, as `time.monotonic` counts: what follows it until the
+program has ended is for closing, which a repetition of the wish must not interrupt."""
+
+
+class Interrupted(BaseException):
+    """Raised by a signal in a command that has nothing to save, so that it closes what it opened.
+
+    Attributes:
+        exit_code: 128 + number of the signal.
+    """
+
+    def __init__(self, number: Signals) -> None:
+        super().__init__(f"stopped by {number.name}")
+        self.exit_code = 128 + number.value
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """The program from here to its end, which a signal ends by an exception. Those that follow within `ONE_WISH_S` are
+    ignored, so that nothing disturbs what closes; a later one ends it at once. After a `Stopper` has heard one, only a
+    later Ctrl-C does.
+
+    Raises:
+        Interrupted: a signal came.
+    """
+    first_at: list[float] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if earlier := first_at or _fulfilled:
+            if now - earlier[0] > ONE_WISH_S and (first_at or number == signal.SIGINT):
+                os._exit(128 + number)
+            return
+        first_at.append(now)
+        _leave_dead_screens()
+        raise Interrupted(Signals(number))
+
+    numbers = heard()
+    for each in numbers:
+        signal.signal(each, interrupt)
+    try:
+        yield
+    finally:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
 
 
 class Stopper:
-    """While active, turns the first SIGINT or SIGTERM into a wish to stop, and the second into an immediate exit.
+    """While active, turns a signal into a wish to stop. Those that follow change nothing, but for a second Ctrl-C that
+    does not come within `ONE_WISH_S` of the first: that is a person who does not want to wait, and ends the program.
 
     Args:
-        ranks: those of the run, which stop together.
+        ranks: those of the run, which stop together; None: there is only this process.
+        unit: what is finished first, for people.
     """
 
-    def __init__(self, ranks: Ranks = ALONE) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks | None = None, unit: str = "this iteration") -> None:
+        self._ranks = ranks if ranks is not None and ranks.size > 1 else None
+        self._unit = unit
         self._agreed: Signals | None = None
         self._wish: Signals | None = None
+        self._first_at: dict[int, float] = {}
+        """When each of the signals came first, as `time.monotonic` counts."""
         self._previous: dict[Signals, Any] = {}
 
     @property
     def signal(self) -> Signals | None:
-        """The signal that asked to stop, or None; of several ranks what they agreed on last."""
-        return self._wish if self._ranks.size == 1 else self._agreed
+        """The signal that asked to stop by the time of the last `agree`, or None."""
+        return self._agreed
 
     @property
     def exit_code(self) -> int:
-        """128 + signal number: 130 for SIGINT, 143 for SIGTERM; 0 if nobody asked to stop."""
+        """128 + number of that signal; 0 if nobody asked to stop."""
         return 0 if self.signal is None else 128 + self.signal.value
 
     def agree(self) -> Signals | None:
         """Agree on the wish of the first rank that has one, and return it. All ranks must ask."""
-        wishes = [wish for wish in self._ranks.gather_values(self._wish) if wish is not None]
-        self._agreed = Signals(wishes[0]) if wishes else None
-        return self.signal
+        wishes = [self._wish] if self._ranks is None else self._ranks.gather_values(self._wish)
+        self._agreed = next((Signals(wish) for wish in wishes if wish is not None), None)
+        if self._agreed is not None:
+            _leave_dead_screens()
+        return self._agreed
 
     def __enter__(self) -> Stopper:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            self._previous[each] = signal.signal(each, self._handle)
+        self._previous = {each: signal.signal(each, self._handle) for each in heard()}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each, handler in self._previous.items():
-            signal.signal(each, handler)
-        if error is not None and self._ranks.size > 1:
+        _restore(self._previous)
+        if self._wish is not None:
+            _leave_dead_screens()
+        if error is not None and self._ranks is not None:
             # torchrun ends all ranks as soon as one has died; this one has something to say first.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._wish is not None:
+        now = time.monotonic()
+        if number == signal.SIGINT and now - self._first_at.get(number, now) > ONE_WISH_S:
             # Simulator processes die with this one (parent-death signal), so nothing is left behind.
             os._exit(128 + number)
-        self._wish = Signals(number)
-        sys.stderr.write("\nstopping after this iteration, then saving; once more to leave at once without saving\n")
+        if self._wish is None:
+            self._wish = Signals(number)
+            _fulfilled[:] = [now]
+            _leave_dead_screens()
+            _say(f"stopping after {self._unit}, then saving{_hint(number)}")
+        elif now - min(self._first_at.values()) > ONE_WISH_S:
+            _say(f"still finishing {self._unit}, then saving{_hint(number)}")
+        self._first_at.setdefault(number, now)
+
+
+def _hint(number: int) -> str:
+    again = f"; Ctrl-C once more, after {ONE_WISH_S:g} s, to leave at once without saving"
+    return again if number == signal.SIGINT else ""
+
+
+def _say(text: str) -> None:
+    """Write a line to stderr, past Python's buffer, which a signal may have found half-way through something else."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
+
+
+def _leave_dead_screens() -> None:
+    """Where nobody reads stdout or stderr any more (a terminal that was closed, a `tee` that the same Ctrl-C has ended)
+    have it lead nowhere, so that a line for people does not keep a program from saving."""
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+
+
+def _restore(handlers: dict[Signals, Any]) -> None:
+    """Give signals back the handlers that they had; one that Python did not set cannot be, and is the system's own."""
+    for each, handler in handlers.items():
+        signal.signal(each, signal.SIG_DFL if handler is None else handler)

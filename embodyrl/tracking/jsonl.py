@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from embodyrl.files import write_whole
 from embodyrl.tracking.sink import SinkContext
 
 METRICS_FILE = "metrics.jsonl"
@@ -17,10 +20,8 @@ class JsonlSink:
     def __init__(self, context: SinkContext) -> None:
         path = context.run_dir / METRICS_FILE
         if path.exists():
-            lines = [line for line in path.read_text().splitlines() if _is_valid(line, context.start_iteration)]
-            temporary = path.with_name(f".{METRICS_FILE}.tmp")  # a kill in between leaves the old file
-            temporary.write_text("".join(line + "\n" for line in lines))
-            temporary.replace(path)
+            rows = [row for row in read_rows(path)[0] if row["iteration"] <= context.start_iteration]
+            write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
         self._file = path.open("a", buffering=1)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -36,9 +37,25 @@ class JsonlSink:
         self._file.close()
 
 
-def _is_valid(line: str, last_iteration: int) -> bool:
-    """Whether a line written before a resume still counts: complete, and not of an iteration that is done again."""
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a metrics.jsonl, and how many other lines there are: cut short by a kill, or damaged."""
+    lines = path.read_text(errors="replace").splitlines()
+    rows = [row for line in lines if (row := _row(line)) is not None]
+    return rows, len(lines) - len(rows)
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """What a line says, if it is what `JsonlSink` writes."""
     try:
-        return bool(json.loads(line)["iteration"] <= last_iteration)
-    except (json.JSONDecodeError, KeyError):
-        return False
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("iteration")) is not int:
+        return None
+    return row if all(value is None or _is_number(value) for value in row.values()) else None
+
+
+def _is_number(value: object) -> bool:
+    if type(value) is int:
+        return abs(value) < 1 << 63
+    return isinstance(value, float) and math.isfinite(value)

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embodyrl.tracking.jsonl import METRICS_FILE
+from embodyrl.errors import UserError
+from embodyrl.files import write_whole
+from embodyrl.tracking.jsonl import METRICS_FILE, read_rows
 from embodyrl.tracking.time_report import where_time_went
 
+SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
 GRAPH_FILE = "graph.svg"
 """Drawing of the iteration, which a run leaves in its directory when it starts."""
 VIDEOS = "videos"
 """Folder of films of evaluation episodes."""
 WIDTH, HEIGHT, MARGIN = 420, 200, 44
+
+SUMMARY: Mapping[str, type | tuple[type, ...]] = {
+    "name": str,
+    "iterations": int,
+    "env_steps": int,
+    "wall_s": (int, float),
+    "env_steps_per_s": (int, float),
+    "seed": int,
+    "evaluations": dict,
+    "config_hash": str,
+    "versions": dict,
+}
+"""What a summary.json holds at least."""
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -65,12 +82,43 @@ CURVES = (
 )
 
 
+class SummaryError(UserError):
+    """Raised when summary.json is not what a run leaves."""
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """What a run's summary.json holds.
+
+    Raises:
+        SummaryError: it is missing or damaged.
+    """
+    path = run_dir / SUMMARY_FILE
+    try:
+        summary = json.loads(path.read_text())
+        damaged = not isinstance(summary, dict) or any(
+            not isinstance(summary.get(name), kind) for name, kind in SUMMARY.items()
+        )
+        for iteration, found in () if damaged else summary["evaluations"].items():
+            evaluation_row(str(int(iteration)), found)
+    except FileNotFoundError as error:
+        raise SummaryError(f"{run_dir} holds no {SUMMARY_FILE}: give the directory of a run that ended") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        damaged = True
+    if damaged:
+        raise SummaryError(f"{path} is damaged: have it written anew with embodyrl resume {run_dir}")
+    return dict(summary)
+
+
 def write_report(run_dir: Path) -> Path:
     """Build report.html from summary.json, config.yaml, metrics.jsonl (no curves without it), graph.svg and videos/ of
-    a run directory; returns its path."""
+    a run directory; returns its path.
+
+    Raises:
+        SummaryError: summary.json is missing or damaged.
+    """
     metrics = run_dir / METRICS_FILE
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    summary = json.loads((run_dir / "summary.json").read_text())
+    rows = read_rows(metrics)[0] if metrics.exists() else []
+    summary = read_summary(run_dir)
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     text = PAGE.format(
         title=html.escape(f"{summary['name']}, seed {summary['seed']}"),
@@ -83,10 +131,10 @@ def write_report(run_dir: Path) -> Path:
         times=where_time_went(rows),
         films=films(run_dir),
         iteration=drawn_iteration(run_dir / GRAPH_FILE),
-        config=html.escape((run_dir / "config.yaml").read_text()),
+        config=html.escape((run_dir / "config.yaml").read_text(errors="replace")),
     )
     path = run_dir / REPORT_FILE
-    path.write_text(text)
+    write_whole(path, text)
     return path
 
 
@@ -101,8 +149,13 @@ def films(run_dir: Path) -> str:
 
 
 def drawn_iteration(path: Path) -> str:
-    """The section with the drawing of the iteration; empty for a run that left none."""
-    return f'<h2>Iteration</h2>\n<div style="overflow-x: auto">{path.read_text()}</div>\n' if path.exists() else ""
+    """The section with the drawing of the iteration, as a picture, in which no script runs, whoever wrote the file;
+    empty for a run that left none."""
+    if not path.is_file():
+        return ""
+    picture = base64.b64encode(path.read_bytes()).decode()
+    source = f"data:image/svg+xml;base64,{picture}"
+    return f'<h2>Iteration</h2>\n<div style="overflow-x: auto"><img alt="iteration" src="{source}"></div>\n'
 
 
 def sorted_evaluations(summary: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:

@@ -273,3 +273,77 @@ def test_explained_variance() -> None:
     assert explained_variance(returns, returns) == pytest.approx(1.0)
     assert explained_variance(torch.ones(3), returns) == pytest.approx(0.0)
     assert json.dumps(explained_variance(returns, torch.ones(3))) == "NaN"
+
+
+CONSTANTS = [0.7, -2.56, 1.23, 0.1, 1 / 3, 1e-4, 12345.678]
+METHODS = {
+    "grpo": {},
+    "grpo, biased": {"unbiased": False},
+    "grpo, deviation of the batch": {"std": "batch"},
+    "dr_grpo": {"std": "none"},
+    "rloo": {"std": "none", "leave_one_out": True},
+    "batch": {"mean": "batch", "std": "batch"},
+    "batch, leave one out": {"mean": "batch", "std": "none", "leave_one_out": True},
+}
+
+
+@pytest.mark.parametrize("size", range(2, 33))
+@pytest.mark.parametrize("method", METHODS)
+def test_episodes_with_one_return_get_no_advantage(method: str, size: int) -> None:
+    for constant in CONSTANTS:
+        advantages, returns = run_grpo(
+            torch.full((1, 2 * size), constant), group_size=size, eps=1e-8, **METHODS[method]
+        )
+        assert advantages.dtype == returns.dtype == torch.float32
+        assert not advantages.any(), constant
+        assert returns.unique().tolist() == [torch.tensor(constant).item()]
+        assert not normalize(advantages, torch.ones_like(advantages, dtype=torch.bool)).any()
+
+
+@pytest.mark.parametrize("size", [*range(2, 33), 1000, 4096])
+def test_equal_numbers_are_normalised_to_nothing(size: int) -> None:
+    for constant in CONSTANTS:
+        numbers = torch.full((size + 1,), constant)
+        numbers[0] = torch.nan
+        assert not normalize(numbers, torch.arange(size + 1) > 0).any(), constant
+        numbers[0] = 1e6
+        scaled = normalize(numbers, torch.arange(size + 1) >= 0)  # n - 1 equal ones and another: by hand
+        assert scaled.dtype == torch.float32
+        assert float(scaled[0]) == pytest.approx(size / (size + 1) ** 0.5, rel=1e-4)
+        assert scaled[1:].unique().numel() == 1
+
+
+@pytest.mark.parametrize("size", [6, 7, 8, 10, 12])
+def test_rewards_in_another_order_are_the_same_return(size: int) -> None:
+    """Forty rewards of a tenth and a success, that comes earlier or later; and slots that other code adds up."""
+    rewards = torch.full((41, 2 * size), -0.1)
+    rewards[torch.randint(41, (2 * size,), generator=torch.Generator().manual_seed(size)), torch.arange(2 * size)] = 0.9
+    assert not run_grpo(rewards, group_size=size, eps=1e-8)[0].any()
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 1000.0), (1e4, 0.0), (1e-4, 0.0), (-3.0, 7.0), (0.1, -0.7)])
+def test_advantages_of_scaled_and_shifted_returns(scale: float, shift: float) -> None:
+    """Those of the returns themselves (which float32 rounds), with the sign of the scale."""
+    returns = torch.randint(10, (1, 24), generator=torch.Generator().manual_seed(1)).float()
+    returns[0, :6] = 4.0  # one group with nothing to learn from
+    moved = (returns.double() * scale + shift).float()
+    for settings in ({}, {"std": "batch"}, {"mean": "batch", "std": "batch"}):
+        expected = run_grpo(returns, group_size=6, **settings)[0] * (1 if scale > 0 else -1)
+        found = run_grpo(moved, group_size=6, **settings)[0]
+        torch.testing.assert_close(found, expected, atol=1e-3 if shift == 1000.0 else 1e-5, rtol=0)
+        assert settings.get("mean") == "batch" or not found[0, :6].any()
+
+
+def test_a_group_with_one_other_return_keeps_its_advantages() -> None:
+    # Nine of 0.7 and one of 0.8: mean 0.71, squares 9 * 0.01**2 + 0.09**2 = 0.009, deviation sqrt(0.001).
+    returns = torch.tensor([[0.7] * 9 + [0.8]])
+    expected = torch.tensor([[-0.01 / 0.001**0.5] * 9 + [0.09 / 0.001**0.5]])
+    torch.testing.assert_close(run_grpo(returns, group_size=10)[0], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 6, 7, 10, 1000])
+def test_variance_of_equal_returns_is_nothing_to_explain(size: int) -> None:
+    for constant in CONSTANTS:
+        assert json.dumps(explained_variance(torch.rand(size), torch.full((size,), constant))) == "NaN"
+        returns = torch.linspace(0, 1, size)
+        assert explained_variance(torch.full((size,), constant), returns) == pytest.approx(0.0, abs=1e-9)

@@ -278,8 +278,8 @@ def test_a_function_gets_what_it_names_and_no_more() -> None:
     def estimator(*, rewards: int, scale: int = 2) -> int:
         return rewards * scale
 
-    assert call_with(estimator, {"rewards": 3, "values": 9}) == 6
-    assert call_with(estimator, {"rewards": 3, "scale": 5}) == 15
+    assert call_with(estimator, {"rewards": 3, "values": 9}, {}) == 6
+    assert call_with(estimator, {"rewards": 3}, {"scale": 5, "other": 1}) == 15
     assert asks_for(estimator, "rewards") and not asks_for(estimator, "values")
 
 
@@ -288,4 +288,4 @@ def test_an_argument_that_nobody_provides_is_named_with_a_near_match() -> None:
         return reward
 
     with pytest.raises(SignatureError, match=r"asks for 'reward', which is not available - did you mean 'rewards'\?"):
-        call_with(estimator, {"rewards": 3})
+        call_with(estimator, {"rewards": 3}, {})

@@ -41,6 +41,13 @@ def test_difference_adds_up_to_the_last_reward() -> None:
     assert gained[:, 2].tolist() == [[1.0, 1.0], [2.0, 0.0]]  # nothing for the action that was not executed
 
 
+def test_episodes_with_the_same_last_reward_gained_the_same() -> None:
+    rewards = torch.rand(100, 8, 2, generator=torch.Generator().manual_seed(0))
+    rewards[-1, :, -1] = 0.7
+    gained = difference(rewards=rewards, executed=torch.ones(100, 8, 2, dtype=torch.bool))
+    assert gained.sum((0, 2)).float().unique().tolist() == [torch.tensor(0.7).item()]
+
+
 def test_srpo_agrees_with_siirl(goldens: dict) -> None:
     case = goldens["other"]["siirl_srpo"]
     tasks = torch.tensor([int(name.split("_trial")[0].endswith("task_1")) for name in case["task"]])
@@ -81,6 +88,23 @@ def test_failures_that_are_all_equally_far_get_the_middle() -> None:
         compat=Compat.none,
     )
     torch.testing.assert_close(scores, torch.tensor([1.0, 0.3, 0.3]))
+
+
+@pytest.mark.parametrize("size", range(2, 33))
+def test_failures_on_both_sides_of_equal_successes_are_equally_far(size: int) -> None:
+    for constant in (717.3, 900.1, 555.55):
+        successes = torch.full((size, 3), constant)
+        failures = torch.stack([successes[0] + 32.0, successes[0] - 32.0])  # exact in float32
+        scores = progress_scores(
+            torch.cat([successes, failures]),
+            torch.arange(size + 2) < size,
+            torch.zeros(size + 2, dtype=torch.long),
+            scale=0.6,
+            steepness=10.0,
+            compat=Compat.none,
+        )
+        torch.testing.assert_close(scores, torch.tensor([1.0] * size + [0.3, 0.3]))
+        assert torch.equal(success_centres(successes, Compat.none), successes[:1])
 
 
 def test_srpo_is_paid_with_the_last_action_of_an_episode() -> None:

@@ -134,16 +134,6 @@ def test_words_after_the_config_must_be_settings() -> None:
     assert done.returncode == 2 and "'second.yaml' is neither the config" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["custom_model", "custom_simulator", "custom_reward"])
-def test_an_example_from_outside_the_package_runs(name: str, repository: Path, tmp_path: Path) -> None:
-    config = str(repository / "examples" / f"{name}.yaml")
-    done = embodyrl("run", config, "run.iterations=2", "run.eval_every=0", "run.dir=out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"({config})" in done.stdout
-    checked = embodyrl("validate", config)
-    assert "runs Python code of its own" in checked.stdout
-
-
 def run_breaking(tmp_path: Path, error: str) -> subprocess.CompletedProcess[str]:
     """`embodyrl run` with a simulator that raises `error` when it is stepped."""
     (tmp_path / "breaking.py").write_text(
@@ -166,7 +156,8 @@ def test_a_users_mistake_that_only_shows_in_the_simulator_is_one_sentence(tmp_pa
     done = run_breaking(tmp_path, "UserError('the cable is unplugged: plug it in')")
     elsewhere = "; slot 0 of this worker is slot 1 of the run"  # where the second worker is the first to say so
     assert done.returncode == 1
-    assert done.stderr.replace(elsewhere, "") == "error: the cable is unplugged: plug it in\n"
+    announced = f"plug-in breaking: {tmp_path / 'breaking.py'}\n"
+    assert done.stderr.replace(elsewhere, "") == f"{announced}error: the cable is unplugged: plug it in\n"
 
 
 def test_an_error_inside_the_simulator_shows_its_remote_traceback(tmp_path: Path) -> None:

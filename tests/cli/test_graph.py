@@ -30,7 +30,7 @@ def test_it_shows_what_the_config_changes(tmp_path: Path) -> None:
     )
     (tmp_path / "mine.py").write_text(
         "from embodyrl.registry import STAGES\n"
-        "STAGES.register('mine', target=print, facts={'reads': ('success',)}, summary='mine')\n"
+        "STAGES.register('mine', target=print, reads=('success',), summary='mine')\n"
     )
     (tmp_path / "my.yaml").write_text(
         "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\nplugins: [mine]\n"

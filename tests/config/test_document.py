@@ -36,14 +36,15 @@ def test_every_value_survives(workplace):
         "engine: {optimizer: {lr: 1e-5, eps: 1.0e-08, betas: [0.0, 0.999]}}\n"
         "algorithm: {bootstrap: none, gamma: 1}\n"
         "env:\n"
-        "  tasks: ['1e-5', 'null', 'yes', '', ' x', '- a', '[b', 'c,d', '2024-01-01', '1:30', 'é', \"a\\nb\\t\\x7f\"]\n"
-        "  kwargs: {'1': .inf, on_: .nan, 'a b: c': {'?': [1, {x: null}, [true]]}, e: {}, l: [], dollar: '\\${x}'}\n"
+        "  kwargs: {texts: ['1e-5', 'null', 'yes', '', ' x', '- a', '[b', 'c,d', '2024-01-01', '1:30',"
+        " 'é', \"a\\nb\\t\\x7f\"],\n"
+        "    '1': .inf, on_: .nan, 'a b: c': {'?': [1, {x: null}, [true]]}, e: {}, l: [], dollar: '\\${x}'}\n"
     )
     config = workplace.load(text)
     again = workplace.load(to_commented_yaml(config))
     assert str(again.env.kwargs.pop("on_")) == str(config.env.kwargs.pop("on_")) == "nan"
     assert again == config
-    assert (again.run.name, again.env.tasks[-1]) == ("on", "a\nb\t\x7f")
+    assert (again.run.name, again.env.kwargs["texts"][-1]) == ("on", "a\nb\t\x7f")
     assert again.env.kwargs["dollar"] == "${x}"
     assert again.algorithm.bootstrap.name == "none"
 
@@ -56,12 +57,12 @@ plain = st.recursive(
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(kwargs={}, name="-")
-@given(kwargs=st.dictionaries(st.text(min_size=1), plain, max_size=4), name=st.text())
-def test_any_free_form_map_and_any_text_survive(workplace, kwargs, name):
+@example(kwargs={}, text="-")
+@given(kwargs=st.dictionaries(st.text(min_size=1), plain, max_size=4), text=st.text())
+def test_any_free_form_map_and_any_text_survive(workplace, kwargs, text):
     config = workplace.load(PENDULUM)
     config = dataclasses.replace(
-        config, env=dataclasses.replace(config.env, kwargs=kwargs), run=dataclasses.replace(config.run, name=name)
+        config, env=dataclasses.replace(config.env, kwargs=kwargs), run=dataclasses.replace(config.run, dir=text)
     )
     assert workplace.load(to_commented_yaml(config)) == config
 

@@ -14,9 +14,17 @@ for experiment in list_experiments():
     except ConfigError as error:  # its simulator is not installed, or what it starts from not made
         lacking = ("not installed", "not on this machine", "no Vulkan driver", "demonstrations", "model.checkpoint")
         assert all(any(words in fault.message for words in lacking) for fault in error.faults), error
-heavy = ("torch", "gymnasium", "metaworld", "mujoco", "mani_skill", "sapien", "tensorboard", "tensordict", "ray")
+heavy = ("torch", "metaworld", "mujoco", "mani_skill", "sapien", "tensorboard", "tensordict", "ray")
 print(sorted(name for name in heavy if name in sys.modules))
 """
+
+
+def test_gymnasium_is_imported_for_its_own_ids_alone():
+    probe = "import sys; from embodyrl.config import load_config; load_config({!r}); print('gymnasium' in sys.modules)"
+    for experiment, imported in (("metaworld_reach", "False"), ("gym_pendulum", "True")):
+        code = probe.format(experiment)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+        assert done.stdout.strip() == imported, experiment
 
 
 def test_nothing_heavy_is_imported():

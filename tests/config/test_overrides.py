@@ -14,13 +14,14 @@ def test_values_are_read_by_their_type(workplace):
         PENDULUM,
         "run.iterations=3",
         "algorithm.gamma=1e-1",
-        "env.tasks=[A,B]",
+        "env.tasks=[Acrobot-v1,CartPole-v1]",
+        "env.success_return=null",
         "algorithm.normalize_advantages=false",
         "algorithm.bootstrap=none",
         "algorithm.target_kl=null",
         "engine.optimizer={lr: 0.5}",
     )
-    assert (config.run.iterations, config.algorithm.gamma, config.env.tasks) == (3, 0.1, ["A", "B"])
+    assert (config.run.iterations, config.algorithm.gamma, config.env.tasks) == (3, 0.1, ["Acrobot-v1", "CartPole-v1"])
     assert config.algorithm.normalize_advantages is False
     assert config.algorithm.bootstrap.value == "none"
     assert config.algorithm.target_kl is None
@@ -29,7 +30,7 @@ def test_values_are_read_by_their_type(workplace):
 
 @pytest.mark.parametrize("text", ["123", "1e-5", "true", "/tmp/a[b]=c,d", "a b", "nan", "x{y}", "'quoted'"])
 def test_text_settings_take_what_was_typed(workplace, text):
-    assert workplace.load(PENDULUM, f"run.name={text}").run.name == text.strip("'")
+    assert workplace.load(PENDULUM, f"run.dir={text}").run.dir == text.strip("'")
 
 
 def test_null_is_null_where_it_may_be_and_else_the_word(workplace):

@@ -8,7 +8,8 @@ import pytest
 
 from embodyrl.config import ConfigError, Use, engine_rules, load_config
 from embodyrl.config.rules import RULES, _divisors, _multiples
-from embodyrl.registry import Requirement
+from embodyrl.pipelines import rules as _its_rules  # noqa: F401  (whose import adds them)
+from embodyrl.registry import Requirement, all_registries
 
 BROKEN = Path(__file__).parent / "broken"
 PPO = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
@@ -21,7 +22,8 @@ GRPO = (
 
 @pytest.fixture(scope="module")
 def rules_broken() -> set[str]:
-    """The rules that some broken file breaks, found by recording what each rule yields."""
+    """The rules that some broken file breaks, found by recording what each rule yields. What the files' plug-ins
+    register is forgotten: a fixture of a module comes before those of a test."""
     broken: set[str] = set()
     originals = list(RULES)
 
@@ -33,13 +35,16 @@ def rules_broken() -> set[str]:
 
         return record
 
-    RULES[:] = [recorded(rule) for rule in originals]
-    try:
-        for path in BROKEN.glob("*.yaml"):
-            with pytest.raises(ConfigError):
-                load_config(path)
-    finally:
-        RULES[:] = originals
+    with pytest.MonkeyPatch.context() as patch:
+        for registry in all_registries():
+            patch.setattr(registry, "_entries", {entry.name: entry for entry in registry.entries()})
+        RULES[:] = [recorded(rule) for rule in originals]
+        try:
+            for path in BROKEN.glob("*.yaml"):
+                with pytest.raises(ConfigError):
+                    load_config(path)
+        finally:
+            RULES[:] = originals
     return broken
 
 
@@ -140,3 +145,23 @@ def test_what_is_missing_here_may_be_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_config("metaworld_reach", words)
     assert load_config("metaworld_reach", words, use=Use.elsewhere)
+
+
+def test_ids_that_this_machine_lacks_are_left_to_the_run_where_it_runs_elsewhere() -> None:
+    words = ["env.tasks=[ALE/Pong-v5]", "env.success_return=null", "env.max_episode_steps=100"]
+    with pytest.raises(ConfigError, match=r"gymnasium has no task 'ALE/Pong-v5' - list the module .* under plugins:"):
+        load_config("gym_pendulum", words)
+    notes = load_config("gym_pendulum", words, use=Use.elsewhere).notes
+    assert notes == ("unchecked until the run: gymnasium has no task 'ALE/Pong-v5'",)
+
+
+def test_ids_that_a_plug_in_registers_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_ids.py").write_text(
+        "import gymnasium\ngymnasium.register('own_ids/Swing-v3', 'gymnasium.envs.classic_control:PendulumEnv')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["plugins=[own_ids]", "env.success_return=null", "env.max_episode_steps=100"]
+    assert load_config("gym_pendulum", [*words, "env.tasks=[own_ids/Swing-v3]"], plugin_dir=tmp_path)
+    wanted = r"no task 'own_ids/Swing-v4' - did you mean 'own_ids/Swing-v3'\? \(versions: own_ids/Swing-v3\)"
+    with pytest.raises(ConfigError, match=wanted):
+        load_config("gym_pendulum", [*words, "env.tasks=[own_ids/Swing-v4]"], plugin_dir=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import typing
 from enum import Enum
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import embodyrl
-from embodyrl.config.fields import choices_of, docs_of, settings_of
-from embodyrl.config.schema import Config
+from embodyrl.config.fields import choices_of, docs_of, registry_of, settings_of
+from embodyrl.config.schema import AdvantageConfig, Config, FilterConfig, LossConfig, RewardConfig
 
 
 def all_sections(section: type = Config) -> list[type]:
@@ -100,6 +101,14 @@ def attributes_read() -> set[str]:
     return set().union(*map(names_read, CODE))
 
 
+def named_by_its_components(section: type) -> set[str]:
+    """The arguments of all functions whose options a section describes."""
+    if not issubclass(section, (LossConfig, AdvantageConfig, RewardConfig, FilterConfig)):
+        return set()
+    entries = [entry for entry in registry_of(section).entries() if issubclass(entry.load_options() or object, section)]
+    return set.intersection(*(set(inspect.signature(entry.load()).parameters) for entry in entries))
+
+
 @pytest.mark.parametrize(("section", "setting"), SETTINGS, ids=[name_of(*pair) for pair in SETTINGS])
 def test_every_setting_is_read_by_some_code(section, setting, attributes_read):
-    assert setting.name in attributes_read
+    assert setting.name in attributes_read | named_by_its_components(section)

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodyrl.envs.base import EpisodeOverError, RenderError, SimulatorError
+from embodyrl.envs.base import EpisodeOverError, RenderError, RestoreMismatchWarning, SimulatorError
+from embodyrl.envs.states import pack, unpack
 from embodyrl.envs.types import Simulator
 from embodyrl.registry import SIMULATORS, load_target
 
@@ -67,7 +68,7 @@ def test_spec_says_what_is_offered(simulator: Simulator, backend: Backend) -> No
 def test_what_is_told_before_it_starts_is_true(
     simulator: Simulator, backend: Backend, key: str, attribute: str
 ) -> None:
-    fact = SIMULATORS.entry(backend.name).facts.get(key)
+    fact = getattr(SIMULATORS.entry(backend.name), key)
     told = None if fact is None else load_target(fact)(backend.config())
     assert told in (None, getattr(simulator.spec, attribute))
 
@@ -217,6 +218,17 @@ def test_state_of_a_fresh_and_of_an_ended_episode(simulator: Simulator, backend:
         simulator.step_chunk([1], actions(simulator, 0)[None, :1])
     simulator.set_state([1], fresh)
     assert go_on(simulator, 1, actions(simulator, 0)) == whole
+
+
+def test_states_that_do_not_come_back_are_named_and_others_are_not(simulator: Simulator, backend: Backend) -> None:
+    simulator.reset([0, 1], [episode(backend, 0), episode(backend, 1)])
+    simulator.step_chunk([0, 1], np.stack([actions(simulator, 0)[:3], actions(simulator, 1)[:3]]))
+    states = simulator.get_state([0, 1])
+    assert not simulator.set_state([1, 0], states)
+    header, arrays = unpack(states[1])
+    shown_otherwise = pack({**header, "check": header["check"] ^ 1}, arrays)
+    with pytest.warns(RestoreMismatchWarning, match=f"slot 0, step 3 .task '{header['task']}'"):
+        assert simulator.set_state([1, 0], [states[0], shown_otherwise]) == [0]
 
 
 def test_another_process_plays_and_goes_on_bit_for_bit(simulator: Simulator, backend: Backend, tmp_path: Path) -> None:

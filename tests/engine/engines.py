@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, OptimizerConfig
+from embodyrl.config.build import build_section
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LossConfig, OptimizerConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import ALONE, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
@@ -35,6 +36,7 @@ def make_engine(
     policy: Policy | None = None,
     optimizer: OptimizerConfig | None = None,
     loss: str = "ppo",
+    loss_options: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     folder: Path | None = None,
     ranks: Ranks = ALONE,
@@ -43,7 +45,11 @@ def make_engine(
     return HybridEngine(
         policy or make_policy(),
         config=EngineConfig(device=Device.cpu, optimizer=optimizer or OptimizerConfig(lr=0.01), **engine or {}),
-        algorithm=AlgorithmConfig(name="ppo", loss=loss, **{"minibatches": 2, "epochs": 2} | algorithm),
+        algorithm=AlgorithmConfig(
+            name="ppo",
+            loss=build_section(LossConfig, {"name": loss} | (loss_options or {})),
+            **{"minibatches": 2, "epochs": 2} | algorithm,
+        ),
         loss=LOSSES.load(loss),
         iterations=4,
         seed=1,

@@ -18,7 +18,7 @@ import torch
 from engines import make_batch, make_engine, make_policy
 
 from embodyrl.algorithms.aggregation import entry_weights
-from embodyrl.config.schema import Aggregation, Offload, ParallelBackend, ParallelConfig
+from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks, connected
 from embodyrl.engine.sharding import Shards, spread, whole
@@ -95,6 +95,16 @@ case("whole episodes")(lambda ranks: learn_alike(ranks, "gspo", "auto", size=4, 
 case("fewer episodes than ranks")(lambda ranks: learn_alike(ranks, "gspo", "auto", minibatches=4))
 case("proximal policy")(lambda ranks: learn_alike(ranks, "decoupled_ppo", "auto"))
 case("early stop")(lambda ranks: learn_alike(ranks, "ppo", "auto", target_kl=1e-4))
+
+
+@case("log-probs computed again")
+def start_at_one(ranks: Ranks) -> None:
+    for backend, size in (("fsdp", None), ("fsdp", 3), ("none", 5)):
+        settings = spread_over(backend, micro_batch_size=size, precision=Precision.bfloat16)
+        shared = make_engine(engine=settings, old_logprobs=OldLogprobs.recompute, ranks=ranks)
+        batch = batch_for(make_engine())
+        batch["old_logprobs"] += 0.3
+        assert shared.update(batch, ["push"])["train/ratio_error_first_minibatch"] == 0.0, backend
 
 
 @case("imitation")

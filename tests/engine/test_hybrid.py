@@ -8,6 +8,7 @@ import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, weights
 
+from embodyrl.algorithms.losses import LossOutput
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.engine.columns import draw_minibatches, to_columns
 from embodyrl.engine.hybrid import HybridEngine
@@ -16,6 +17,7 @@ from embodyrl.envs import Observation
 from embodyrl.errors import UserError
 from embodyrl.models import build_policy
 from embodyrl.models.mlp.options import MLPConfig
+from embodyrl.pipelines.arguments import GIVEN
 from embodyrl.registry import LOSSES
 
 
@@ -135,6 +137,17 @@ def test_a_fresh_batch_has_ratio_one_under_every_loss() -> None:
         assert metrics["train/clip_fraction"] == 0.0, loss
 
 
+def test_a_loss_gets_all_that_validate_says_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, seen = [name for name in GIVEN["loss"] if name != "images"], {}
+    scope: dict[str, Any] = {"seen": seen, "LossOutput": LossOutput}
+    exec(f"def probe(*, {', '.join(names)}):\n    seen.update(locals())\n    return LossOutput(losses=logprobs)", scope)
+    monkeypatch.setattr(LOSSES, "_entries", {entry.name: entry for entry in LOSSES.entries()})
+    LOSSES.register("probe", target=scope["probe"], whole=False, summary="a test")
+    engine = make_engine(loss="probe", kl_coef=0.1)
+    engine.update(make_batch(engine), ["push"])
+    assert seen.keys() == set(names)
+
+
 def minibatches(engine: HybridEngine) -> list[tuple[list[int], float]]:
     sequence = make_batch(engine)["sequence"]
     drawn = draw_minibatches(sequence, 2, engine._whole_episodes, torch.Generator().manual_seed(0))
@@ -176,7 +189,7 @@ def test_the_loglinear_proximal_policy_goes_by_the_age_of_a_decision() -> None:
 def test_the_recomputed_proximal_policy_is_the_one_that_the_update_starts_from() -> None:
     # A behaviour policy twice as likely to have decided so: every weight is 1/2, and a cap below masks everything.
     def learned(cap: float | None) -> torch.Tensor:
-        engine = make_engine(loss="decoupled_ppo", behaviour_cap=cap, value_coef=0.0)
+        engine = make_engine(loss="decoupled_ppo", loss_options={"behaviour_cap": cap}, value_coef=0.0)
         batch = make_batch(engine)
         batch["old_logprobs"] += float(torch.tensor(2.0).log())
         before = weights(engine)

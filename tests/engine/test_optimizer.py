@@ -87,6 +87,15 @@ def test_the_learning_rate_follows_its_schedule() -> None:
     assert rates(LearningRate.cosine, 0.1) == pytest.approx([1.0, 0.8682, 0.55, 0.2318, 0.1, 0.1], abs=1e-4)
 
 
+def test_the_learning_rate_warms_up() -> None:
+    def rates(schedule: LearningRate) -> list[float]:
+        optimizer = Optimizer([ones(torch.float32)], OptimizerConfig(lr=1.0, schedule=schedule, warmup=3), 8)
+        return [optimizer.set_learning_rate(update) for update in range(6)]
+
+    assert rates(LearningRate.constant) == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+    assert rates(LearningRate.linear) == pytest.approx([0.25, 0.5 * 7 / 8, 0.75 * 6 / 8, 5 / 8, 4 / 8, 3 / 8])
+
+
 def test_the_critic_learns_at_a_rate_of_its_own_also_after_a_resume() -> None:
     config = OptimizerConfig(lr=1e-3, critic_lr=1e-2, schedule=LearningRate.linear, max_grad_norm=1e9)
     actor, critic = ones(torch.float32), ones(torch.bfloat16)

@@ -212,7 +212,7 @@ def test_without_a_picture_mode_rendering_says_so() -> None:
     ("task", "error", "message"),
     [
         ("Pendulum-v9", UnknownNameError, r"gymnasium has no task 'Pendulum-v9' - did you mean 'Pendulum-v1'\?"),
-        ("my_module:Mine-v0", UserError, "list the module under plugins: and name only 'Mine-v0'"),
+        ("my_module:Mine-v0", UserError, "list my_module under plugins: and name only 'Mine-v0'"),
     ],
 )
 def test_unknown_tasks(task: str, error: type[Exception], message: str) -> None:

@@ -199,3 +199,37 @@ def test_tasks_are_known_without_metaworld_and_are_its_tasks() -> None:
 def test_mistakes(tasks: list[str], options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         simulator(*tasks, **options)
+
+
+STATE_ONLY = (
+    "import sys\n"
+    "from embodyrl.envs.metaworld import MetaWorld, MetaWorldConfig\n"
+    "from embodyrl.envs.types import EpisodeSpec\n"
+    "ours = MetaWorld(MetaWorldConfig(name='metaworld', tasks=['reach-v3']), 1)\n"
+    "seen = ours.reset([0], [EpisodeSpec(task='reach-v3', start_state=0, seed=0)])\n"
+    "print(seen.images, sorted({'OpenGL', 'glfw'} & set(sys.modules)))\n"
+)
+NO_OPENGL = [
+    {"MUJOCO_GL": "osmesa"},  # no library of that name on a bare machine
+    {"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"},  # these two do not go together on any machine
+    {"MUJOCO_GL": "glfw", "DISPLAY": ""},
+    {"MUJOCO_GL": "off"},
+    {"MUJOCO_GL": "nonsense"},
+]
+
+
+@pytest.mark.parametrize("environment", NO_OPENGL, ids=lambda environment: "-".join(environment.values()))
+def test_without_cameras_no_opengl_is_needed_whatever_the_environment_says(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", STATE_ONLY]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+    assert (ran.returncode, ran.stdout.split()[0]) == (0, "None"), ran.stderr
+    assert "OpenGL" not in ran.stdout, "nothing that draws is loaded"
+
+
+def test_a_run_without_cameras_forks_its_simulators_where_there_is_no_opengl(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "embodyrl", "run", f"run.dir={tmp_path / 'run'}", "run.iterations=1"]
+    command += ["run.eval_every=0", "eval.episodes=2", "env.num_envs=2", "env.workers=2"]
+    environment = {**os.environ, "MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "could not be imported" not in ran.stdout + (tmp_path / "run" / "run.log").read_text()

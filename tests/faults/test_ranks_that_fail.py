@@ -88,6 +88,7 @@ def test_a_killed_rank_is_named_and_the_run_fails(start: Callable[..., Started])
     assert code == 1 and "Traceback" not in err
     assert f"error: rank 1 (pid {run.ranks[1].pid}) was killed by SIGKILL" in err
     assert "rank 1" in (run.path / "run.log").read_text().splitlines()[-1]
+    assert not (run.path / ".ranks").exists()
 
 
 def test_a_rank_whose_simulator_died_is_quoted(start: Callable[..., Started]) -> None:

@@ -12,9 +12,9 @@ from toy_simulator import Do, ToyConfig, actions, episode
 from embodyrl.config.schema import OnWorkerDeath, StartMethod
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.manager.crew import TooManyDeaths
-from embodyrl.placement import RemoteError, WorkerTimeout
+from embodyrl.placement import RemoteError, WorkerDied, WorkerTimeout
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 ALL = range(4)
 
 
@@ -153,6 +153,87 @@ def test_deaths_without_end_end_the_run(manager):
     text = str(caught.value)
     assert "died 4 times in this run, and env.max_restarts is 3" in text and "killed by SIGKILL" in text
     assert len(manager.take_deaths()) == 3
+
+
+@pytest.fixture
+def doomed(tmp_path, monkeypatch):
+    """`doomed(n)` has the next n processes die while they start; with short pauses in between."""
+    monkeypatch.setattr("embodyrl.envs.manager.crew.PAUSE_S", 0.05)
+    path = tmp_path / "doomed"
+
+    def set_number(number):
+        path.write_text(str(number))
+        return path
+
+    return set_number
+
+
+def test_a_replacement_that_dies_at_its_start_is_replaced_and_counted(start, doomed):
+    with start(doomed=str(doomed(0)), max_restarts=4) as manager:
+        manager.reset(ALL, [episode(1)] * 4)
+        path = doomed(2)
+        result = manager.step(ALL, actions(4, slot0=Do.DIE), [episode(50)] * 4)
+        assert result.lost.tolist() == [True, True, False, False] and path.read_text() == "0"
+        np.testing.assert_array_equal(result.observation.proprio[:2], [[50, 0, 7], [50, 0, 7]])
+        first, *others = [str(death) for death in manager.take_deaths()]
+        assert "during 'step'" in first
+        assert len(others) == 2 and all("SIGKILL" in text and "during 'start'" in text for text in others)
+        assert not manager.step(ALL, actions(4)).lost.any()
+
+
+def test_replacements_that_all_die_at_their_start_end_the_run_at_the_limit(start, doomed):
+    with start(doomed=str(doomed(0))) as manager:
+        manager.reset(ALL, [episode(1)] * 4)
+        path = doomed(1000)
+        with pytest.raises(TooManyDeaths, match=r"died 4 times in this run, and env.max_restarts is 3") as caught:
+            manager.step(ALL, actions(4, slot0=Do.DIE), [episode(50)] * 4)
+        assert "during 'start'" in str(caught.value) and path.read_text() == "997"
+        pids = [worker.pid for worker in manager.workers]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.timeout(120)
+def test_a_replacement_that_hangs_at_its_start_is_given_up_in_time(start, doomed, tmp_path):
+    hangs = tmp_path / "hangs"
+    with start(hangs=str(hangs), max_restarts=1, startup_timeout_s=15.0) as manager:
+        manager.reset(ALL, [episode(1)] * 4)
+        hangs.touch()
+        begin = time.monotonic()
+        with pytest.raises(TooManyDeaths, match="did not answer 'start' within 15 s"):
+            manager.step(ALL, actions(4, slot0=Do.DIE), [episode(50)] * 4)
+        assert time.monotonic() - begin < 60
+
+
+def test_processes_that_die_when_they_are_brought_back_are_started_again(start, doomed):
+    with start(doomed=str(doomed(0))) as manager:
+        manager.reset(ALL, [episode(1)] * 4)
+        before = manager.step(ALL, actions(4)).observation.proprio
+        manager.offload()
+        doomed(1)
+        assert np.array_equal(manager.observe(ALL).proprio, before)  # nothing is lost: the states are there
+        assert not manager.step(ALL, actions(4)).lost.any() and len(manager.take_deaths()) == 1
+
+
+def test_processes_that_always_die_when_they_are_brought_back_end_the_run(start, doomed):
+    with start(doomed=str(doomed(0))) as manager:
+        manager.reset(ALL, [episode(1)] * 4)
+        manager.offload()
+        doomed(1000)
+        with pytest.raises(TooManyDeaths, match=r"env\.max_restarts is 3"):
+            manager.onload()
+
+
+def test_what_was_replaced_earlier_in_the_run_counts(manager):
+    manager.count_restarts(3)
+    with pytest.raises(TooManyDeaths, match="died 4 times in this run"):
+        manager.step(ALL, actions(4, slot0=Do.DIE), [episode(1)] * 4)
+
+
+def test_a_first_start_that_fails_is_not_tried_again(start, doomed):
+    path = doomed(1000)
+    with pytest.raises(WorkerDied, match=r"killed by SIGKILL .* during 'start'"):
+        start(doomed=str(path))
+    assert int(path.read_text()) >= 998
 
 
 def test_an_exception_is_no_death(manager):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +37,13 @@ def test_falling_times_add_up_as_the_public_sampler_does() -> None:
         time += torch.tensor(-0.1)
     assert torch.equal(TimeGrid.falling(10).times[:-1], torch.stack(found))
     assert not torch.equal(TimeGrid.falling(10).times, 1 - TimeGrid.rising(10).times)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7, 10])
+def test_falling_times_that_are_divided_are_those_of_float64(steps: int) -> None:
+    wanted = [np.float32(1.0 - step / steps) for step in range(steps)]
+    assert TimeGrid.falling(steps, summed=False).times.tolist() == pytest.approx([*wanted, 0.0], abs=0)
+    assert TimeGrid.falling(steps).times.tolist() == pytest.approx([*wanted, 0.0], abs=4e-7)
 
 
 def test_a_step_of_each_method_by_hand() -> None:

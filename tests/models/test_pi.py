@@ -20,6 +20,7 @@ pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 from safetensors.torch import load_file, save_file
 
 from embodyrl.config import ConfigError, load_config
+from embodyrl.config.rules import checkpoint_notes
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import PolicyError, SupportedModel, build_policy, load_policy
 from embodyrl.models.flow.options import NoiseMethod
@@ -486,6 +487,162 @@ def test_the_state_is_written_into_the_prompt_of_pi05_alone() -> None:
     assert scratch("pi05", state=StateInput.none).preprocess(no_state)["state"].abs().max() == 0
     with pytest.raises(PolicyError, match="needs a state of 5 numbers, the observation has none"):
         seen.preprocess(no_state)
+
+
+STEPS = ["rename_observations_processor", "normalizer_processor", "pi05_prepare_state_tokenizer_processor_step"]
+"""What LeRobot 0.4 does to an observation of pi0.5, as far as it matters here."""
+
+
+def write_steps(folder: Path, *names: str) -> None:
+    """Write LeRobot's list of steps."""
+    steps = [{"registry_name": name, "config": {}} for name in names]
+    (folder / "policy_preprocessor.json").write_text(json.dumps({"name": "policy_preprocessor", "steps": steps}))
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Path:
+    """A checkpoint of pi0.5 by openpi that takes 8 numbers, of which the robot has 5; it knows how to write all."""
+    policy, place = scratch("pi05"), tmp_path / "pi05"
+    place.mkdir()
+    policy.save(place, policy.config)
+    (place / "policy.json").unlink()  # nobody saved it here
+    rewrite(place / "config.json", lambda content: content.update(max_state_dim=8, tokenizer_max_length=20))
+    weights = load_file(place / "model.safetensors")
+    save_file(weights, place / "model.safetensors")
+    return place
+
+
+def by_lerobot(folder: Path, *steps: str) -> Path:
+    """The same checkpoint as LeRobot writes it."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({f"model.{key}": value for key, value in weights.items()}, folder / "model.safetensors")
+    write_steps(folder, *steps)
+    return folder
+
+
+def load_pi05(folder: Path, **options: Any) -> Any:
+    return load_policy("pi05", checkpoint=folder, simulator=SPEC, chunk_size=4, **{"value_sizes": [8]} | options)
+
+
+def text_of(policy: Any) -> str:
+    """The prompt of an observation whose state lies in the middles of five steps."""
+    from tokenizers import Tokenizer
+
+    proprio = np.array([[0.004, 0.504, -0.996, 0.996, 0.004]], np.float32)
+    batch = dataclasses.replace(observation(1), proprio=proprio)
+    inputs = policy.preprocess(batch)
+    ids = inputs["input_ids"][0][inputs["attention_mask"][0]].tolist()
+    return str(Tokenizer.from_str(policy.files.tokenizer[1].decode()).decode(ids, skip_special_tokens=False))
+
+
+OWN, PADDED = "128 192 0 255 128;", "128 192 0 255 128 128 128 128;"
+
+
+@pytest.mark.parametrize(
+    ("steps", "config", "written"),
+    [
+        (STEPS, {}, PADDED),
+        (STEPS[:2], {}, OWN),
+        ([*STEPS, "delta_actions_processor"], {}, OWN),
+        ([*STEPS, "relative_actions_processor"], {}, OWN),
+        (STEPS, {"use_relative_actions": False}, OWN),
+    ],
+    ids=["0.4", "no state", "0.5.1", "0.6", "list of 0.4, trained with 0.6"],
+)
+def test_the_state_in_a_prompt_is_written_as_the_checkpoint_s_lerobot_did(
+    narrow: Path, steps: list[str], config: dict[str, Any], written: str
+) -> None:
+    assert OWN in text_of(load_pi05(narrow)), "as openpi writes it"
+    by_lerobot(narrow, *steps)
+    rewrite(narrow / "config.json", lambda content: content.update(config))
+    policy = load_pi05(narrow)
+    assert f"State: {written}" in text_of(policy)
+    assert f"State: {OWN}" in text_of(load_pi05(narrow, padded_state=False))
+    assert f"State: {PADDED}" in text_of(load_pi05(narrow, padded_state=True))
+
+
+@torch.inference_mode()
+def test_denoising_times_are_those_of_whoever_wrote_the_weights(narrow: Path) -> None:
+    def denoised(policy: Any, times: list[float]) -> torch.Tensor:
+        inputs = policy.preprocess(observation())
+        condition, x = policy.condition(inputs), policy.start.expand(3, -1, -1)
+        for time in times:
+            at = torch.full((3,), time, dtype=torch.float32)
+            x = x - 0.1 * policy.denoise(condition, x, at).velocity
+        return x
+
+    lerobots = [1.0 - step * 0.1 for step in range(10)]  # in Python's float64
+    openpis = [torch.tensor(1.0)]
+    for _ in range(9):
+        openpis.append(openpis[-1] + torch.tensor(-0.1))
+    summed = [float(time) for time in openpis]
+    reached = {}
+    for name, times in (("summed", summed), ("divided", lerobots)):
+        policy = load_pi05(narrow, denoising_times=name)
+        reached[name] = policy.act(policy.preprocess(observation()), "eval").trace["chain"][:, -1]
+        torch.testing.assert_close(reached[name], denoised(policy, times), atol=2e-6, rtol=0)
+    assert not torch.equal(reached["summed"], reached["divided"])
+    assert load_pi05(narrow).config.denoising_times == "summed"
+    assert load_pi05(by_lerobot(narrow, *STEPS)).config.denoising_times == "divided"
+
+
+def test_a_saved_policy_keeps_prompts_and_times_whatever_its_files_say(narrow: Path, tmp_path: Path) -> None:
+    chosen = load_pi05(narrow, padded_state=True, denoising_times="divided")
+    again, older = tmp_path / "again", tmp_path / "older"
+    again.mkdir()
+    chosen.save(again, dataclasses.replace(chosen.config, padded_state=None, denoising_times=None))
+    actions = chosen.act(chosen.preprocess(observation()), "eval").actions
+    kept = load_pi05(again)
+    assert f"State: {PADDED}" in text_of(kept) and kept.config.denoising_times == "divided"
+    assert torch.equal(kept.act(kept.preprocess(observation()), "eval").actions, actions)
+    fresh = build_policy(
+        dataclasses.replace(chosen.config, checkpoint=str(again), padded_state=None, denoising_times=None),
+        SPEC,
+        chunk_size=4,
+        seed=0,
+    )
+    assert f"State: {PADDED}" in text_of(fresh), "a new run from there goes on so"
+    assert f"State: {OWN}" in text_of(load_pi05(again, padded_state=False))
+    shutil.copytree(by_lerobot(again, *STEPS), older)  # a policy that was saved here before there was a choice
+    rewrite(older / "policy.json", lambda content: [content["options"].pop(name) for name in ("padded_state",)])
+    rewrite(older / "policy.json", lambda content: [content["options"].pop(name) for name in ("denoising_times",)])
+    before = load_pi05(older)
+    assert f"State: {OWN}" in text_of(before) and before.config.denoising_times == "summed"
+
+
+def test_validate_says_how_prompts_and_times_go(narrow: Path) -> None:
+    given = ["env=gym/pendulum_rgb", "model=pi05", f"model.checkpoint={narrow}", "model.cameras=[render,absent]"]
+
+    def said(*settings: str) -> list[str]:
+        return checkpoint_notes(load_config("gym_cartpole", [*given, "rollout.chunk_size=4", *settings]).config)
+
+    rewrite(narrow / "norm_stats.json", shorten)
+    assert said() == [
+        "the state in the prompt is the robot's own numbers, as openpi and LeRobot since 0.5 write it (by the "
+        "checkpoint's files; model.padded_state changes it)",
+        "denoising times add up -1/10 in float32, as openpi's (by the checkpoint's files; model.denoising_times "
+        "changes it)",
+    ]
+    by_lerobot(narrow, *STEPS)
+    padded, divided = said("model.denoising_steps=4")
+    assert padded.startswith(
+        "the state in the prompt is filled up to 8 numbers, as LeRobot 0.4 does (by the checkpoint's"
+    )
+    assert divided.startswith("denoising times are 1 - i/4, as LeRobot's since 0.4.3 (by the checkpoint's files")
+    assert said("model.padded_state=false")[0].endswith("(model.padded_state)")
+    assert len(said("model.state=none")) == 1
+    with pytest.raises(ConfigError, match=r"a prompt has 1[0-9] tokens, the model takes 12"):
+        said("model.prompt_length=12", "env.instructions.Pendulum-v1=push the cube")
+    (narrow / "policy_preprocessor.json").write_text('{"steps": 3}')
+    with pytest.raises(ConfigError, match=r"policy_preprocessor\.json: steps is 3, a list of steps was expected"):
+        said()
+
+
+def shorten(content: Any) -> None:
+    """Statistics of Pendulum's robot: three numbers and one action."""
+    for name, length in (("state", 3), ("actions", 1)):
+        columns = content["norm_stats"][name]
+        columns.update({key: numbers[:length] for key, numbers in columns.items()})
 
 
 def test_cameras_are_matched_by_name(folder: Path) -> None:

@@ -185,7 +185,7 @@ def test_bfloat16_changes_little_and_rollout_and_learning_agree_in_it(case: Case
 def test_the_registry_knows_which_models_have_blocks(case: Case, policy: Policy) -> None:
     # Told without building the model: whether `engine.precision=auto` means bfloat16 on a GPU, and what LoRA is for.
     plan = policy.parallel_plan()
-    assert bool(plan.blocks) == bool(plan.adaptable) == SupportedModel.entry(case.model).facts["blocks"]
+    assert bool(plan.blocks) == bool(plan.adaptable) == SupportedModel.entry(case.model).blocks
 
 
 def test_with_adapters_what_is_beside_them_learns_in_full(case: Case, policy: Policy) -> None:

@@ -63,11 +63,11 @@ FLOW = {
 
 ALL_FLOW: dict[str, Any] = {
     "algorithm.gamma": 0.99,
-    "algorithm.gae_lambda": 0.95,
+    "algorithm.advantage.gae_lambda": 0.95,
     "algorithm.epochs": 4,
-    "algorithm.clip_low": 0.2,
-    "algorithm.clip_high": 0.2,
-    "algorithm.dual_clip": None,
+    "algorithm.loss.clip_low": 0.2,
+    "algorithm.loss.clip_high": 0.2,
+    "algorithm.loss.dual_clip": None,
     "algorithm.value_clip": 0.2,
     "algorithm.value_huber": 10.0,
     "algorithm.value_coef": 1.0,

@@ -39,7 +39,7 @@ REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"
 pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference cases are not beside this clone")
 TOLERANCE = 1.5e-5
 SUMS = {"atol": 1e-5, "rtol": 2e-6}
-"""For losses and log-probs, which are large."""
+"""For losses, and log-probs far from the mean, which are large."""
 METHODS = {"flow_sde": ("flow_sde", 0.5), "flow_cps": ("flow_cps", 0.3), "reinflow": ("flow_noise", 0.5)}
 STEPS = 4
 
@@ -49,10 +49,14 @@ def arrays(folder: str) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in np.load(REFERENCE / folder / "reference.npz").items()}
 
 
+DRAWN = {"atol": 1e-4, "rtol": 2e-6}
+"""For log-probs of what was drawn: up to four deviations from means whose last digits (1e-6) differ from one kind of
+CPU to another, with deviations down to 0.09: d logprob / d mean = (x - mean) / std^2 is up to 46."""
+
+
 def assert_near(name: str, found: Tensor, folder: str = "gr00t") -> None:
     wanted = arrays(folder)[name]
-    sums = any(part in name for part in ("loss", "logprobs"))
-    tolerance = SUMS if sums else {"atol": TOLERANCE, "rtol": 0}
+    tolerance = SUMS if "loss" in name else DRAWN if "logprobs" in name else {"atol": TOLERANCE, "rtol": 0}
     torch.testing.assert_close(found.double(), wanted.double().reshape(found.shape), **tolerance)  # type: ignore[arg-type]
 
 
@@ -240,7 +244,11 @@ def test_random_steps(checkpoint: Path, name: str, monkeypatch: pytest.MonkeyPat
     _, transition = FlowPolicy._look(policy, condition, chains[rows, step], step, level)
     assert_near(f"rl/{name}/any/mean", transition.mean)
     assert_near(f"rl/{name}/any/std", transition.std)
-    assert_near(f"rl/{name}/any/logprobs", transition.logprob(chains[rows, step + 1]))
+    # Such chains lie up to forty deviations from the mean, where its last digits, which differ from one kind of CPU to
+    # another, count as often: d logprob / d mean = (x - mean) / std^2.
+    found, after = transition.logprob(chains[rows, step + 1]), chains[rows, step + 1]
+    wanted, slope = case[f"rl/{name}/any/logprobs"].view_as(found), (after - transition.mean).abs() / transition.std**2
+    assert ((found - wanted).abs() <= SUMS["atol"] + SUMS["rtol"] * wanted.abs() + TOLERANCE * slope).all()
     step = case[f"rl/{name}/denoise_inds"][:, 0]
     trace = {"chain": case[f"rl/{name}/chains"], "step": step, "noise_level": level}
     scored = policy.evaluate({}, trace)

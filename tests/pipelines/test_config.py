@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import subprocess
@@ -42,12 +43,12 @@ def look(iteration):
 def no_advantages(iteration):
     iteration.batch["advantages"] = iteration.batch["returns"] = 0.0 * iteration.batch["shaped_rewards"].sum(2)
 
-STAGES.register("pay_nothing", target=pay_nothing, facts={"reads": ("rewards",), "writes": ("shaped_rewards",)},
+STAGES.register("pay_nothing", target=pay_nothing, reads=("rewards",), writes=("shaped_rewards",),
                 summary="no reward at all")
-STAGES.register("add_bonus", target=add_bonus, facts={"changes": ("shaped_rewards",)}, summary="some reward")
+STAGES.register("add_bonus", target=add_bonus, changes=("shaped_rewards",), summary="some reward")
 STAGES.register("no_advantages", target=no_advantages, summary="nothing is better than anything else",
-                facts={"reads": ("shaped_rewards",), "writes": ("advantages", "returns")})
-STAGES.register("look", target=look, facts={"reads": ("shaped_rewards",)}, summary="reports the reward")
+                reads=("shaped_rewards",), writes=("advantages", "returns"))
+STAGES.register("look", target=look, reads=("shaped_rewards",), summary="reports the reward")
 """
 
 
@@ -65,7 +66,7 @@ def test_every_built_in_graph_can_be_built_and_loads_its_stages() -> None:
     for entry in ALGORITHMS.entries():
         if entry.source == "built-in":
             nodes = entry.load()(config).nodes
-            first = "update" if entry.facts.get("demonstrations") else "rollout"
+            first = "update" if entry.demonstrations else "rollout"
             assert nodes[0].name == first and nodes[-1].name == "update"
             assert all(callable(node.function()) for node in nodes)
 
@@ -76,9 +77,9 @@ def test_what_a_stage_declares_is_a_column_of_the_table_or_written_by_a_node() -
     known = {*COLUMNS, "trace", "shaped_rewards", "advantages", "returns", *RESOURCES}
     for entry in STAGES.entries():
         if entry.source == "built-in":
-            declared = [name for key in ("reads", "writes", "changes") for name in entry.facts.get(key, ())]
+            declared = [name for key in ("reads", "writes", "changes") for name in getattr(entry, key)]
             assert set(plain(declared)) <= known
-    assert set(plain(STAGES.entry("collect").facts["writes"])) == COLUMNS.keys() - {"values", "next_values"} | {"trace"}
+    assert set(plain(STAGES.entry("collect").writes)) == COLUMNS.keys() - {"values", "next_values"} | {"trace"}
 
 
 def test_nodes_are_dropped_replaced_and_inserted() -> None:
@@ -115,16 +116,8 @@ def test_changed_graphs_run_on_a_real_simulator(tmp_path: Path) -> None:
     assert row["mine/reward_at_first"] == 0.0 and row["mine/reward"] == 2.5
     assert row["train/policy_loss"] == 0.0, "there were no advantages"
     drawing = (tmp_path / "out" / "graph.svg").read_text()
-    assert ">bonus</text>" in drawing and drawing in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_the_example_runs(repository: Path, tmp_path: Path) -> None:
-    config = str(repository / "examples" / "custom_stage.yaml")
-    small = ["run.iterations=1", "run.eval_every=0", "eval.episodes=2", "rollout.chunks=16", "run.dir=out"]
-    done = embodyrl(tmp_path, "run", config, *small)
-    assert done.returncode == 0, done.stderr
-    row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
-    assert row["mine/effort"] > 0.0 and row["time/node/effort"] > 0.0
+    picture = base64.b64encode(drawing.encode()).decode()
+    assert ">bonus</text>" in drawing and picture in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_every_key_of_the_section_is_tested_here() -> None:
@@ -147,10 +140,14 @@ def test_a_function_of_ones_own_builds_the_graph(tmp_path: Path) -> None:
     (tmp_path / "my_graph.py").write_text(FUNCTION)
     (tmp_path / "my.yaml").write_text(SMALL + "pipeline: {function: my_graph:build}\n")
     done = embodyrl(tmp_path, "validate", "my.yaml")
-    assert "note: this config runs Python code of its own: my_graph:build" in done.stdout
-    done = embodyrl(tmp_path, "run", "my.yaml")
-    assert done.returncode == 1 and "node 'rollout' writes column 'values', which it does not declare" in done.stderr
+    assert done.returncode == 2, "collect is not told of the critic, which gae has"
+    assert "my.yaml:8:22: advantage 'gae' has a critic, but node 'rollout' does not write its columns" in done.stderr
+    assert "add writes=('values', 'next_values') to the node" in done.stderr
     (tmp_path / "my_graph.py").write_text(FUNCTION.replace('"collect"', '"collect", writes=("values", "next_values")'))
+    done = embodyrl(tmp_path, "validate", "my.yaml")
+    assert "note: this config runs Python code of its own: my_graph:build" in done.stdout
+    done = embodyrl(tmp_path, "validate", "my.yaml", "algorithm=reinforce_pp")
+    assert "node 'rollout' writes the columns of a critic, but advantage 'reinforce_pp' has none" in done.stderr
     done = embodyrl(tmp_path, "run", "my.yaml", "run.dir=again")
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "again" / "metrics.jsonl").read_text().splitlines()[0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor
 
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config
+from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
+from embodyrl.pipelines.arguments import GIVEN
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.preparation import decisions_to_learn_from
 from embodyrl.pipelines.stages import (
@@ -22,7 +26,7 @@ from embodyrl.pipelines.stages import (
     shape_rewards,
     update,
 )
-from embodyrl.registry import ENCODERS, REWARDS
+from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS, Registry
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.collector import Collector, Rollout
 from embodyrl.runner.build import build_engine
@@ -140,16 +144,16 @@ def test_groups_that_teach_nothing_are_replaced_and_the_surplus_waits() -> None:
 
 def test_collecting_again_is_bounded() -> None:
     hopeless = [batch_of([6] * 4, [*FAILED, *SOLVED]) for _ in range(4)]
-    iteration = iteration_of(config_of(*DAPO, "algorithm.filter.max_collections=3"), *hopeless)
+    iteration = iteration_of(config_of(*DAPO, "algorithm.max_collections=3"), *hopeless)
     filter_groups(iteration)
     assert len(iteration.rollouts) == 3
     assert iteration.batch is not None and iteration.batch.size[1] == 0
 
 
 def test_an_iteration_without_a_group_learns_nothing_and_goes_on() -> None:
-    config = config_of(*DAPO, "algorithm.filter.max_collections=1")
-    for overrides in ([], ["algorithm.norm.std_level=batch"], ["algorithm.advantage=raw"]):
-        config = config_of(*DAPO, "algorithm.filter.max_collections=1", *overrides)
+    config = config_of(*DAPO, "algorithm.max_collections=1")
+    for overrides in ([], ["algorithm.advantage.std_level=batch"], ["algorithm.advantage=raw"]):
+        config = config_of(*DAPO, "algorithm.max_collections=1", *overrides)
         iteration = iteration_of(config, batch_of([6] * 4, [*FAILED, *SOLVED]))
         for stage in (filter_groups, shape_rewards, estimate_advantages, update):
             stage(iteration)
@@ -159,6 +163,18 @@ def test_an_iteration_without_a_group_learns_nothing_and_goes_on() -> None:
 def test_lost_episodes_do_not_make_a_group_informative() -> None:
     batch = batch_of([6, 0, 6, 6, 0, 0], [True, False, True, False, False, False])
     assert informative_groups(batch, config_of(*DAPO))["steps"].sum() == 12
+
+
+def test_groups_are_not_told_apart_by_the_order_of_their_rewards() -> None:
+    config, batch = config_of(*DAPO, "algorithm.filter.metric=total_reward"), batch_of([6] * 4, FAILED + FAILED)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):  # float32 tells some of them apart
+        rewards = torch.rand(6, generator=generator)
+        shuffled = torch.stack([rewards[torch.randperm(6, generator=generator)] for _ in range(4)])
+        batch["rewards"] = shuffled.view(4, 3, 2).transpose(0, 1).contiguous()
+        assert informative_groups(batch, config).size[1] == 0
+    batch["rewards"][0, 0, 0] += 1e-3
+    assert informative_groups(batch, config).size[1] == 2
 
 
 def test_success_is_judged_before_shaping() -> None:
@@ -183,11 +199,55 @@ def test_a_reward_of_ones_own_gets_what_it_names(monkeypatch: pytest.MonkeyPatch
         return proprio.expand_as(executed)
 
     monkeypatch.setattr(REWARDS, "_entries", {entry.name: entry for entry in REWARDS.entries()})
-    REWARDS.register("last_state", target=last_state, summary="a test")
+    REWARDS.register("last_state", target=last_state, whole=False, summary="a test")
     iteration = iteration_of(config_of("algorithm.reward=last_state"), batch_of([6, 3], SOLVED))
     shape_rewards(iteration)
     assert iteration.batch is not None
     assert iteration.batch["shaped_rewards"].sum((0, 2)).tolist() == [2 * (1 + 3 + 5), 2 * 2 + 4]
+
+
+def test_a_reward_of_ones_own_gets_no_option_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(*, rewards: Tensor, scale: float = 0.01) -> Tensor:
+        return rewards * scale
+
+    monkeypatch.setattr(REWARDS, "_entries", {entry.name: entry for entry in REWARDS.entries()})
+    REWARDS.register("scaled", target=scaled, whole=False, summary="a test")
+    iteration = iteration_of(config_of("algorithm.reward=scaled"), batch_of([6, 3], SOLVED))
+    shape_rewards(iteration)
+    assert iteration.batch is not None
+    torch.testing.assert_close(iteration.batch["shaped_rewards"].sum((0, 2)), torch.tensor([0.06, 0.03]))
+
+
+def probe(names: Sequence[str], seen: dict[str, object], result: str) -> Callable[..., object]:
+    """A function that asks for everything in `names` by name, notes it in `seen`, and returns what it gives for
+    `result`."""
+    scope: dict[str, Any] = {"seen": seen}
+    exec(f"def probed(*, {', '.join(names)}):\n    seen.update(locals())\n    return {result}", scope)
+    return scope["probed"]
+
+
+@pytest.mark.parametrize(
+    ("registry", "key", "absent", "result"),
+    [
+        (REWARDS, "reward", {"images", "embeddings"}, "rewards"),
+        (FILTERS, "filter", set(), "played.any(1)"),
+        (ADVANTAGES, "advantage", set(), "(rewards, rewards)"),
+    ],
+)
+def test_functions_get_all_that_validate_says_is_there(
+    registry: Registry[Any], key: str, absent: set[str], result: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, seen = [name for name in GIVEN[key] if name not in absent], {}
+    monkeypatch.setattr(registry, "_entries", {entry.name: entry for entry in registry.entries()})
+    known = {"reward": {"whole": False}, "filter": {}, "advantage": {"critic": True, "whole": False}}[key]
+    registry.register("probe", target=probe(names, seen, result), summary="a test", **known)
+    more = [*DAPO, "algorithm.max_collections=1"] if key == "filter" else ["algorithm=ppo"]
+    batch = batch_of([6, 3], SOLVED)
+    batch["values"] = batch["next_values"] = torch.zeros(3, 2)
+    iteration = iteration_of(config_of(*more, f"algorithm.{key}=probe"), batch)
+    for stage in (filter_groups,) if key == "filter" else (shape_rewards, estimate_advantages):
+        stage(iteration)
+    assert seen.keys() == set(names)
 
 
 def test_an_encoder_of_ones_own_sees_frames_spread_over_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +257,8 @@ def test_an_encoder_of_ones_own_sees_frames_spread_over_the_episode(monkeypatch:
 
     monkeypatch.setattr(ENCODERS, "_entries", {entry.name: entry for entry in ENCODERS.entries()})
     ENCODERS.register("frames_themselves", target=frames_themselves, summary="a test")
-    config = config_of("algorithm=srpo", "rollout.group_size=2", "algorithm.srpo.encoder=frames_themselves")
-    embeddings = episode_embeddings(batch_of([6, 2, 0], [True, False, False]), config)
+    config = config_of("algorithm=srpo", "rollout.group_size=2", "algorithm.reward.encoder=frames_themselves")
+    embeddings = episode_embeddings(batch_of([6, 2, 0], [True, False, False]), config.algorithm.reward)
     assert embeddings.shape == (3, 64)
     assert sorted(set(embeddings[0].tolist())) == [1, 4, 7] and set(embeddings[1].tolist()) == {2}
     assert not embeddings[2].any()
@@ -265,3 +325,56 @@ def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
     filter_groups(iteration)
     assert iteration.metrics["filter/groups_learned"] == 2 and collector.surplus is None
     assert iteration.batch is not None and iteration.batch.equals(first.batch)
+
+
+GROUPED = ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "cpgd", "gspo"]
+ONE_RETURN = {
+    "success with a penalty": ["algorithm.reward=success", "algorithm.time_penalty=0.1"],
+    "rewards in another order, scaled": ["algorithm.reward_scale=0.3"],
+    "the same last reward": ["algorithm.reward=difference"],
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rewards"),
+    [
+        *itertools.product(["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "cpgd", "gspo"], ONE_RETURN),
+        ("srpo", ""),
+    ],
+)
+def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorithm: str, rewards: str) -> None:
+    """Real decisions, made one return: not a bit of the policy or of its optimiser moves, and an ordinary batch of the
+    same engine afterwards moves them."""
+    changes = [f"algorithm={algorithm}", "rollout.group_size=4", "engine.optimizer.lr=0.1"]
+    config = config_of(*changes, *ONE_RETURN.get(rewards, []))
+    engine = build_engine(config, manager, weights=None)
+    collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=False, seed=1)
+    first = collector.collect()
+    ordinary = first.batch["rewards"].clone()
+    first.batch["rewards"] = torch.zeros(3, 4, 2)
+    if rewards == "rewards in another order, scaled":
+        paid = torch.tensor([[1, 1, 1, 1, 1, 1], [6, 0, 0, 0, 0, 0], [0, 5, 0, 0, 0, 1], [0, 1, 1, 1, 3, 0]])
+        first.batch["rewards"] = paid.float().view(4, 3, 2).transpose(0, 1)
+    elif rewards == "the same last reward":
+        first.batch["rewards"] = ordinary
+        first.batch["rewards"][-1, :, -1] = 0.7
+    first.batch["success"] = torch.zeros(3, 4, 2, dtype=torch.bool)
+    first.batch["success"][torch.tensor([0, 1, 2, 1]), torch.arange(4), torch.tensor([0, 1, 0, 0])] = True
+    before = bits_of(engine)
+    iteration = Iteration(config=config, collector=collector, engine=engine, batch=first.batch, rollouts=[first])
+    for stage in (shape_rewards, estimate_advantages):
+        stage(iteration)
+    assert not first.batch["advantages"].any()
+    update(iteration)
+    assert iteration.metrics["train/passes"] == 0
+    engine.update(decisions_to_learn_from(first.batch, config), first.batch.sentences)  # not even when asked to
+    assert bits_of(engine) == before
+    first.batch["advantages"] = ordinary.sum(2)
+    engine.update(decisions_to_learn_from(first.batch, config), first.batch.sentences)
+    assert bits_of(engine) != before
+
+
+def bits_of(engine: HybridEngine) -> dict[str, list[int]]:
+    """Every parameter of the policy, as bytes."""
+    named = engine.policy.named_parameters()
+    return {name: parameter.detach().view(torch.uint8).flatten().tolist() for name, parameter in named}

@@ -138,7 +138,7 @@ def test_workers_do_not_start_threads():
 )
 def test_how_workers_start(method, declared, preload, monkeypatch):
     entry = SIMULATORS.entry("gymnasium")
-    monkeypatch.setitem(SIMULATORS._entries, "gymnasium", replace(entry, facts={"preload": declared}))
+    monkeypatch.setitem(SIMULATORS._entries, "gymnasium", replace(entry, preload=declared))
     plan = plan_env_workers(settings(2, start_method=method), inventory())
     assert {spec.preload for spec in plan} == {preload}
 

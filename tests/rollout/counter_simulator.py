@@ -103,3 +103,25 @@ class MortalSlot(CounterSlot):
 
 
 SIMULATORS.register("mortal", target=Mortal, options=EnvConfig, summary="counts and dies")
+
+
+class Dice(Counter):
+    """Episodes with an odd start state show another number each time they are reset, so they do not come back."""
+
+    def make_slot(self, task: str) -> Slot:
+        return DiceSlot(self.spec)
+
+
+class DiceSlot(CounterSlot):
+    thrown = 0.0
+
+    def reset(self, episode: EpisodeSpec) -> None:
+        super().reset(episode)
+        self.thrown = int.from_bytes(os.urandom(6)) / 2**48 if episode.start_state % 2 else 0.0
+
+    def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
+        images, proprio = super().observe()
+        return images, proprio + np.array([0.0, self.thrown], np.float32)
+
+
+SIMULATORS.register("dice", target=Dice, options=EnvConfig, summary="counts and throws dice")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -76,7 +79,44 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def link(path: Path, target: str) -> None:
+    """Put a link in the place of a file, with the same contents if it is followed."""
+    copy = path.parents[3] / "copy"
+    copy.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(copy if target == "copy" else target)
+
+
+def listen(path: Path) -> None:
+    """Leave a socket."""
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+def name_outside(place: Path, name: str) -> None:
+    """Add a file outside the folder to the manifest, with its right size and hash."""
+    manifest = json.loads((place / "manifest.json").read_text())
+    (place.parents[1] / "outside").write_text("12characters")
+    manifest["files"][name.format(outside=place.parents[1] / "outside")] = manifest["files"]["policy/weights"]
+    (place / "manifest.json").write_text(json.dumps(manifest))
+
+
 DAMAGES = {
+    r"policy/weights is a link, not a file": lambda place: link(place / "policy/weights", "copy"),
+    r"policy/more is a link, not a file": lambda place: (place / "policy/more").symlink_to("nowhere"),
+    r"policy/folder is a link, not a file": lambda place: (place / "policy/folder").symlink_to(place.parents[1]),
+    r"policy/more is a pipe, not a file": lambda place: os.mkfifo(place / "policy/more"),
+    r"policy/more is a socket, not a file": lambda place: listen(place / "policy/more"),
+    r"/.*/outside is no name of a file in it": lambda place: name_outside(place, "{outside}"),
+    r"\.\./\.\./outside is no name of a file in it": lambda place: name_outside(place, "../../outside"),
+    r"policy/\.\./policy/weights is no name of": lambda place: name_outside(place, "policy/../policy/weights"),
+    r"manifest\.json cannot be read \(not a file": lambda place: (
+        (place / "manifest.json").unlink(),
+        os.mkfifo(place / "manifest.json"),
+    ),
+    r"manifest\.json cannot be read \(maximum recursion": lambda place: (place / "manifest.json").write_text(
+        '{"format":' + "[" * 100_000
+    ),
     r"policy/weights has 11 bytes instead of 12": lambda place: truncate(place / "policy/weights"),
     r"policy/weights is altered": lambda place: flip(place / "policy/weights"),
     r"policy/weights is missing": lambda place: (place / "policy/weights").unlink(),

@@ -197,7 +197,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     time.sleep(1.0)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    time.sleep(2.2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)

@@ -53,18 +53,23 @@ def test_a_run_that_offloads_resumes_bit_for_bit(small_run: Callable[..., Run]) 
     assert Run(parted.path).summary["evaluations"]["6"] == whole.summary["evaluations"]["6"]
 
 
-def run_mortal(tmp_path: Path, policy: str) -> subprocess.CompletedProcess[str]:
+def run_mortal(tmp_path: Path, policy: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     """`embodyrl run` with a simulator that dies once."""
     shutil.copy(Path(__file__).parents[1] / "rollout" / "counter_simulator.py", tmp_path)
     (tmp_path / "mortal.yaml").write_text(MORTAL % policy)
+    return with_mortal(tmp_path, "run", "mortal.yaml", *overrides)
+
+
+def with_mortal(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the program, during which the simulator dies once."""
     (tmp_path / "alive").touch()
     return subprocess.run(
-        [sys.executable, "-m", "embodyrl", "run", "mortal.yaml"],
+        [sys.executable, "-m", "embodyrl", *arguments],
         cwd=tmp_path,
         env={**os.environ, "MORTAL": str(tmp_path / "alive")},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
 
@@ -84,4 +89,17 @@ def test_a_run_goes_on_after_a_death_and_tells(tmp_path: Path) -> None:
 def test_by_default_a_death_ends_the_run_with_its_name(tmp_path: Path) -> None:
     done = run_mortal(tmp_path, "fail")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: env worker") and "was killed by SIGKILL" in done.stderr
+    assert "\nerror: env worker" in done.stderr and "was killed by SIGKILL" in done.stderr
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_what_died_before_a_resume_counts_after_it(tmp_path: Path) -> None:
+    assert run_mortal(tmp_path, "restart", "env.max_restarts=1", "run.iterations=2").returncode == 0
+    again = with_mortal(tmp_path, "resume", "out", "run.iterations=4")
+    assert again.returncode == 1
+    assert "simulator processes died 2 times in this run, and env.max_restarts is 1" in again.stderr
+    more = with_mortal(tmp_path, "resume", "out", "run.iterations=4", "env.max_restarts=2")
+    assert more.returncode == 0, more.stderr
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["iteration"] == 4 and rows[-1]["env/restarts"] == 2

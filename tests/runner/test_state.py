@@ -14,7 +14,8 @@ from small_runs import Run
 
 from embodyrl.cli import train
 from embodyrl.runner.checkpoint import DamageError, digest
-from embodyrl.runner.state import check_alike
+from embodyrl.runner.runner import ADDED, Progress
+from embodyrl.runner.state import TrainerState, check_alike
 from embodyrl.runner.tree_file import load_tree, save_tree
 
 COUNTERS = "trainer/counters.json"
@@ -48,6 +49,12 @@ def test_what_a_tree_cannot_hold_is_named(tmp_path: Path) -> None:
         save_tree({"guard": {"seen": {1}}}, tmp_path, "engine")
     with pytest.raises(TypeError, match="two tensors of the state would be called engine/a/b"):
         save_tree({"a/b": torch.ones(1), "a": {"b": torch.ones(1)}}, tmp_path, "engine")
+
+
+def test_counters_of_older_checkpoints_are_those_of_a_run_in_which_nothing_was_counted() -> None:
+    older = {name: value for name, value in vars(Progress(iteration=3)).items() if name not in ADDED}
+    state = TrainerState(counters={"progress": older}, engine={}, simulators=[])
+    assert Progress.of(state) == Progress(iteration=3)
 
 
 def test_every_difference_is_named() -> None:

@@ -9,19 +9,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from embodyrl.algorithms.options import GRPOConfig
 from embodyrl.config import load_config
-from embodyrl.config.fields import settings_of
+from embodyrl.config.compose import COMPONENTS
+from embodyrl.config.fields import choices_of, registry_of, settings_of
 from embodyrl.config.schema import (
     AlgorithmConfig,
     Config,
     EngineConfig,
-    FilterConfig,
     GuardConfig,
     LoraConfig,
-    NormConfig,
     OptimizerConfig,
     RolloutConfig,
-    SRPOConfig,
 )
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.mlp.options import MLPConfig
@@ -78,7 +77,7 @@ CHANGES = {
     "algorithm.reward_scale": ["algorithm.reward_scale=0.01"],
     "algorithm.gamma": ["algorithm.gamma=0.5"],
     "algorithm.discount_per": ["algorithm.discount_per=action"],
-    "algorithm.gae_lambda": ["algorithm.gae_lambda=0.5"],
+    "algorithm.advantage.gae_lambda": ["algorithm.advantage.gae_lambda=0.5"],
     "algorithm.bootstrap": ["algorithm.bootstrap=none"],
     "algorithm.normalize_advantages": ["algorithm.normalize_advantages=false"],
     "algorithm.loss": ["algorithm.loss=cpgd"],
@@ -86,8 +85,8 @@ CHANGES = {
     "algorithm.aggregation": ["algorithm.aggregation=seq_mean_token_mean"],
     "algorithm.epochs": ["algorithm.epochs=3"],
     "algorithm.minibatches": ["algorithm.minibatches=4"],
-    "algorithm.clip_low": ["algorithm.clip_low=0.01"],
-    "algorithm.clip_high": ["algorithm.clip_high=0.01"],
+    "algorithm.loss.clip_low": ["algorithm.loss.clip_low=0.01"],
+    "algorithm.loss.clip_high": ["algorithm.loss.clip_high=0.01"],
     "algorithm.value_coef": ["algorithm.value_coef=0.1"],
     "algorithm.value_clip": ["algorithm.value_clip=0.001"],
     "algorithm.value_huber": ["algorithm.value_huber=0.1"],
@@ -98,6 +97,7 @@ CHANGES = {
     "engine.optimizer.lr": ["engine.optimizer.lr=0.02"],
     "engine.optimizer.critic_lr": ["engine.optimizer.critic_lr=0.02"],
     "engine.optimizer.schedule": ["engine.optimizer.schedule=linear"],
+    "engine.optimizer.warmup": ["engine.optimizer.warmup=1"],
     "engine.optimizer.betas": ["engine.optimizer.betas=[0.5,0.999]"],
     "engine.optimizer.eps": ["engine.optimizer.eps=0.1"],
     "engine.optimizer.weight_decay": ["engine.optimizer.weight_decay=0.5"],
@@ -119,36 +119,40 @@ ELSEWHERE = {
     "engine.lora.targets": "tests/engine/test_lora.py",
     "engine.offload": "tests/engine/test_offload.py: what is learned stays the same, bit for bit",
     "engine.parallel": "how fast, not what is learned",
+    "algorithm.old_logprobs": "tests/engine/test_old_logprobs.py: another rounding",
     "engine.threads": "how fast, not what is learned",
     "engine.optimizer.master_weights": "tests/engine/test_optimizer.py: only matters for weights in bfloat16",
     "model.name": "tests/cli/test_commands.py runs another model",
     "model.checkpoint": "tests/models/test_policies.py",
-    "algorithm.srpo.encoder": "tests/pipelines/test_stages.py registers another one",
-    "algorithm.srpo.compat": "tests/algorithms/test_rewards.py: only matters where successes form clusters",
+    "algorithm.reward.encoder": "tests/pipelines/test_stages.py registers another one",
+    "algorithm.reward.compat": "tests/algorithms/test_rewards.py: only matters where successes form clusters",
 }
 
 TOGETHER = {
     "engine.optimizer.lr_floor": (["engine.optimizer.schedule=linear"], "engine.optimizer.lr_floor=0.5"),
-    "algorithm.srpo.frames": (SRPO, "algorithm.srpo.frames=2"),
-    "algorithm.srpo.dim": (SRPO, "algorithm.srpo.dim=1"),
-    "algorithm.srpo.scale": (SRPO, "algorithm.srpo.scale=0.1"),
-    "algorithm.srpo.steepness": (SRPO, "algorithm.srpo.steepness=0.1"),
-    "algorithm.filter.name": ([*DAPO, "algorithm.filter.accuracy_low=0.3"], "algorithm.filter.name=accuracy"),
+    "algorithm.reward.frames": (SRPO, "algorithm.reward.frames=2"),
+    "algorithm.reward.dim": (SRPO, "algorithm.reward.dim=1"),
+    "algorithm.reward.scale": (SRPO, "algorithm.reward.scale=0.1"),
+    "algorithm.reward.steepness": (SRPO, "algorithm.reward.steepness=0.1"),
+    "algorithm.filter": (DAPO, "algorithm.filter={name:accuracy,accuracy_low:0.3}"),
     "algorithm.filter.metric": (DAPO, "algorithm.filter.metric=total_reward"),
     "algorithm.filter.accuracy_low": (ACCURACY, "algorithm.filter.accuracy_low=0.0"),
     "algorithm.filter.accuracy_high": (ACCURACY, "algorithm.filter.accuracy_high=1.0"),
-    "algorithm.filter.max_collections": (DAPO, "algorithm.filter.max_collections=1"),
-    "algorithm.norm.mean_level": (GROUPS, "algorithm.norm.mean_level=batch"),
-    "algorithm.norm.std_level": (GROUPS, "algorithm.norm.std_level=batch"),
-    "algorithm.norm.leave_one_out": (GROUPS, "algorithm.norm.leave_one_out=true"),
-    "algorithm.norm.unbiased": (GROUPS, "algorithm.norm.unbiased=false"),
-    "algorithm.norm.eps": (GROUPS, "algorithm.norm.eps=10.0"),
+    "algorithm.max_collections": (DAPO, "algorithm.max_collections=1"),
+    "algorithm.advantage.mean_level": (GROUPS, "algorithm.advantage.mean_level=batch"),
+    "algorithm.advantage.std_level": (GROUPS, "algorithm.advantage.std_level=batch"),
+    "algorithm.advantage.leave_one_out": (GROUPS, "algorithm.advantage.leave_one_out=true"),
+    "algorithm.advantage.unbiased": (GROUPS, "algorithm.advantage.unbiased=false"),
+    "algorithm.advantage.eps": (GROUPS, "algorithm.advantage.eps=10.0"),
     "algorithm.reward_level": (ACTIONS, "algorithm.reward_level=action"),
-    "algorithm.dual_clip": (["algorithm.epochs=8"], "algorithm.dual_clip=1.001"),
+    "algorithm.loss.dual_clip": (["algorithm.epochs=8"], "algorithm.loss.dual_clip=1.001"),
     "algorithm.proximal": (DECOUPLED, "algorithm.proximal=loglinear"),
-    "algorithm.behaviour_cap": (DECOUPLED, "algorithm.behaviour_cap=0.5"),
-    "algorithm.behaviour_excess": ([*DECOUPLED, "algorithm.behaviour_cap=0.99"], "algorithm.behaviour_excess=clamp"),
-    "algorithm.drift_coef": (["algorithm.loss=cpgd"], "algorithm.drift_coef=0.1"),
+    "algorithm.loss.behaviour_cap": (DECOUPLED, "algorithm.loss.behaviour_cap=0.5"),
+    "algorithm.loss.behaviour_excess": (
+        [*DECOUPLED, "algorithm.loss.behaviour_cap=0.99"],
+        "algorithm.loss.behaviour_excess=clamp",
+    ),
+    "algorithm.loss.drift_coef": (["algorithm.loss=cpgd"], "algorithm.loss.drift_coef=0.1"),
     "algorithm.kl_estimator": (["algorithm.kl_coef=0.1"], "algorithm.kl_estimator=k2"),
 }
 """Settings that only matter together with others: those, and the change."""
@@ -158,8 +162,8 @@ VALUES = {
     "algorithm.loss": [*STALE, "algorithm.loss={}"],
     "algorithm.aggregation": ["algorithm.aggregation={}"],
     "algorithm.kl_estimator": [*GROUPS, "algorithm.kl_coef=0.1", "algorithm.kl_estimator={}"],
-    "algorithm.norm.mean_level": [*GROUPS, "algorithm.norm.mean_level={}"],
-    "algorithm.norm.std_level": [*GROUPS, "algorithm.norm.std_level={}"],
+    "algorithm.advantage.mean_level": [*GROUPS, "algorithm.advantage.mean_level={}"],
+    "algorithm.advantage.std_level": [*GROUPS, "algorithm.advantage.std_level={}"],
 }
 """Settings each of whose values is to give something else."""
 
@@ -184,7 +188,7 @@ def learn(config: Config, managers: dict[int, EnvManager]) -> torch.Tensor:
         managers[chunk_size] = EnvManager(config.env, chunk_size=chunk_size)
     manager = managers[chunk_size]
     engine = build_engine(config, manager, weights=None)
-    critic = ADVANTAGES.entry(config.algorithm.advantage).facts["critic"]
+    critic = ADVANTAGES.entry(config.algorithm.advantage.name).critic
     collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=critic, seed=config.seed)
     pipeline = build_pipeline(config)
     for _ in range(3):
@@ -211,8 +215,9 @@ def test_a_setting_changes_what_is_learned_together_with_others(name: str, manag
 @pytest.mark.parametrize("name", VALUES)
 def test_every_value_learns_something_else(name: str, managers: dict[int, EnvManager]) -> None:
     section, _, key = name.rpartition(".")
-    setting = settings_of({"algorithm": AlgorithmConfig, "algorithm.norm": NormConfig}[section])[key]
-    values = setting.registry.names() if setting.registry else [member.value for member in setting.kinds[0]]
+    setting = settings_of({"algorithm": AlgorithmConfig, "algorithm.advantage": GRPOConfig}[section])[key]
+    registry = None if setting.section is None else registry_of(setting.section)
+    values = registry.names() if registry else [member.value for member in setting.kinds[0]]
     learned = {value: learn(load(*(each.format(value) for each in VALUES[name])), managers) for value in values}
     for one, other in itertools.combinations(learned, 2):
         assert not torch.equal(learned[one], learned[other]), (one, other)
@@ -228,13 +233,13 @@ def test_no_setting_was_forgotten() -> None:
         "model": MLPConfig,
         "rollout": RolloutConfig,
         "algorithm": AlgorithmConfig,
-        "algorithm.norm": NormConfig,
-        "algorithm.filter": FilterConfig,
-        "algorithm.srpo": SRPOConfig,
         "engine": EngineConfig,
         "engine.guard": GuardConfig,
         "engine.lora": LoraConfig,
         "engine.optimizer": OptimizerConfig,
     }
     every = {f"{section}.{field.name}" for section, kind in sections.items() for field in dataclasses.fields(kind)}
+    for path, base in COMPONENTS.items():
+        options = {field.name for kind in choices_of(base) for field in dataclasses.fields(kind)} - {"name"}
+        every |= {".".join((*map(str, path), name)) for name in options}
     assert every - sections.keys() == CHANGES.keys() | ELSEWHERE.keys() | TOGETHER.keys()

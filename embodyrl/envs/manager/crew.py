@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -13,11 +14,15 @@ from embodyrl.envs.manager.selection import Selection, Selections
 from embodyrl.envs.manager.worker import EnvWorker
 from embodyrl.placement.errors import WorkerDied, WorkerError, WorkerTimeout
 from embodyrl.placement.launcher import Launcher, Request, Worker
-from embodyrl.placement.plan import inventory, plan_env_workers
+from embodyrl.placement.plan import WorkerSpec, inventory, plan_env_workers
 from embodyrl.placement.topology import Gpu
 
 GONE: Final = object()
 """What stands for the reply of a process that died and was replaced."""
+
+PAUSE_S = 1.0
+"""Pause after a process has died while it started, before it is started once more [s]; each one doubles it."""
+LONGEST_PAUSE_S = 30.0
 
 
 class TooManyDeaths(WorkerError):
@@ -45,9 +50,10 @@ class Crew:
         self._on_replaced = on_replaced
         self._plan = plan_env_workers(config, inventory(), near)
         self._memory: Segment | None = None
-        self._restarts = 0
+        self.restarts = 0
+        """Processes that died and were replaced in the run so far, of which `env.max_restarts` may."""
         self.deaths: list[WorkerError] = []
-        """Processes that died and were replaced, until somebody takes note and clears the list."""
+        """The same, until somebody takes note and clears the list."""
         self.workers = []
 
     def start(self) -> None:
@@ -59,6 +65,10 @@ class Crew:
         self.selections = Selections(self.workers)
         if self._memory is not None:
             self.attach(self._memory)
+
+    def start_again(self) -> None:
+        """Start all processes after `stop`; one that dies over it is replaced like any other."""
+        self._until_started(self.start)
 
     def attach(self, memory: Segment) -> None:
         """Have all processes use this memory, and those that are started later."""
@@ -120,27 +130,45 @@ class Crew:
 
     def _replace(self, error: WorkerDied | WorkerTimeout) -> None:
         """Start another process in place of the one that died, if that is wanted and still allowed."""
+        self._count(error)
+        spec = self._plan[error.rank]
+        self._until_started(lambda: self._start_one(spec))
+        self._on_replaced(spec.slots)
+
+    def _count(self, error: WorkerDied | WorkerTimeout) -> None:
+        """Count a process that died; raises if none is to be replaced, or none any more."""
         if self._config.on_worker_death is OnWorkerDeath.fail:
             raise error
-        self._restarts += 1
-        if self._restarts > self._config.max_restarts:
+        self.restarts += 1
+        if self.restarts > self._config.max_restarts:
             raise TooManyDeaths(
-                f"simulator processes died {self._restarts} times in this run, and env.max_restarts is "
-                f"{self._config.max_restarts}. The last one: {error}",
+                f"simulator processes died {self.restarts} times in this run, and env.max_restarts is "
+                f"{self._config.max_restarts} (once they live, `embodyrl resume` may be given a larger one). "
+                f"The last one: {error}",
                 role=error.role,
                 rank=error.rank,
                 pid=error.pid,
             ) from error
-        dead, spec = self.workers[error.rank], self._plan[error.rank]
-        self._launcher.stop([dead], timeout=0.0)
+        self.deaths.append(error)
+
+    def _until_started(self, start: Callable[[], None]) -> None:
+        """Call `start`, again where a process dies over it: each of these deaths counts, so that there is an end."""
+        for failed in itertools.count():
+            try:
+                return start()
+            except (WorkerDied, WorkerTimeout) as error:
+                self._count(error)
+            time.sleep(min(PAUSE_S * 2**failed, LONGEST_PAUSE_S))  # what kills it, full memory say, may pass
+
+    def _start_one(self, spec: WorkerSpec) -> None:
+        """Start a process in place of another one."""
+        self._launcher.stop([self.workers[spec.rank]], timeout=0.0)
         [worker] = self._launcher.start(
             [spec], EnvWorker, [(spec, self._config)], timeout=self._config.startup_timeout_s
         )
-        self.workers[error.rank] = worker
+        self.workers[spec.rank] = worker
         self.selections = Selections(self.workers)
         self._attach([worker])
-        self.deaths.append(error)
-        self._on_replaced(spec.slots)
 
     def unique_memory(self) -> int:
         """Bytes that the processes use and share with nobody; one that has died uses none."""

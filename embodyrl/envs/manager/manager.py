@@ -52,8 +52,9 @@ class EnvManager:
     `reset` or `observe` of one of its slots. Copy what is to last longer.
 
     A process that dies or hangs ends the run, or is replaced (`env.on_worker_death`). Then what its slots were playing
-    is lost: the next result of each says so (`StepResult.lost`), and nothing goes on from an earlier state. After any
-    other `WorkerError` (a simulator raised, or a result was not finite) only `close` still works.
+    is lost: the next result of each says so (`StepResult.lost`), and nothing goes on from an earlier state. So is what
+    a slot was playing that does not come back from its state as it was. After any other `WorkerError` (a simulator
+    raised, or a result was not finite) only `close` still works.
 
     Args:
         config: the simulator, the number of slots and of processes, and the deadlines.
@@ -100,7 +101,8 @@ class EnvManager:
         """What the shared memory says each slot plays next."""
         self._sent = np.zeros(self.num_envs, bool)
         self._lost = np.zeros(self.num_envs, bool)
-        """Slots whose episode died with its process, which nobody was told yet."""
+        """Slots whose episode died with its process or did not come back, which nobody was told yet."""
+        self._mismatches: list[int] = []
         self._offloaded: dict[int, bytes] | None = None
         """States of the slots that were playing when the processes were ended for a while."""
         self._needs_reset = np.ones(self.num_envs, bool)
@@ -285,8 +287,11 @@ class EnvManager:
             for slot in chosen.numbers
         ]
 
-    def set_state(self, slots: Slots, states: Sequence[bytes]) -> None:
+    def set_state(self, slots: Slots, states: Sequence[bytes]) -> list[int]:
         """Continue slots from states of `get_state`, of these or other slots, in this or another run.
+
+        Returns:
+            The slots that did not come back as they were saved; what they were playing is lost.
 
         Raises:
             ValueError: wrong slots or number of states, or a chunk is under way.
@@ -300,9 +305,18 @@ class EnvManager:
             self._steps[slot], self._needs_reset[slot], self._lost[slot] = _STATE_HEAD.unpack_from(state)
         playing = self._still_playing(chosen)
         if playing is None:
-            return
+            return []
         bodies = [[by_slot[slot][_STATE_HEAD.size :] for slot in share.slots] for share in playing.shares]
-        self._call("set_state", playing, bodies)
+        replies = self._call("set_state", playing, bodies)
+        different = [
+            slot
+            for share, reply in zip(playing.shares, replies, strict=True)
+            for slot, local in zip(share.slots, share.local, strict=True)
+            if reply is not GONE and local in reply and not self._needs_reset[slot]
+        ]
+        self._lost[different] = True
+        self._mismatches += different
+        return different
 
     def observe(self, slots: Slots) -> Observation:
         """The current observations of slots.
@@ -352,8 +366,8 @@ class EnvManager:
         return freed
 
     def onload(self) -> None:
-        """Start the processes again and continue bit for bit where `offload` stopped. Every other method does that by
-        itself, so calling it only says when.
+        """Start the processes again and continue bit for bit where `offload` stopped; what does not come back so is
+        lost. Every other method does that by itself, so calling it only says when.
 
         Raises:
             WorkerError: see the class.
@@ -362,7 +376,7 @@ class EnvManager:
         if states is None:
             return
         with self._noting_failure:
-            self._processes.start()
+            self._processes.start_again()
         if states:
             self.set_state(list(states), list(states.values()))
 
@@ -370,6 +384,15 @@ class EnvManager:
         """Processes that died and were replaced since the last call."""
         deaths, self._processes.deaths = self._processes.deaths, []
         return deaths
+
+    def take_mismatches(self) -> list[int]:
+        """Slots that did not come back from a state as they were saved, since the last call; one entry each time."""
+        mismatches, self._mismatches = self._mismatches, []
+        return mismatches
+
+    def count_restarts(self, restarts: int) -> None:
+        """Say how many processes were replaced in the run so far, by whomever; `env.max_restarts` limits them."""
+        self._processes.restarts = restarts
 
     def take_work(self) -> Work:
         """What the processes did since the last call."""

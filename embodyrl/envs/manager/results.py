@@ -29,8 +29,9 @@ class StepResult(ChunkResult):
     """At the end of the chunk, before any reset: what a value estimate at the end of an episode needs.
     The same object as `observation` when no slot was reset."""
     lost: NDArray[np.bool_]
-    """`[B]`: the slot's process died and was replaced, so its episode came to nothing: no action of this chunk counts,
-    and what was learned from its earlier ones has no end. What it plays next has begun, if that was known."""
+    """`[B]`: the slot's process died and was replaced, or the slot did not come back from its saved state, so its
+    episode came to nothing: no action of this chunk counts, and what was learned from its earlier ones has no end. What
+    it plays next has begun, if that was known."""
     step_images: NDArray[np.uint8] | None = None
     """`[B, C, V, H, W, 3]`: after every action, zeros where none was executed; None unless they are kept.
     Valid until the slot's next send."""

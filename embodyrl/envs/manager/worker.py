@@ -115,9 +115,9 @@ class EnvWorker:
         return list(self._simulator.get_state(slots or self._all))
 
     @_serving
-    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
-        """Continue these slots from these states."""
-        self._simulator.set_state(slots, states)
+    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> list[int]:
+        """Continue these slots from these states; returns those that did not come back as they were saved."""
+        return list(self._simulator.set_state(slots, states) or ())
 
     @_serving
     def render(self, *slots: int) -> NDArray[np.uint8]:

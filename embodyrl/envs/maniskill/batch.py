@@ -110,8 +110,12 @@ class ManiSkillBatch:
         snapshot = self._scenes.snapshot()
         return [self._save(slot, {name: values[slot] for name, values in snapshot.items()}) for slot in slots]
 
-    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> None:
-        """Continue from states of `get_state`, also in another slot or another process."""
+    def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> list[int]:
+        """Continue from states of `get_state`, also in another slot or another process.
+
+        Returns:
+            No slot: they all show what was saved, whatever digits their continuations differ in.
+        """
         self._check(slots)
         if len(slots) != len(states):
             raise SimulatorError(f"set_state got {len(slots)} slots and {len(states)} states: one state per slot")
@@ -125,6 +129,7 @@ class ManiSkillBatch:
         names = parsed[0][1]
         self._scenes.restore(slots, {name: np.stack([arrays[name] for _, arrays in parsed]) for name in names})
         self._look(slots)
+        return []
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
         """Pictures for people, `[B, H, W, 3]`."""

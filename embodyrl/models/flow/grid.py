@@ -24,12 +24,18 @@ class TimeGrid(nn.Module):
         self.register_buffer("shares", shares, persistent=False)
 
     @classmethod
-    def falling(cls, steps: int) -> TimeGrid:
-        """Time 1 is noise, 0 is data (pi0). Times add up in float32 like those of the public sampler: the time
-        embedding is steep enough to tell 1 - 7/10 from 1 - 0.1 - ... - 0.1."""
+    def falling(cls, steps: int, *, summed: bool = True) -> TimeGrid:
+        """Time 1 is noise, 0 is data (pi0). The time embedding is steep enough to tell 1 - 7/10 from
+        1 - 0.1 - ... - 0.1.
+
+        Args:
+            steps: `K`.
+            summed: times add up in float32, like those of openpi's sampler; else each is computed in float64, like
+                those of LeRobot's since 0.4.3.
+        """
         times = [torch.ones(())]
-        for _ in range(steps - 1):
-            times.append(times[-1] - 1.0 / steps)
+        for step in range(1, steps):
+            times.append(times[-1] - 1.0 / steps if summed else torch.tensor(1.0 + step * (-1.0 / steps)))
         grid = torch.stack([*times, torch.zeros(())])
         return cls(grid, grid.clone())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
@@ -24,7 +24,7 @@ from embodyrl.models.flow.options import FlowConfig, Gripper, NoiseMethod
 from embodyrl.models.flow.transition import Transition, euler, flow_cps, flow_noise, flow_sde, prior
 from embodyrl.models.options import ActionUnits
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
-from embodyrl.models.weights import DTYPES, load_strictly
+from embodyrl.models.weights import DTYPES, load_strictly, read_tensors
 
 HEADS_FILE = "flow_heads.safetensors"
 EVALUATION_SEED = 0
@@ -250,7 +250,7 @@ class FlowPolicy(Policy):
         """
         if not (folder / HEADS_FILE).is_file():
             return
-        tensors = load_file(folder / HEADS_FILE)
+        tensors = read_tensors(folder / HEADS_FILE)
         for name, head in self._heads().items():
             start = f"{name}."
             own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}

@@ -18,7 +18,7 @@ def check(config: Config) -> Iterator[Objection]:
     says_numbers = model.action_head is ActionHead.l1
     heads = [name for name, used in ((ACTION_HEAD, says_numbers), (PROPRIO_PROJECTOR, model.use_proprio)) if used]
     algorithm = config.algorithm.name
-    if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).facts.get("demonstrations"):
+    if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
         yield (
             "model.action_head",
             f"model.action_head = l1 says numbers without probabilities, which algorithm {algorithm!r} cannot improve",

@@ -15,6 +15,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.check import Objection
 from embodyrl.models.flow.check import check as check_flow
 from embodyrl.models.pi.architecture import Architecture
+from embodyrl.models.pi.conventions import settled, writes_padded
 from embodyrl.models.pi.files import CheckpointFiles
 from embodyrl.models.pi.layout import Layout
 from embodyrl.models.pi.options import Frozen, PiConfig, StateInput
@@ -158,6 +159,11 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Obj
         choose_cameras(model.cameras, config.env.cameras, architecture)
     except PolicyError as error:
         yield "model.cameras", str(error), ""
+    try:
+        model = settled(model, files)
+    except PolicyError as error:
+        yield "model.checkpoint", f"model.checkpoint: {error}", ""
+        return
     robot = yield from _read_robot(config, model, files)
     yield from misfits(
         architecture,
@@ -182,14 +188,22 @@ def _check_prompts(
         yield path, f"{path}: {error}", ""
         return
     try:
-        words.check(sentences(config).values(), written_numbers(model, states))
+        words.check(sentences(config).values(), written_numbers(model, states, sizes.state_dim))
     except PolicyError as error:
         yield "model.prompt_length", str(error), ""
 
 
-def written_numbers(model: PiConfig, states: int) -> int | None:
-    """How many numbers a prompt has beside the sentence; None: the state is not written into it."""
-    return states if model.state is StateInput.prompt else None
+def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
+    """Return how many numbers a prompt has beside the sentence; None: the state is not written into it.
+
+    Args:
+        model: settled options.
+        states: numbers of the robot's state.
+        width: most numbers of a state that the network takes.
+    """
+    if model.state is not StateInput.prompt:
+        return None
+    return width if writes_padded(model) else states
 
 
 def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Generator[Objection, None, Robot | None]:

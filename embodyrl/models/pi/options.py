@@ -32,6 +32,13 @@ class StateInput(StrEnum):
     none = "none"
 
 
+class DenoisingTimes(StrEnum):
+    """How the times between noise (1) and actions (0) are computed."""
+
+    summed = "summed"
+    divided = "divided"
+
+
 class ValueFrom(StrEnum):
     """What the critic looks at."""
 
@@ -80,6 +87,9 @@ class PiConfig(FlowConfig):
     prompt_length: int | None = setting(None, low=1)
     """Tokens of a sentence, with padding, in rollouts and learning alike; a longer one is refused. null: as many as
     the checkpoint says."""
+    denoising_times: DenoisingTimes | None = setting(None)
+    """summed: -1/K is added up in float32, as openpi does. divided: 1 - i/K, as LeRobot does since 0.4.3; actions
+    differ by about 1e-4. null: as the policy was saved, else by the layout of the checkpoint's weights."""
     cameras: list[str] = setting([])
     """Which of env.cameras each picture of the checkpoint shows, in its order (openpi's: base, left wrist, right
     wrist); `absent` for a picture that there is none for. []: env.cameras as they are."""
@@ -111,3 +121,7 @@ class Pi05Config(PiConfig):
     state: StateInput = setting(StateInput.prompt)
     """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the sentence in 256 steps. none: not at
     all, as openpi's pi05_libero."""
+    padded_state: bool | None = setting(None)
+    """Whether a state in the sentence is first filled up with zeros to the model's width, as in LeRobot 0.4; openpi,
+    and LeRobot since 0.5, write the robot's own numbers. null: as the policy was saved, else as LeRobot's list of steps
+    in the checkpoint says; without one, false."""

@@ -6,6 +6,7 @@ network, `C` actions and `D` entries that are executed, `S` proprio dims.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,10 @@ from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.observations import check_images
 from embodyrl.models.pi.architecture import Architecture
 from embodyrl.models.pi.check import choose_cameras, misfits, written_numbers
+from embodyrl.models.pi.conventions import settled, writes_padded
 from embodyrl.models.pi.files import CheckpointFiles
 from embodyrl.models.pi.network import Pi, Prefix
-from embodyrl.models.pi.options import Frozen, PiConfig, StateInput, ValueFrom
+from embodyrl.models.pi.options import DenoisingTimes, Frozen, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.pictures import pixel_values
 from embodyrl.models.pi.prompts import Prompts
 from embodyrl.models.pi.published import published_files
@@ -37,6 +39,7 @@ from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError,
 from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
 from embodyrl.models.weights import Naming, read_weights, write_single_file
+from embodyrl.registry import SupportedModel
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class PiPolicy(FlowPolicy):
     def __init__(self, config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
         self.files = _read_files(config, simulator, chunk_size)
+        self.config = config = settled(config, self.files)
         expert_head = self.files.layout.expert_head
         self.architecture = Architecture.from_config(config.name, self.files.config, expert_head=expert_head)
         robot = self._choose_robot(simulator, chunk_size)
@@ -78,7 +82,8 @@ class PiPolicy(FlowPolicy):
         )
         self.units = None
         if simulator is not None:
-            self.prompts.check(simulator.tasks.values(), written_numbers(config, len(self.states)))
+            written = written_numbers(config, len(self.states), self.architecture.state_dim)
+            self.prompts.check(simulator.tasks.values(), written)
             remedy = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
             self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
         self.spec = PolicySpec(
@@ -86,7 +91,7 @@ class PiPolicy(FlowPolicy):
         )
         width, seen = self.architecture.expert.width, self.architecture.language.width
         self.set_up_flow(
-            TimeGrid.falling(config.denoising_steps),
+            TimeGrid.falling(config.denoising_steps, summed=config.denoising_times is DenoisingTimes.summed),
             horizon=self.architecture.horizon,
             action_dim=self.architecture.action_dim,
             width=width,
@@ -137,13 +142,15 @@ class PiPolicy(FlowPolicy):
         proprio = self._proprio(observation)
         state = self.states(proprio)
         shown = torch.zeros_like(state) if self.config.state is StateInput.none else state
-        written = [*state.cpu().numpy()] if self.config.state is StateInput.prompt else None
+        padding = (0, self.architecture.state_dim - state.shape[1])
+        told = functional.pad(state, padding) if writes_padded(self.config) else state
+        written = [*told.cpu().numpy()] if self.config.state is StateInput.prompt else None
         ids, mask = self.prompts.batch(observation.tasks, written)
         inputs = {
             "pixel_values": pixel_values(images, self.architecture.image_size, device),
             "input_ids": ids.to(device),
             "attention_mask": mask.to(device),
-            "state": functional.pad(shown, (0, self.architecture.state_dim - state.shape[1])),
+            "state": functional.pad(shown, padding),
         }
         return inputs | {"proprio": proprio} if self.config.relative_entries else inputs
 
@@ -253,12 +260,18 @@ class PiPolicy(FlowPolicy):
         read_weights(self.network, folder, self.dtype, self._naming)
         self.load_heads(folder)
 
+    def options_to_save(self, config: ModelConfig) -> ModelConfig:
+        """See `Policy.options_to_save`; how prompts and times go is found in the files that the model comes from."""
+        assert isinstance(config, PiConfig)
+        kept = SupportedModel.entry(config.name).kept
+        return dataclasses.replace(config, **{name: getattr(self.config, name) for name in kept})
+
     def save(self, folder: Path, config: ModelConfig) -> None:
         """Write the public layout that the weights came in into an existing folder, and the critic beside it."""
         self.files.write(folder)
         write_single_file(self.network, folder, self._naming)
         self.save_heads(folder)
-        write_description(folder, config, self.spec)
+        write_description(folder, self.options_to_save(config), self.spec)
 
 
 def _read_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.config.schema import ModelConfig
@@ -46,7 +46,7 @@ from embodyrl.models.prismatic.statistics import Bounds, Range
 from embodyrl.models.prismatic.value_head import ValueHead
 from embodyrl.models.saved import write_description
 from embodyrl.models.units import SimulatorUnits
-from embodyrl.models.weights import DTYPES, fill, load_strictly, read_weights, write_weights
+from embodyrl.models.weights import DTYPES, fill, load_strictly, read_tensors, read_weights, write_weights
 
 VALUE_FILE = "value_head.safetensors"
 UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
@@ -268,7 +268,7 @@ class PrismaticPolicy(Policy):
         adapter = Path(self.config.adapter)
         add_adapter(self.network, adapter)
         if heads := heads_beside(adapter):
-            fill(self.head_tensors(), load_file(heads), heads)
+            fill(self.head_tensors(), read_tensors(heads), heads)
 
     def load(self, folder: Path) -> None:
         """Read weights in the public layout. A checkpoint that has no value head leaves this model's as it is.
@@ -280,7 +280,7 @@ class PrismaticPolicy(Policy):
         for name, head in self.heads().items():
             load_strictly(head, read_head(folder, name), name)
         if (folder / VALUE_FILE).is_file():
-            load_strictly(self.value_head, load_file(folder / VALUE_FILE), VALUE_FILE)
+            load_strictly(self.value_head, read_tensors(folder / VALUE_FILE), VALUE_FILE)
 
     def save(self, folder: Path, config: ModelConfig) -> None:
         """Write the public layout into an existing folder, and the value head beside it."""

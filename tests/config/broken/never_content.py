@@ -15,6 +15,6 @@ def complain(config: Config) -> Iterator[tuple[str, str, str]]:
 SIMULATORS.register(
     "never_content",
     target="never_content:Simulator",
-    facts={"check": "never_content:complain"},
+    check="never_content:complain",
     summary="a simulator that finds fault with every config",
 )

@@ -15,6 +15,7 @@ def complain(config: Config) -> Iterator[tuple[str, str, str]]:
 ALGORITHMS.register(
     "never_ready",
     target=grpo,
-    facts={"check": "never_ready:complain", "demonstrations": True},
+    check="never_ready:complain",
+    demonstrations=True,
     summary="an algorithm that finds fault with every config",
 )

@@ -5,6 +5,6 @@ from embodyrl.registry import SupportedModel
 SupportedModel.register(
     "policy_without_critic",
     target="policy_without_critic:Policy",
-    facts={"kind": "gaussian", "critic": False},
+    critic=False,
     summary="a policy that predicts no values",
 )

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 
@@ -36,6 +37,10 @@ class ToyConfig(EnvConfig):
     images: bool = False
     start: str = "well"
     """How the simulator starts: well, badly (it raises), not (it hangs), killed, refused (a mistake of the user)."""
+    hangs: str | None = None
+    """A file: while it is there, processes hang when they start."""
+    doomed: str | None = None
+    """A file with a number: so many processes are killed while they start, each counting it down, if it is there."""
 
 
 class Toy:
@@ -46,6 +51,13 @@ class Toy:
             raise ValueError("no such robot")
         if config.start == "refused":
             raise UserError("the assets are missing: download them")
+        if config.doomed is not None and (file := Path(config.doomed)).exists() and (left := int(file.read_text())):
+            counted = file.with_name(f"{file.name}.{os.getpid()}")  # others read it meanwhile, and never half of it
+            counted.write_text(str(left - 1))
+            counted.replace(file)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if config.hangs is not None and Path(config.hangs).exists():
+            time.sleep(1000)
         if config.start == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if config.start == "not":

@@ -1,0 +1,125 @@
+"""Options of the losses, advantage estimators, rewards and filters that come with embodyrl: each has its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embodyrl.config.schema import (
+    AdvantageConfig,
+    Compat,
+    Excess,
+    FilterConfig,
+    FilterMetric,
+    LossConfig,
+    NormLevel,
+    RewardConfig,
+    setting,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedLossConfig(LossConfig):
+    """What a loss clips."""
+
+    clip_low: float = setting(0.2, above=0.0, below=1.0)
+    """Smallest probability ratio that still has a gradient is 1 - clip_low."""
+    clip_high: float = setting(0.2, above=0.0)
+    """Largest probability ratio that still has a gradient is 1 + clip_high."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOLossConfig(ClippedLossConfig):
+    """Clipped surrogate."""
+
+    dual_clip: float | None = setting(None, above=1.0)
+    """Where the advantage is negative, the loss is at most this many times its size (3 is usual); null: no bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoupledPPOLossConfig(PPOLossConfig):
+    """Clipped surrogate around a proximal policy (`algorithm.proximal`), for decisions of an older one."""
+
+    behaviour_cap: float | None = setting(5.0, above=0.0)
+    """Largest weight (proximal over behaviour probability) that is trusted; null: any."""
+    behaviour_excess: Excess = setting(Excess.mask)
+    """What is weighed more than that is left out (mask) or weighed so much (clamp)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CPGDLossConfig(ClippedLossConfig):
+    """Clipped policy gradient with policy drift."""
+
+    drift_coef: float = setting(1.0e-3, low=0.0)
+    """Weight of the drift from the policy that decided."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSPOLossConfig(ClippedLossConfig):
+    """Clipped ratio of whole episodes, a geometric mean, so that useful clips are a few percent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GAEConfig(AdvantageConfig):
+    """Generalised advantage estimation."""
+
+    gae_lambda: float = setting(0.95, low=0.0, high=1.0)
+    """Trade between bias (0) and variance (1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig(AdvantageConfig):
+    """How the returns of episodes are compared: (return - mean) / (standard deviation + eps)."""
+
+    mean_level: NormLevel = setting(NormLevel.group)
+    """Whose mean is subtracted: that of the episode's group, of the whole batch, or none."""
+    std_level: NormLevel = setting(NormLevel.group)
+    """Whose standard deviation is divided by: group, batch, or none (then `unbiased` and `eps` do not matter)."""
+    leave_one_out: bool = setting(False)
+    """The mean is that of the other episodes (RLOO)."""
+    unbiased: bool = setting(True)
+    """The standard deviation of n episodes divides by n - 1; otherwise by n."""
+    eps: float = setting(1.0e-6, above=0.0)
+    """Added to the standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingRewardConfig(RewardConfig):
+    """How episodes are turned into vectors, for rewards that name `embeddings`."""
+
+    encoder: str = setting("random_projection", registry="ENCODERS")
+    """What turns the observations of an episode into a vector."""
+    frames: int = setting(64, low=1)
+    """Observations of an episode that are encoded, evenly spread over it."""
+    dim: int = setting(64, low=1)
+    """Numbers in the vector that the encoder is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SRPORewardConfig(EncodingRewardConfig):
+    """Failed episodes are paid for how close they came to successful ones."""
+
+    compat: Compat = setting(Compat.none)
+    """none: two successes are of one kind if they are closer than half the root mean square distance between successes.
+    siirl: closer than 0.5 in units of the standard deviations, which in many dimensions no two ever are."""
+    scale: float = setting(0.6, low=0.0)
+    """A failure is paid less than this; a success is paid 1."""
+    steepness: float = setting(10.0, above=0.0)
+    """Steepness of the sigmoid over the distance, which runs from 0 (closest failure) to 1 (farthest)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroVarianceConfig(FilterConfig):
+    """Drops groups whose episodes all came out the same."""
+
+    metric: FilterMetric = setting(FilterMetric.success)
+    """What has to differ: the episodes' success, or the sum of the simulator's own rewards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyConfig(FilterConfig):
+    """Keeps groups whose success rate lies within limits, both included."""
+
+    accuracy_low: float = setting(0.1, low=0.0, high=1.0)
+    """Smallest success rate of a group."""
+    accuracy_high: float = setting(0.9, low=0.0, high=1.0)
+    """Largest success rate of a group."""

@@ -1,0 +1,47 @@
+"""Which environments Gymnasium knows by name. Importing Gymnasium takes 0.2 s and draws in no simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from embodyrl.registry import near_match
+
+if TYPE_CHECKING:
+    from embodyrl.config.schema import Config
+
+
+def known_tasks() -> list[str]:
+    """All environment ids that are registered now; plug-ins may add more."""
+    import gymnasium
+
+    return sorted(gymnasium.registry)
+
+
+def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield (path, message, remedy) for each task that is registered neither by Gymnasium nor by a plug-in."""
+    known = known_tasks()
+    for index, task in enumerate(config.env.tasks):
+        if task not in known:
+            yield f"env.tasks.{index}", *why_unknown(task, known)
+
+
+def why_unknown(task: str, known: list[str]) -> tuple[str, str]:
+    """What is wrong with an id that is not among the `known` ones, and what to do."""
+    module, colon, bare = task.rpartition(":")
+    if colon:
+        return (
+            f"env.tasks names {task!r}, which would import a module",
+            f"list {module or 'the module'} under plugins: and name only {bare!r}",
+        )
+    message = f"gymnasium has no task {task!r}"
+    if versions := [other for other in known if _without_version(other) == _without_version(task)]:
+        newest = max(versions, key=lambda other: (len(other), other))
+        return message, f"did you mean {newest!r}? (versions: {', '.join(versions)})"
+    if near := near_match(task, known):
+        return message, f"did you mean {near!r}?"
+    return message, "list the module that registers it under plugins:, or name an environment that Gymnasium has"
+
+
+def _without_version(task: str) -> str:
+    return task.rpartition("-v")[0] or task

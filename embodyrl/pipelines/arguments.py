@@ -1,0 +1,112 @@
+"""What the stages give to losses, advantages, rewards and filters, and whether a function can be called with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.config.schema import Config, RewardLevel
+from embodyrl.registry import ADVANTAGES, FILTERS, LOSSES, REWARDS, Registry, near_match
+
+COMPONENTS: Mapping[str, Registry[Any]] = {
+    "reward": REWARDS,
+    "filter": FILTERS,
+    "advantage": ADVANTAGES,
+    "loss": LOSSES,
+}
+"""The sections of `algorithm` whose components are functions."""
+
+GIVEN: Mapping[str, tuple[str, ...]] = {
+    "reward": (
+        *("rewards", "success", "terminated", "truncated", "steps", "valid", "executed"),
+        *("actions", "task", "proprio", "images", "episode", "group", "embeddings"),
+    ),
+    "filter": ("success", "total_reward", "played"),
+    "advantage": (*("rewards", "valid", "ended", "terminated", "discounts", "values", "next_values", "group_size"),),
+    "loss": (
+        *("logprobs", "old_logprobs", "proximal_logprobs", "reference_logprobs", "advantages", "valid", "weights"),
+        *("executed", "sequence", "version", "task", "proprio", "images", "returns", "old_values"),
+    ),
+}
+"""What each of them may name besides its own options; docs/algorithms.md says what they are."""
+
+BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def objections(key: str, config: Config) -> Iterator[tuple[str, str]]:
+    """Why the component of `algorithm.<key>` could not be called in a run: each as what is wrong and a remedy.
+
+    What comes with embodyrl is not looked at, since that would import torch; tests do it.
+    """
+    section, registry = getattr(config.algorithm, key), COMPONENTS[key]
+    if section.name not in registry or (entry := registry.entry(section.name)).source == "built-in" or entry.missing():
+        return
+    what = f"{registry.kind} {entry.name!r}"
+    try:
+        parameters = inspect.signature(entry.load()).parameters
+    except Exception as error:  # whatever a stranger's module raises, or what is no function
+        yield f"{what} cannot be loaded: {type(error).__name__}: {error}", "mend its registration"
+        return
+    yield from (objection for parameter in parameters.values() if (objection := _why_not(key, parameter, config, what)))
+    yield from _unused(section, parameters, what)
+
+
+def _why_not(key: str, parameter: inspect.Parameter, config: Config, what: str) -> tuple[str, str] | None:
+    """Why an argument of a function cannot be given to it."""
+    options = _options(getattr(config.algorithm, key))
+    name, given = parameter.name, GIVEN[key]
+    if parameter.kind not in BY_NAME:
+        return f"{what} takes {parameter}, but is called by name", "name each column and option that it needs"
+    if name in options and name in given:
+        return f"option {name!r} of {what} has the name of a column", "rename the option"
+    if name in options or parameter.default is not inspect.Parameter.empty:
+        return None
+    if name not in given:
+        near = near_match(name, [*given, *options])
+        remedy = f"did you mean {near!r}?" if near else "make it an option of its own, or give it a default"
+        listed = f"{', '.join(given)}; options of its own: {', '.join(options) or 'none'}"
+        return f"{what} names {name!r}, which is not there for it", f"{remedy} (there are {listed})"
+    why, remedy = _absent(name, config) if key != "advantage" else _absent_for_advantages(name, config)
+    return (f"{what} names {name!r}, but {why}", remedy) if why else None
+
+
+def _absent(name: str, config: Config) -> tuple[str, str]:
+    """Why a run with this config lacks what others have, and what to do; two empty texts if it has it."""
+    algorithm, advantage = config.algorithm, config.algorithm.advantage.name
+    if name in ("values", "next_values", "returns", "old_values"):
+        if advantage in ADVANTAGES and not ADVANTAGES.entry(advantage).critic:
+            return f"advantage {advantage!r} is registered as one without critic", "choose or register one with critic"
+    elif name == "reference_logprobs" and algorithm.kl_coef == 0.0:
+        return "there is no reference policy", "set algorithm.kl_coef above 0"
+    elif name == "images" and not config.env.cameras:
+        return "there are no pictures", "name some in env.cameras"
+    elif name == "embeddings" and not isinstance(algorithm.reward, EncodingRewardConfig):
+        remedy = "derive them from embodyrl.algorithms.options.EncodingRewardConfig"
+        return "its options do not say how episodes are encoded", remedy
+    return "", ""
+
+
+def _absent_for_advantages(name: str, config: Config) -> tuple[str, str]:
+    """The same, of what an advantage estimator names."""
+    of_decisions = ("terminated", "values", "next_values")
+    if name in of_decisions and config.algorithm.reward_level is RewardLevel.action:
+        return "actions have none (algorithm.reward_level is 'action')", "set algorithm.reward_level to chunk"
+    return _absent(name, config)
+
+
+def _unused(section: Any, named: Mapping[str, Any], what: str) -> Iterator[tuple[str, str]]:
+    """Options that reach nothing."""
+    read_by_stage = _options(EncodingRewardConfig) if isinstance(section, EncodingRewardConfig) else []
+    for option in _options(section):
+        if option not in named and option not in read_by_stage:
+            near = near_match(option, list(named))
+            remedy = f"did you mean {near!r}?" if near else "let the function name it, or remove the option"
+            yield f"option {option!r} of {what} has no use: its function does not name it", remedy
+
+
+def _options(section: Any) -> list[str]:
+    """The names of a component's own options."""
+    return [field.name for field in dataclasses.fields(section) if field.name != "name"]

@@ -1,0 +1,76 @@
+"""A few hundred of the configs of `benchmarks/config_mutations.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from embodyrl.config import ConfigError, load_config
+
+DRIVER = Path(__file__).parents[2] / "benchmarks" / "config_mutations.py"
+HEAD = "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\n"
+DEEP = "[" * 900 + "]" * 900
+FOUND = {
+    "a key that is no text": (HEAD, ["run.iterations={null: 1}", "run.name=${oc.env:HOME}"], "run.iterations"),
+    "a mark for what is missing": (HEAD, ["env.name=???"], "stands for a value that is missing"),
+    "deep in the file": (HEAD + "env: {kwargs: " + "{a: " * 300 + "1" + "}" * 300 + "}\n", [], "nested more than 50"),
+    "deep on the command line": (HEAD, [f"env.kwargs.a={DEEP * 3}"], "cannot be read"),
+    "deeper than a file may be": (HEAD, [f"env.kwargs.a={'[' * 60 + ']' * 60}"], "nested more than 50"),
+    "a long option": (HEAD.replace("mlp", "x" * 400), [], "has no option"),
+    "a long key": (HEAD, [f"{'x' * 400}=1"], "unknown key"),
+    "a group outside": (HEAD.replace("model: mlp", "../..: x"), [], "no config group '../..'"),
+}
+"""Configs that once ended in a traceback, or in a walk through the whole disk, and what is said of them now."""
+
+
+@pytest.fixture(scope="module")
+def driver():
+    spec = importlib.util.spec_from_file_location("config_mutations", DRIVER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_a_config_is_drawn_from_its_number_alone(driver):
+    assert driver.mutant(1, 5) == driver.mutant(1, 5) != driver.mutant(2, 5)
+    assert len({str(driver.mutant(1, number)) for number in range(200)}) == 200
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_what_was_found_stays_mended(driver, tmp_path, case):
+    text, overrides, said = FOUND[case]
+    driver.write(driver.Mutant({"main.yaml": text}, overrides), tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(tmp_path / "main.yaml", overrides)
+
+
+def test_every_config_is_accepted_or_has_faults_and_soon(driver):
+    counted = driver.summary(driver.share(1, range(150)))
+    assert counted["failures"] == [] and counted["configs"] == 150
+    assert counted["faults"] > 100 and counted["valid"] > 0
+
+
+def test_the_driver_sees_a_traceback_and_a_slow_config(driver, monkeypatch):
+    def fails(*_, **__):
+        raise RecursionError("deep")
+
+    made = driver.mutant(1, 1)
+    monkeypatch.setattr(driver, "load_config", fails)
+    outcome = driver.load(1, made)
+    assert outcome.kind == "traceback" and "RecursionError: deep" in outcome.what
+    counted = driver.summary([outcome, driver.Outcome(2, "valid", 5.1)])
+    assert (counted["traceback"], counted["slow"], len(counted["failures"])) == (1, 1, 2)
+
+
+def test_the_program_answers_like_the_function(driver):
+    outcomes = [
+        driver.validate(0, driver.Mutant({"main.yaml": text}, words)) for text, words, _ in list(FOUND.values())[:2]
+    ]
+    assert [outcome.kind for outcome in outcomes] == ["faults", "faults"], outcomes

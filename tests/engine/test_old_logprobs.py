@@ -1,0 +1,193 @@
+"""Ratios start at one: exactly, where log-probs are computed again as the update does."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import engines
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodyrl.algorithms.levels import entries_at
+from embodyrl.config.build import build_section
+from embodyrl.config.schema import (
+    AlgorithmConfig,
+    Device,
+    EngineConfig,
+    Level,
+    LoraConfig,
+    LossConfig,
+    OldLogprobs,
+    OptimizerConfig,
+    Precision,
+    Proximal,
+)
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.models import Policy, build_policy
+from embodyrl.registry import LOSSES, SupportedModel
+
+CHUNK, SLOTS, DECISIONS = 2, 1, 8
+SPEC = SimulatorSpec(
+    tasks={"push": "push the cube", "pull": "pull it"},
+    actions=(ActionField(name="arm", meaning="force", unit="N", low=(-1.0, -1.0), high=(1.0, 1.0)),),
+    cameras=("front",),
+    image_size=(32, 32),
+    proprio_dim=3,
+    max_episode_steps=10,
+    control_frequency=1.0,
+)
+SENTENCES = list(SPEC.tasks.values())
+ERROR = "train/ratio_error_first_minibatch"
+
+
+def tiny_pi0() -> Policy:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    from embodyrl.models.pi.options import ScratchConfig
+
+    options: Any = SupportedModel.entry("pi0").load_options()
+    shape = ScratchConfig(image_size=32, layers=2)
+    config = options(name="pi0", denoising_steps=3, value_sizes=[8], scratch=shape)
+    return build_policy(config, SPEC, chunk_size=CHUNK, seed=1)
+
+
+def tiny_oft() -> Policy:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    from vla import make_oft
+
+    return make_oft()
+
+
+MODELS = {"pi0": tiny_pi0, "oft": tiny_oft}
+
+
+def make_engine(policy: Policy, *, algorithm: dict[str, Any] | None = None, **engine: Any) -> HybridEngine:
+    settings: dict[str, Any] = {"minibatches": 3, "epochs": 1, "logprob_level": Level.action, "value_coef": 0.0}
+    settings |= algorithm or {}
+    loss = settings.pop("loss", "ppo")
+    return HybridEngine(
+        policy,
+        config=EngineConfig(
+            device=Device.cpu, **{"precision": Precision.bfloat16, "optimizer": OptimizerConfig(lr=1e-3)} | engine
+        ),
+        algorithm=AlgorithmConfig(name="ppo", loss=build_section(LossConfig, {"name": loss}), **settings),
+        loss=LOSSES.load(loss),
+        iterations=4,
+        seed=1,
+    )
+
+
+def rollout(engine: HybridEngine) -> TensorDict:
+    """Decisions of the engine's policy, `SLOTS` at a time, as a rollout takes them."""
+    draw, parts = np.random.default_rng(0), []
+    level = engine.algorithm.logprob_level
+    for number in range(DECISIONS):
+        seen = Observation(
+            images=draw.integers(0, 256, (SLOTS, 1, 32, 32, 3), dtype=np.uint8),
+            proprio=draw.normal(size=(SLOTS, 3)).astype(np.float32),
+            tasks=[SENTENCES[slot % 2] for slot in range(SLOTS)],
+        )
+        output = engine.act(seen, "train")
+        executed = torch.ones(SLOTS, CHUNK, dtype=torch.bool)
+        old = entries_at(level, output.logprobs, executed).clone()
+        parts.append(
+            TensorDict(
+                {
+                    "images": torch.from_numpy(seen.images),
+                    "proprio": torch.from_numpy(seen.proprio),
+                    "task": torch.arange(SLOTS) % 2,
+                    "trace": TensorDict({name: value.clone() for name, value in output.trace.items()}, [SLOTS]),
+                    "version": torch.full((SLOTS,), engine.version),
+                    "sequence": torch.full((SLOTS,), number // 3),
+                    "executed": executed,
+                    "valid": torch.ones_like(old, dtype=torch.bool),
+                    "weights": torch.full_like(old, 1 / (DECISIONS * old.numel())),
+                    "advantages": torch.linspace(-1, 1, old.numel()).view(old.shape),
+                    "old_logprobs": old,
+                },
+                [SLOTS],
+            )
+        )
+    return torch.cat(parts)
+
+
+def first_error(model: str, how: OldLogprobs, *, algorithm: dict[str, Any] | None = None, **engine: Any) -> float:
+    made = make_engine(MODELS[model](), algorithm={"old_logprobs": how} | (algorithm or {}), **engine)
+    return made.update(rollout(made), SENTENCES)[ERROR]
+
+
+def test_in_bfloat16_ratios_of_the_rollout_start_elsewhere() -> None:
+    """Decisions of one slot at a time, learned from together; float32 rounds too little to notice."""
+    one: dict[str, Any] = {"algorithm": {"minibatches": 1}}
+    error = first_error("pi0", OldLogprobs.rollout, **one)
+    assert 1e-3 < error < 0.5
+    assert first_error("pi0", OldLogprobs.rollout, precision=Precision.float32, **one) < 1e-4
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "micro-batches": {"micro_batch_size": 5},
+    "one at a time": {"micro_batch_size": 1},
+    "checkpointing": {"gradient_checkpointing": True},
+    "adapters and a reference": {"lora": LoraConfig(rank=2), "algorithm": {"kl_coef": 0.1}},
+    "levels": {"algorithm": {"logprob_level": Level.token, "entropy_coef": 0.01}},
+    "whole episodes": {"algorithm": {"loss": "gspo"}, "micro_batch_size": 9},
+    "cpgd": {"algorithm": {"loss": "cpgd", "logprob_level": Level.chunk}},
+    "float32": {"precision": Precision.float32},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("model", MODELS)
+def test_ratios_to_log_probs_that_are_computed_again_start_at_exactly_one(model: str, case: str) -> None:
+    assert first_error(model, OldLogprobs.recompute, **CASES[case]) == 0.0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_single_step_is_taken_at_ratio_one(model: str) -> None:
+    """With one minibatch every ratio of the update is that of the unchanged policy."""
+    engine = make_engine(MODELS[model](), algorithm={"old_logprobs": OldLogprobs.recompute, "minibatches": 1})
+    metrics = engine.update(rollout(engine), SENTENCES)
+    assert metrics["train/ratio"] == metrics["train/ratio_max"] == 1.0
+    assert metrics["train/approx_kl"] == metrics["train/clip_fraction"] == 0.0
+
+
+def test_the_proximal_policy_starts_at_exactly_one() -> None:
+    seen: list[float] = []
+    loss = LOSSES.load("decoupled_ppo")
+
+    @functools.wraps(loss)
+    def noting(**columns: Any) -> Any:
+        seen.append(float((columns["logprobs"].detach() - columns["proximal_logprobs"]).abs().max()))
+        return loss(**columns)
+
+    engine = make_engine(tiny_pi0(), algorithm={"loss": "decoupled_ppo", "proximal": Proximal.recompute})
+    engine.loss = noting
+    engine.update(rollout(engine), SENTENCES)
+    assert seen[0] == 0.0 and seen[1] > 0.0
+
+
+def test_decisions_of_an_earlier_policy_keep_their_log_probs_and_are_no_error() -> None:
+    engine = engines.make_engine(old_logprobs=OldLogprobs.recompute, epochs=1, minibatches=1, value_coef=0.0)
+    engine.version = 3
+    batch = engines.make_batch(engine)
+    batch["version"][:4] = 2
+    batch["old_logprobs"][:4] -= 1.0
+    batch["old_logprobs"][4:] -= 5.0  # of this policy: computed again
+    metrics = engine.update(batch, ["push"])
+    assert metrics[ERROR] == 0.0
+    assert metrics["train/ratio_max"] == pytest.approx(float(torch.tensor(1.0).exp()), rel=1e-5)
+
+
+def test_the_error_is_that_of_the_first_minibatch_alone() -> None:
+    engine = engines.make_engine(optimizer=OptimizerConfig(lr=0.1))
+    batch = engines.make_batch(engine)
+    metrics = engine.update(batch, ["push"])
+    assert metrics["train/ratio_max"] > 1.01, "the policy moved"
+    assert metrics[ERROR] < 1e-5
+    batch = engines.make_batch(engine)
+    batch["old_logprobs"] -= 0.5
+    assert engine.update(batch, ["push"])[ERROR] == pytest.approx(float(torch.tensor(0.5).exp()) - 1.0, rel=1e-4)

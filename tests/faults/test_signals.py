@@ -1,0 +1,341 @@
+"""Rows 10 and 11 of the fault matrix: signals as terminals, GNU timeout, clusters and service managers send them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, Signals
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+
+EMBODYRL = (sys.executable, "-m", "embodyrl")
+SMALL = [
+    "env.num_envs=4",
+    "env.workers=2",
+    "env.max_episode_steps=40",
+    "rollout.chunks=200",
+    "algorithm.epochs=1",
+    "algorithm.minibatches=2",
+    "model.hidden_sizes=[8]",
+    "eval.episodes=4",
+    "run.eval_every=0",
+    "run.save_every=0",
+    "run.iterations=100000",
+]
+RUN = (*EMBODYRL, "run", "experiment/gym_pendulum", *SMALL)
+LONG = "rollout.chunks=12000"
+"""One iteration takes several seconds."""
+TIMEOUT = shutil.which("timeout")
+needs_timeout = pytest.mark.skipif(TIMEOUT is None, reason="GNU timeout is not installed")
+
+
+@dataclass
+class Started:
+    """A program in a session of its own, as a shell would start it."""
+
+    process: subprocess.Popen[str]
+    path: Path
+    """Its run directory."""
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline, "it does not get going"
+            time.sleep(0.02)
+
+    def wait_for_iterations(self, count: int) -> Started:
+        metrics = self.path / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= count)
+        return self
+
+    def signal_group(self, number: Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def signal_everyone(self, number: Signals) -> None:
+        """Every process that belongs to it, as a batch system or a service manager does."""
+        for each in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+            os.kill(each.pid, number)
+
+    def ending(self, seconds: float = 60.0) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr, once it has ended and every process with it."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        out, err = self.process.communicate(timeout=seconds)
+        assert not psutil.wait_procs(children, timeout=10)[1], "processes are left"
+        assert "Traceback" not in err
+        return self.process.returncode, out, err
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.path / "summary.json").read_text())
+
+    def assert_saved(self, number: Signals) -> None:
+        """That what was done last is in the last checkpoint, and the summary tells why it stopped."""
+        manifest = json.loads((self.path / "checkpoints" / "last" / "manifest.json").read_text())
+        lines = (self.path / "metrics.jsonl").read_text().splitlines()
+        assert manifest["iteration"] == json.loads(lines[-1])["iteration"] > 0
+        assert self.summary()["stopped_by"] == number.name
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*command: str, **options: Any) -> Started:
+        path = tmp_path / "run"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        process = subprocess.Popen(
+            [word.replace("RUN_DIR", str(path)) for word in command],
+            text=True,
+            env=environment,
+            start_new_session=True,
+            **streams,
+        )
+        running.append(process)
+        return Started(process, path)
+
+    yield begin
+    for process in running:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def run(start: Callable[..., Started], *words: str, prefix: tuple[str, ...] = (), **options: Any) -> Started:
+    return start(*prefix, *RUN, *words, "run.dir=RUN_DIR", **options).wait_for_iterations(1)
+
+
+@needs_timeout
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGUSR1])
+def test_gnu_timeout_signals_twice_and_the_run_saves(start: Callable[..., Started], number: Signals) -> None:
+    """Its alarm is what goes off when time is up; it then signals the program, and its process group."""
+    started = run(start, LONG, prefix=(str(TIMEOUT), "--preserve-status", "--signal", number.name, "600"))
+    started.process.send_signal(signal.SIGALRM)
+    code, out, err = started.ending()
+    assert code == 128 + number, err
+    assert f"stopped by {number.name}, saved" in out and err.count("stopping after this iteration") == 1
+    started.assert_saved(number)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_to_every_process_again_and_again(start: Callable[..., Started], ranks: int) -> None:
+    started = run(start, LONG, f"engine.parallel.ranks={ranks}")
+    for _ in range(4):
+        started.signal_everyone(SIGTERM)
+        time.sleep(0.7)
+    code, _, err = started.ending()
+    assert code == 143, err
+    started.assert_saved(SIGTERM)
+
+
+@pytest.mark.parametrize("number", [SIGHUP, SIGUSR1])
+def test_other_signals_to_every_process_of_two_ranks(start: Callable[..., Started], number: Signals) -> None:
+    started = run(start, "engine.parallel.ranks=2")
+    started.signal_everyone(number)
+    code, _, err = started.ending()
+    assert code == 128 + number, err
+    started.assert_saved(number)
+
+
+def test_signals_while_simulators_start_anew(start: Callable[..., Started]) -> None:
+    """With `env.offload` processes begin in every iteration, and one that begins must not die of it, either."""
+    started = run(start, "env.offload=true", "env.start_method=spawn", "rollout.chunks=20")
+    for _ in range(30):
+        started.signal_everyone(SIGTERM)
+        time.sleep(0.01)
+    code, _, err = started.ending()
+    assert code == 143, err
+    started.assert_saved(SIGTERM)
+
+
+def test_only_a_second_ctrl_c_that_is_meant_leaves_at_once(start: Callable[..., Started]) -> None:
+    started = run(start, "rollout.chunks=1000000", "run.eval_every=1")  # nothing else could end it soon
+    time.sleep(1.0)
+    for number in (SIGINT, SIGINT, SIGTERM):
+        started.signal_group(number)
+    time.sleep(2.5)
+    for number in (SIGTERM, SIGUSR1, SIGHUP):
+        started.signal_group(number)
+        time.sleep(0.1)
+    assert started.process.poll() is None, "it finishes its iteration"
+    started.signal_group(SIGINT)
+    code, _, err = started.ending(seconds=10.0)
+    assert code == 130, err
+    assert not (started.path / "checkpoints").exists()
+
+
+def test_a_second_sigterm_much_later_changes_nothing(start: Callable[..., Started]) -> None:
+    started = run(start, LONG)
+    started.signal_group(SIGTERM)
+    time.sleep(2.3)
+    started.signal_group(SIGTERM)
+    code, _, err = started.ending()
+    assert code == 143 and "still finishing this iteration" in err
+    started.assert_saved(SIGTERM)
+
+
+def test_nohup_is_deaf_to_a_hangup(start: Callable[..., Started]) -> None:
+    started = run(start, prefix=("nohup",))
+    started.signal_everyone(SIGHUP)
+    started.wait_for_iterations(len((started.path / "metrics.jsonl").read_text().splitlines()) + 2)
+    started.signal_group(SIGTERM)
+    assert started.ending()[0] == 143
+    started.assert_saved(SIGTERM)
+
+
+def test_a_closed_terminal_is_no_reason_to_lose_anything(tmp_path: Path, start: Callable[..., Started]) -> None:
+    """The run is its session's leader, and the terminal that it writes to goes away."""
+    ours, theirs = pty.openpty()
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    started = start(*(sys.executable, "-c", code, *RUN, "run.dir=RUN_DIR"), stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    metrics = started.path / "metrics.jsonl"
+
+    def watching() -> bool:
+        with_contents(ours)
+        return metrics.exists() and len(metrics.read_text().splitlines()) >= 2
+
+    started.wait_for(watching)
+    children = psutil.Process(started.process.pid).children(recursive=True)
+    os.close(ours)
+    assert started.process.wait(60) == 129
+    assert not psutil.wait_procs(children, timeout=10)[1], "processes are left"
+    started.assert_saved(SIGHUP)
+
+
+def with_contents(descriptor: int) -> None:
+    """Read what a terminal has to show, so that it does not fill up."""
+    try:
+        os.read(descriptor, 1 << 16)
+    except BlockingIOError:
+        return
+
+
+def test_ctrl_c_that_ends_the_reader_of_a_pipe_as_well(tmp_path: Path, start: Callable[..., Started]) -> None:
+    words = shlex.join(["exec", *RUN, f"run.dir={tmp_path / 'run'}"])
+    started = start("bash", "-c", f"({words}) | cat; exit ${{PIPESTATUS[0]}}").wait_for_iterations(1)
+    started.signal_group(SIGINT)
+    started.process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while not (started.path / "report.html").exists():
+        assert time.monotonic() < deadline, "the run did not come to its end"
+        time.sleep(0.05)
+    started.assert_saved(SIGINT)
+
+
+CLOSING = """
+import os, signal
+from embodyrl.runner.stopping import Interrupted, Stopper, interruptible
+try:
+    with interruptible():
+        with Stopper():
+            os.kill(os.getpid(), signal.{first})
+        {between}
+        os.kill(os.getpid(), signal.{second})
+        print("closed")
+except Interrupted as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "between", "printed"),
+    [
+        ("SIGHUP", "SIGHUP", "", "closed"),
+        ("SIGINT", "SIGINT", "", "closed"),
+        ("SIGUSR1", "SIGTERM", "import time; time.sleep(2.2)", "closed"),
+        ("SIGUSR1", "SIGINT", "import time; time.sleep(2.2)", ""),
+    ],
+)
+def test_a_wish_that_is_repeated_while_a_program_closes(first: str, second: str, between: str, printed: str) -> None:
+    code = CLOSING.format(first=first, second=second, between=between)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == printed, done.stderr
+    assert done.returncode == (0 if printed else 128 + SIGINT)
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_before_there_is_anything_to_save(start: Callable[..., Started], number: Signals, ranks: int) -> None:
+    started = start(*RUN, f"engine.parallel.ranks={ranks}", "run.dir=RUN_DIR")
+    started.wait_for((started.path / "run.log").exists)
+    time.sleep(0.5 * ranks)
+    for _ in range(2):
+        started.signal_group(number)
+    code, _, err = started.ending()
+    assert code == 128 + number
+    assert f"stopped by {number.name}" in err
+    assert f"stopped by {number.name}" in (started.path / "run.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is done."""
+    path = tmp_path_factory.mktemp("done") / "run"
+    words = [*RUN, "run.iterations=1", "rollout.chunks=20", f"run.dir={path}"]
+    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    return path
+
+
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP, SIGUSR1])
+def test_eval_leaves_nothing_behind(
+    tmp_path: Path, trained: Path, start: Callable[..., Started], number: Signals
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = ("eval", str(trained), "eval.episodes=100000", "--video", str(tmp_path / "film.mp4"))
+    started = start(*EMBODYRL, *words, env={"TMPDIR": str(temporary)})
+    started.wait_for(lambda: len(psutil.Process(started.process.pid).children(recursive=True)) >= 3)
+    time.sleep(3.0)
+    for _ in range(2):
+        started.signal_group(number)
+    code, _, err = started.ending()
+    assert code == 128 + number, err
+    assert len(err.splitlines()) <= 1
+    assert list(temporary.glob("tmp*")) == [] and list(tmp_path.iterdir()) == [temporary]
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
+def test_plan_ends_the_processes_that_it_started(
+    tmp_path: Path, start: Callable[..., Started], number: Signals
+) -> None:
+    words = ("plan", "experiment/gym_pendulum", "--start")
+    started = start(*EMBODYRL, *words, env={"TMPDIR": str(tmp_path)})
+    started.wait_for(lambda: bool(psutil.Process(started.process.pid).children(recursive=True)))
+    started.signal_group(number)
+    code, _, err = started.ending()
+    assert code == 128 + number, err
+    assert list(tmp_path.glob("tmp*")) == []
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
+def test_collect_keeps_what_it_has(
+    tmp_path: Path, trained: Path, start: Callable[..., Started], number: Signals
+) -> None:
+    out = tmp_path / "data"
+    words = ("--policy", str(trained), "--episodes", "1000", "--keep", "all", "--out", str(out))
+    small = ("env.num_envs=4", "env.workers=2", "env.max_episode_steps=40", "model.hidden_sizes=[8]")
+    started = start(*EMBODYRL, "collect", "experiment/gym_pendulum", *small, *words)
+    started.wait_for(lambda: any(tmp_path.glob(".data.*.partial/data/*/*")))
+    time.sleep(1.0)
+    for _ in range(3):
+        started.signal_everyone(number)
+    code, text, err = started.ending()
+    assert code == 128 + number, err
+    assert f"written to {out}" in text and (out / "meta" / "info.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -1,0 +1,26 @@
+"""A little of `benchmarks/storm.py`, which kills runs at random moments and compares them with untouched ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STORM = Path(__file__).parents[2] / "benchmarks" / "storm.py"
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("cases", [["1", "3"], ["4", "5"]], ids=["pendulum", "tiny pi0"])
+def test_a_short_storm(tmp_path: Path, cases: list[str]) -> None:
+    out = tmp_path / "storm.json"
+    words = ["--kills", "6", "--seed", "7", "--cases", *cases, "--work", str(tmp_path / "work"), "--out", str(out)]
+    done = subprocess.run([sys.executable, str(STORM), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    found = json.loads(out.read_text())
+    assert found["blows"] >= 6 and found["faults"] == []
+    assert sum(found["runs_that_ended_as_the_untouched_one"].values()) >= 1
