@@ -6,12 +6,18 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""C0 without tab and newline, DEL, C1, and what turns the direction of writing round."""
+
+
+def has_controls(text: str) -> bool:
+    """Whether a text has characters by which it could do more to a terminal than be shown."""
+    return _CONTROLS.search(text) is not None
 
 
 def without_controls(text: str) -> str:
     """A text that a terminal only shows: control characters but newline and tab are written out."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class UserError(ValueError):

@@ -25,8 +25,8 @@ from embodyrl.config.fields import (
 from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.moved import moved_below, where_it_went
 from embodyrl.config.sources import list_options
-from embodyrl.config.values import MISSING, check_value, is_missing, nested, show
-from embodyrl.errors import UserError
+from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, nested, show, texts
+from embodyrl.errors import UserError, has_controls, without_controls
 from embodyrl.registry import Registry
 
 
@@ -152,19 +152,26 @@ class _Checker:
         elif setting.section is not None:
             self.subsection(setting, setting.section, value, path)
         elif setting.is_free_form:
-            if not isinstance(value, dict):
-                remedy = f"write `{setting.name}: {{key: value}}`"
-                self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", remedy)
-            elif odd := [key for key in value if not isinstance(key, str)]:
-                self.fault(path, f"{dotted(path)} has the key {show(odd[0])}, which is no text", "write it in quotes")
-            elif (value_kind := typing.get_args(kind)[1]) is not Any:
-                for key, entry in value.items():
-                    self.single(setting, (value_kind,), entry, (*path, key), None)
+            self.free_form(setting, typing.get_args(kind)[1], value, path)
         elif typing.get_origin(kind) is list:
             self.entries(setting, typing.get_args(kind)[0], value, path)
         else:
             example = None if setting.required else setting.default
             self.single(setting, setting.kinds, value, path, example)
+
+    def free_form(self, setting: Setting, kind: Any, value: Any, path: KeyPath) -> None:
+        """Check a mapping with keys of the user's own, whose values are of this kind, or `Any`."""
+        if not isinstance(value, dict):
+            remedy = f"write `{setting.name}: {{key: value}}`"
+            self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", remedy)
+        elif odd := [key for key in value if not isinstance(key, str)]:
+            self.fault(path, f"{dotted(path)} has the key {show(odd[0])}, which is no text", "write it in quotes")
+        elif hidden := next(filter(has_controls, texts(value)), None):
+            message = f"{dotted(path)} holds control characters in {without_controls(show(hidden))}"
+            self.fault(path, message, WITHOUT_CONTROLS)
+        elif kind is not Any:
+            for key, entry in value.items():
+                self.single(setting, (kind,), entry, (*path, key), None)
 
     def entries(self, setting: Setting, kind: Any, value: Any, path: KeyPath) -> None:
         """Check a list, entry by entry."""

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from embodyrl.errors import has_controls, without_controls
 from embodyrl.registry import near_match
 
 LARGEST_TEXT = 1_000_000
@@ -23,6 +24,7 @@ DEEPEST = 50
 """Sections and lists within each other."""
 MISSING = "???"
 """OmegaConf's mark for a value that is to be given, which it takes for no value at all."""
+WITHOUT_CONTROLS = "leave them out: names and sentences are shown on screens"
 MOST_INTERPOLATIONS = 100
 """In one text."""
 _START = r"(?<!\\)(?:\\\\)*\$\{"  # no backslash before it, or an even number of them
@@ -45,6 +47,15 @@ def nested(value: Any) -> Iterator[Any]:
     yield value
     for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from nested(child)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Texts in a value, however deep, and the keys of its mappings."""
+    for each in nested(value):
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            yield from (key for key in each if isinstance(key, str))
 
 
 def is_missing(value: Any) -> bool:
@@ -94,6 +105,8 @@ def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], e
         limits: metadata of the field, see `config.schema.setting`.
         example: a value that would be right, or None.
     """
+    if isinstance(value, str) and has_controls(value):
+        return Problem(f"= {without_controls(show(value))} holds control characters", WITHOUT_CONTROLS)
     words = limits.get("words") or ()
     if words and isinstance(value, str):
         return _check_word(value, words, limits)

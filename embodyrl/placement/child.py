@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -38,8 +37,14 @@ def main(fd: int, parent: int) -> None:
     """
     prepare_process(parent)
     os.set_inheritable(fd, False)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    try:
         serve(Channel(socket.socket(fileno=fd), blocking=True))
+    except (EOFError, OSError) as error:
+        # Usually the parent has ended, and nobody reads this.
+        sys.exit(
+            f"the line to the program is gone ({error}): the program has ended, or something in this process closes or "
+            f"uses file descriptors that are not its own"
+        )
 
 
 def prepare_process(parent: int) -> None:

@@ -114,11 +114,18 @@ class LocalWorker:
         return self._poll_fds if self._end is None else []
 
     def pump(self) -> None:
-        """File the replies that have arrived; those that nobody waits for are dropped."""
+        """File the replies that have arrived; those that nobody waits for are dropped.
+
+        Raises:
+            WorkerDied: what arrived is no reply, and the worker was killed.
+        """
         while self._channel.fill():
             pass
         while (frame := self._channel.next_frame()) is not None:
-            number, value = decode_reply(frame)
+            try:
+                number, value = decode_reply(frame)
+            except Exception as error:  # whatever pickle makes of other bytes
+                raise self._babbled(error) from error
             if number in self._awaited:
                 self._awaited.discard(number)
                 self._replies[number] = value
@@ -142,6 +149,16 @@ class LocalWorker:
         self.kill()
         how = self._process.how_it_ended() if exited else "closed its line without ending, and was killed"
         return self._end_with(WorkerDied, f"{self} {how} {doing}{output}")
+
+    def _babbled(self, error: Exception) -> WorkerError:
+        """The error that says the worker's line carries something else than replies; the worker is killed."""
+        output = end_of(self._log)
+        self.kill()
+        return self._end_with(
+            WorkerDied,
+            f"{self} sent what is no reply during {self._last_method!r} ({error!r}), and was killed: something in it "
+            f"writes to file descriptors that are not its own{output}",
+        )
 
     def ask_for_stacks(self) -> None:
         """Have a hung worker write the stacks of its threads to its log (it takes a moment)."""

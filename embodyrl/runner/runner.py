@@ -18,7 +18,7 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.versions import changes, simulator_versions
-from embodyrl.errors import RunError
+from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.pipeline import Pipeline
@@ -497,6 +497,7 @@ class Runner:
     def _message(self, text: str) -> None:
         if not self.ranks.is_first:
             return
+        text = without_controls(text)  # some of it is said by simulators
         self.directory.note(text)
         for sink in self.sinks:
             sink.message(text)

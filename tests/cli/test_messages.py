@@ -16,5 +16,5 @@ def test_a_message_moves_no_cursor_and_changes_no_colour(capsys: pytest.CaptureF
         error.add_note("\x1b[1m")
         explain(error)
         shown = capsys.readouterr().err
-        assert shown.startswith("error: \\x1b[2J\\x1b]0;title\\x07red\\x9b31m\tand\nso on\\x00\\x0d")
+        assert shown.startswith("error: \\x1b[2J\\x1b]0;title\\x07red\\x9b31m\tand\nso on\\x00\\r")
         assert not set(shown) & {chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))}

@@ -1,5 +1,6 @@
 """What the workers of these tests run."""
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -90,6 +91,17 @@ class Service:
         """Close the control line and stay."""
         os.closerange(3, 100)
         time.sleep(1000)
+
+    def close_descriptors(self):
+        """Close all but the usual three, as a careless daemon does."""
+        os.closerange(3, 100)
+
+    def write_everywhere(self, data):
+        """Write to every descriptor but the usual three."""
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2:
+                with contextlib.suppress(OSError):
+                    os.write(int(name), data)
 
     def start_a_child(self):
         child = os.fork()

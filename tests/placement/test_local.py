@@ -167,6 +167,22 @@ def test_a_worker_that_hangs_up_is_killed(launcher, pair):
         call(launcher, pair[0], "hang_up")
 
 
+def test_a_worker_that_closes_its_line_is_named(launcher, pair):
+    with pytest.raises(WorkerDied) as caught:
+        call(launcher, pair[0], "close_descriptors")
+    text = str(caught.value)
+    assert text.startswith(f"test worker 0 (pid {pair[0].pid}) exited with code 1 during 'close_descriptors'")
+    assert "file descriptors that are not its own" in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize("data", [b"\5\0\0\0hello", b"\x20\0\0\0" + b"\0" * 8 + b"\1" + b"no pickle at all, but 23!"])
+def test_a_worker_that_sends_what_is_no_reply_is_named(launcher, pair, data):
+    with pytest.raises(WorkerDied, match=r"^test worker 0 \(pid \d+\) sent what is no reply during 'write_everywhere'"):
+        call(launcher, pair[0], "write_everywhere", data)
+    assert not psutil.pid_exists(pair[0].pid)
+    assert call(launcher, pair[1], "echo", 3) == 3
+
+
 def test_a_worker_that_does_not_read_ends_at_the_deadline(launcher, pair):
     pair[0].request("hang")
     with pytest.raises(WorkerTimeout, match=r"did not answer 'echo' within 0\.5 s"):
