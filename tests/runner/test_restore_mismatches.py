@@ -85,8 +85,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_evaluations_void_what_is_in_progress_which_is_counted_and_said_once(tmp_path: Path) -> None:
-    done = embodyrl(tmp_path, "run", "line.yaml", dice=True)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_evaluations_void_what_is_in_progress_which_is_counted_and_said_once(tmp_path: Path, ranks: int) -> None:
+    several = (f"engine.parallel.ranks={ranks}", f"env.workers={ranks}")
+    done = embodyrl(tmp_path, "run", "line.yaml", *several, dice=True)
     assert done.returncode == 0, done.stderr
     # The evaluation before training interrupts nothing; the three others interrupt both slots.
     assert [row.get("env/restore_mismatches", 0.0) for row in rows(tmp_path)] == [0, 2, 4, 6]
