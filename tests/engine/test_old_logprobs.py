@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from vla import CHUNK, SPEC, make_oft
 
 from embodyrl.algorithms.levels import entries_at
 from embodyrl.config.build import build_section
@@ -26,42 +27,24 @@ from embodyrl.config.schema import (
     Proximal,
 )
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.envs import Observation
 from embodyrl.models import Policy, build_policy
+from embodyrl.models.pi.options import ScratchConfig
 from embodyrl.registry import LOSSES, SupportedModel
 
-CHUNK, SLOTS, DECISIONS = 2, 1, 8
-SPEC = SimulatorSpec(
-    tasks={"push": "push the cube", "pull": "pull it"},
-    actions=(ActionField(name="arm", meaning="force", unit="N", low=(-1.0, -1.0), high=(1.0, 1.0)),),
-    cameras=("front",),
-    image_size=(32, 32),
-    proprio_dim=3,
-    max_episode_steps=10,
-    control_frequency=1.0,
-)
+SLOTS, DECISIONS = 1, 8
 SENTENCES = list(SPEC.tasks.values())
 ERROR = "train/ratio_error_first_minibatch"
 
 
 def tiny_pi0() -> Policy:
-    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    from embodyrl.models.pi.options import ScratchConfig
-
     options: Any = SupportedModel.entry("pi0").load_options()
     shape = ScratchConfig(image_size=32, layers=2)
     config = options(name="pi0", denoising_steps=3, value_sizes=[8], scratch=shape)
     return build_policy(config, SPEC, chunk_size=CHUNK, seed=1)
 
 
-def tiny_oft() -> Policy:
-    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    from vla import make_oft
-
-    return make_oft()
-
-
-MODELS = {"pi0": tiny_pi0, "oft": tiny_oft}
+MODELS = {"pi0": tiny_pi0, "oft": make_oft}
 
 
 def make_engine(policy: Policy, *, algorithm: dict[str, Any] | None = None, **engine: Any) -> HybridEngine:
