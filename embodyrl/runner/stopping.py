@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ if TYPE_CHECKING:  # imports torch
 ONE_WISH_S = 2.0
 """Signals that come within so many seconds of the first are the same wish: GNU timeout and batch systems signal the
 program and then its process group, and people press Ctrl-C twice [s]."""
+
+AGAIN_S = 0.5
+"""How soon an `Interrupted` that got lost is raised anew [s]."""
 
 _fulfilled: list[float] = []
 """When a wish came that a `Stopper` of this process heard first, as `time.monotonic` counts: what follows it until the
@@ -45,9 +49,13 @@ def interruptible() -> Iterator[None]:
     ignored, so that nothing disturbs what closes; a later one ends it at once. After a `Stopper` has heard one, only a
     later Ctrl-C does.
 
+    Python drops what is raised in a `__del__` or in the callback of a weak reference, as imports have many, and
+    libraries have bare `except:` clauses: an exception that nobody is handling any more is raised again.
+
     Raises:
         Interrupted: a signal came.
     """
+    raised: list[Interrupted] = []
     first_at: list[float] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -58,16 +66,35 @@ def interruptible() -> Iterator[None]:
             return
         first_at.append(now)
         _leave_dead_screens()
-        raise Interrupted(Signals(number))
+        raised.append(Interrupted(Signals(number)))
+        signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
+        raise raised[0]
 
-    numbers = heard()
+    def again(number: int, frame: FrameType | None) -> None:
+        if not _is_handled(raised[0]):
+            raise raised[0].with_traceback(None)
+
+    numbers, hook = heard(), sys.unraisablehook
+    sys.unraisablehook = lambda dropped: None if dropped.exc_value in raised else hook(dropped)
     for each in numbers:
         signal.signal(each, interrupt)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
+        sys.unraisablehook = hook
+
+
+def _is_handled(wanted: BaseException) -> bool:
+    """Whether an `except` or a `finally` of this thread is at work because of an exception, also in the midst of
+    another one."""
+    error = sys.exc_info()[1]
+    while error is not None and error is not wanted:
+        error = error.__context__
+    return error is not None
 
 
 class Stopper:

@@ -269,6 +269,45 @@ def test_a_wish_that_is_repeated_while_a_program_closes(first: str, second: str,
     assert done.returncode == (0 if printed else 128 + SIGINT)
 
 
+LOST = """
+import os, signal, time, weakref
+from embodyrl.runner.stopping import Interrupted, interruptible
+class Thing: pass
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.01)
+try:
+    with interruptible():
+        try:
+            {lose}
+            time.sleep(30)
+        finally:
+            try:
+                raise OSError
+            except OSError:
+                time.sleep(1.2)
+            time.sleep(1.2)
+            print("closed")
+except Interrupted as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        "stop()",
+        "thing = Thing(); watch = weakref.ref(thing, stop); del thing",
+        "Thing.__del__ = stop; Thing()",
+        "exec('try: stop()\\nexcept: pass')",
+    ],
+)
+def test_a_signal_whose_exception_gets_lost_is_not(lose: str) -> None:
+    code = LOST.format(lose=lose)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=False)
+    assert done.stdout == "closed\nstopped by SIGTERM\n" and done.stderr == ""
+
+
 @pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_before_there_is_anything_to_save(start: Callable[..., Started], number: Signals, ranks: int) -> None:
