@@ -15,7 +15,7 @@ from embodyrl.errors import RunError, UserError
 from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import Peers, Place, use_own_gpu
-from embodyrl.placement.signals import leave_to_parent
+from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
 from embodyrl.runner.build import WORKER_LOGS
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 
@@ -86,3 +86,5 @@ def main(parent: str, run_dir: str, place: str) -> None:
         sys.exit(follow(config, Place.from_json(place), started=started))
     except (UserError, RunError) as error:
         sys.exit(explain(error))
+    finally:
+        ignore_from_now_on()  # the first rank looks at how this one ends

@@ -34,6 +34,13 @@ def leave_to_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
+def ignore_from_now_on() -> None:
+    """Be deaf to all of them until the process has ended. An interpreter that shuts down gives signals that have a
+    handler back to the system, which would end it by one; those that are ignored stay so."""
+    for each in heard():
+        signal.signal(each, signal.SIG_IGN)
+
+
 @contextmanager
 def kept_waiting() -> Iterator[None]:
     """Processes that start in this block have the signals wait until they `leave_to_parent`, instead of dying of one

@@ -14,7 +14,7 @@ from signal import Signals
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.placement.signals import heard
+from embodyrl.placement.signals import heard, ignore_from_now_on
 
 if TYPE_CHECKING:  # imports torch
     from embodyrl.engine.parallel import Ranks
@@ -75,16 +75,15 @@ def interruptible() -> Iterator[None]:
         if not _is_handled(raised[0]):
             raise raised[0].with_traceback(None)
 
-    numbers, hook = heard(), sys.unraisablehook
+    hook = sys.unraisablehook
     sys.unraisablehook = lambda dropped: None if dropped.exc_value in raised else hook(dropped)
-    for each in numbers:
+    for each in heard():
         signal.signal(each, interrupt)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
+        ignore_from_now_on()
         sys.unraisablehook = hook
 
 

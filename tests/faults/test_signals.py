@@ -37,7 +37,7 @@ SMALL = [
     "run.iterations=100000",
 ]
 RUN = (*EMBODYRL, "run", "experiment/gym_pendulum", *SMALL)
-LONG = "rollout.chunks=12000"
+LONG = "rollout.chunks=6000"
 """One iteration takes several seconds."""
 TIMEOUT = shutil.which("timeout")
 needs_timeout = pytest.mark.skipif(TIMEOUT is None, reason="GNU timeout is not installed")
@@ -267,6 +267,25 @@ def test_a_wish_that_is_repeated_while_a_program_closes(first: str, second: str,
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == printed, done.stderr
     assert done.returncode == (0 if printed else 128 + SIGINT)
+
+
+ENDING = """
+import os, sys
+from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, {number})
+sys.late = Late()
+leave_to_parent()
+{end}
+"""
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
+def test_an_interpreter_that_shuts_down_is_not_ended_by_a_signal(number: Signals) -> None:
+    for end, code in (("", -number), ("ignore_from_now_on()", 0)):
+        program = ENDING.format(number=int(number), end=end)
+        assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == code
 
 
 LOST = """
