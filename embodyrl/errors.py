@@ -10,9 +10,9 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]
 """C0 without tab and newline, DEL, C1, and what turns the direction of writing round."""
 
 
-def has_controls(text: str) -> bool:
-    """Whether a text has characters by which it could do more to a terminal than be shown."""
-    return _CONTROLS.search(text) is not None
+def has_controls(value: object) -> bool:
+    """Whether a value is a text with characters by which it could do more to a terminal than be shown."""
+    return isinstance(value, str) and _CONTROLS.search(value) is not None
 
 
 def without_controls(text: str) -> str:

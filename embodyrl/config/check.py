@@ -25,7 +25,7 @@ from embodyrl.config.fields import (
 from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.moved import moved_below, where_it_went
 from embodyrl.config.sources import list_options
-from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, nested, show, texts
+from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
 from embodyrl.errors import UserError, has_controls, without_controls
 from embodyrl.registry import Registry
 
@@ -164,10 +164,12 @@ class _Checker:
         if not isinstance(value, dict):
             remedy = f"write `{setting.name}: {{key: value}}`"
             self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", remedy)
-        elif odd := [key for key in value if not isinstance(key, str)]:
+        elif odd := [key for key in keys(value) if not isinstance(key, str)]:
             self.fault(path, f"{dotted(path)} has the key {show(odd[0])}, which is no text", "write it in quotes")
-        elif hidden := next(filter(has_controls, texts(value)), None):
-            message = f"{dotted(path)} holds control characters in {without_controls(show(hidden))}"
+        elif hidden := [
+            each for each in (*keys(value), *nested(value)) if isinstance(each, str) and has_controls(each)
+        ]:
+            message = f"{dotted(path)} holds control characters in {without_controls(show(hidden[0]))}"
             self.fault(path, message, WITHOUT_CONTROLS)
         elif kind is not Any:
             for key, entry in value.items():

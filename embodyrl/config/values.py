@@ -49,13 +49,11 @@ def nested(value: Any) -> Iterator[Any]:
         yield from nested(child)
 
 
-def texts(value: Any) -> Iterator[str]:
-    """Texts in a value, however deep, and the keys of its mappings."""
+def keys(value: Any) -> Iterator[Any]:
+    """Keys of the mappings in a value, however deep."""
     for each in nested(value):
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            yield from (key for key in each if isinstance(key, str))
+        if isinstance(each, dict):
+            yield from each
 
 
 def is_missing(value: Any) -> bool:
@@ -105,7 +103,7 @@ def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], e
         limits: metadata of the field, see `config.schema.setting`.
         example: a value that would be right, or None.
     """
-    if isinstance(value, str) and has_controls(value):
+    if has_controls(value):
         return Problem(f"= {without_controls(show(value))} holds control characters", WITHOUT_CONTROLS)
     words = limits.get("words") or ()
     if words and isinstance(value, str):

@@ -16,6 +16,7 @@ HEAD = "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\n"
 DEEP = "[" * 900 + "]" * 900
 FOUND = {
     "a key that is no text": (HEAD, ["run.iterations={null: 1}", "run.name=${oc.env:HOME}"], "run.iterations"),
+    "a key that is no text, deep": (HEAD, ["env.kwargs.g=[{a: {null: 3}}]"], "has the key null, which is no text"),
     "a mark for what is missing": (HEAD, ["env.name=???"], "stands for a value that is missing"),
     "deep in the file": (HEAD + "env: {kwargs: " + "{a: " * 300 + "1" + "}" * 300 + "}\n", [], "nested more than 50"),
     "deep on the command line": (HEAD, [f"env.kwargs.a={DEEP * 3}"], "cannot be read"),
