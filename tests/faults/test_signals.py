@@ -37,8 +37,8 @@ SMALL = [
     "run.iterations=100000",
 ]
 RUN = (*EMBODYRL, "run", "experiment/gym_pendulum", *SMALL)
-LONG = "rollout.chunks=6000"
-"""One iteration takes several seconds."""
+A_SECOND, SECONDS = "rollout.chunks=1200", "rollout.chunks=5000"
+"""How long one iteration takes."""
 TIMEOUT = shutil.which("timeout")
 needs_timeout = pytest.mark.skipif(TIMEOUT is None, reason="GNU timeout is not installed")
 
@@ -123,7 +123,7 @@ def run(start: Callable[..., Started], *words: str, prefix: tuple[str, ...] = ()
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGUSR1])
 def test_gnu_timeout_signals_twice_and_the_run_saves(start: Callable[..., Started], number: Signals) -> None:
     """Its alarm is what goes off when time is up; it then signals the program, and its process group."""
-    started = run(start, LONG, prefix=(str(TIMEOUT), "--preserve-status", "--signal", number.name, "600"))
+    started = run(start, A_SECOND, prefix=(str(TIMEOUT), "--preserve-status", "--signal", number.name, "600"))
     started.process.send_signal(signal.SIGALRM)
     code, out, err = started.ending()
     assert code == 128 + number, err
@@ -133,7 +133,7 @@ def test_gnu_timeout_signals_twice_and_the_run_saves(start: Callable[..., Starte
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_to_every_process_again_and_again(start: Callable[..., Started], ranks: int) -> None:
-    started = run(start, LONG, f"engine.parallel.ranks={ranks}")
+    started = run(start, SECONDS, f"engine.parallel.ranks={ranks}")
     for _ in range(4):
         started.signal_everyone(SIGTERM)
         time.sleep(0.7)
@@ -179,7 +179,7 @@ def test_only_a_second_ctrl_c_that_is_meant_leaves_at_once(start: Callable[..., 
 
 
 def test_a_second_sigterm_much_later_changes_nothing(start: Callable[..., Started]) -> None:
-    started = run(start, LONG)
+    started = run(start, SECONDS)
     started.signal_group(SIGTERM)
     time.sleep(2.3)
     started.signal_group(SIGTERM)
