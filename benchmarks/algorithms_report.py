@@ -69,8 +69,8 @@ Success over env steps of training; seed 1 is blue, seed 2 orange, seed 3 green.
   of the leftmost quarter of the goals and 4 % of the next; these three learned the rest, and the leftmost hardly at all
   (0 to 10 %). Success alone spreads from what a policy can do already. How far within 40 iterations is partly luck:
   GRPO came to 76 % and Dr.GRPO to 98 % of the same goals.
-- PPO's seed 3 succeeds while it explores (1.00 at the end); without the noise its hand stops 8 to 11 cm from the goals
-  that it misses, where 5 cm would do.
+- PPO has since been given other settings and was run again with them ([metaworld_reach.md](metaworld_reach.md)); all
+  others are as they were first measured, and begin with weak policies of the former settings.
 - Learning rate 1e-3, 64 slots in groups of 8, four passes and `target_kl: 0.1` are the first values taken. With 30
   iterations instead of 20 DAPO came to 1.00 with seed 3. Nothing else was tried, and nothing for one algorithm alone.
 - The weak policies are judged at 0.34, 0.29 and 0.16 here, and were at 0.31, 0.37 and 0.25 when they were chosen: the
