@@ -93,10 +93,8 @@ def _salvage(section: type, data: Any, path: KeyPath, doubtful: set[KeyPath]) ->
     for name, setting in settings_of(class_at(section, given)).items():
         here = (*path, name)
         is_sound = not any(bad[: len(here)] == here for bad in doubtful)
-        if is_sound and any(
-            each is UNREADABLE for each in nested(given.get(name))
-        ):  # the fault of a group file names it from that file's top
-            doubtful.add(here)
+        if is_sound and any(each is UNREADABLE for each in nested(given.get(name))):
+            doubtful.add(here)  # the fault of a group file names it from that file's top
             is_sound = False
         if setting.section is not None and not (setting.nullable and given.get(name) is None):
             usable[name] = _salvage(setting.section, given.get(name), here, doubtful)

@@ -166,9 +166,7 @@ class _Checker:
             self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", remedy)
         elif odd := [key for key in keys(value) if not isinstance(key, str)]:
             self.fault(path, f"{dotted(path)} has the key {show(odd[0])}, which is no text", "write it in quotes")
-        elif hidden := [
-            each for each in (*keys(value), *nested(value)) if isinstance(each, str) and has_controls(each)
-        ]:
+        elif hidden := [each for each in (*keys(value), *nested(value)) if has_controls(each)]:
             message = f"{dotted(path)} holds control characters in {without_controls(show(hidden[0]))}"
             self.fault(path, message, WITHOUT_CONTROLS)
         elif kind is not Any:

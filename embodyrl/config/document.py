@@ -13,26 +13,14 @@ from omegaconf._utils import get_yaml_loader
 
 from embodyrl.config.fields import docs_of
 from embodyrl.config.schema import Config
+from embodyrl.config.values import Interpolation, escape
 
 _WIDTH = 110
-
-
-class Interpolation(str):
-    """A text with `${...}` that is written as it is, so that it is resolved again when it is read."""
 
 
 def to_commented_yaml(config: Config) -> str:
     """The whole config, one key per line, with each setting's documentation above it; it loads as an equal config."""
     return "\n".join(_section(config, "")) + "\n"
-
-
-def as_written(value: Any) -> Any:
-    """Plain data with its texts as they stand in the file."""
-    if isinstance(value, dict):
-        return {key: as_written(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [as_written(child) for child in value]
-    return _escaped(value) if isinstance(value, str) and not isinstance(value, Interpolation) else value
 
 
 def _section(section: Any, indent: str) -> Iterator[str]:
@@ -96,11 +84,7 @@ def _float(value: float) -> str:
 
 def _text(text: str) -> str:
     """A text as a value: `${` is kept from being resolved (in keys it means nothing)."""
-    return _quoted(_escaped(text))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("${", "\\${")
+    return _quoted(escape(text))
 
 
 def _quoted(text: str) -> str:

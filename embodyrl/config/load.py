@@ -14,7 +14,6 @@ import embodyrl.config.engine_rules  # noqa: F401 - both add their rules
 from embodyrl.config.build import build_draft, count_settings, with_values
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import COMPONENTS, Composed, Settings, compose
-from embodyrl.config.document import Interpolation
 from embodyrl.config.faults import ConfigError, Fault, KeyPath, dotted, in_reading_order
 from embodyrl.config.inherited import inherited_values
 from embodyrl.config.interpolation import resolve_interpolations
@@ -26,6 +25,7 @@ from embodyrl.config.rules import Use, check_rules, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
 from embodyrl.config.sources import Source, find_source
 from embodyrl.config.trust import Saved, UntrustedError, claims, read_saved
+from embodyrl.config.values import Interpolation
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,18 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, str) and value == MISSING
 
 
+class Interpolation(str):
+    """A text with `${...}` that is written as it is, so that it is resolved again when it is read."""
+
+
 def escape(value: Any) -> Any:
-    """A value that has been resolved: what still looks like an interpolation in it is meant literally."""
+    """A value that has been resolved, as a file would have it: what looks like an interpolation in it, but for what is
+    marked as one, is meant literally."""
     if isinstance(value, dict):
         return {key: escape(child) for key, child in value.items()}
     if isinstance(value, list):
         return [escape(child) for child in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+    return value.replace("${", "\\${") if isinstance(value, str) and not isinstance(value, Interpolation) else value
 
 
 def show(value: Any) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embodyrl.config import LoadedConfig, load_config, to_commented_yaml, to_plain
-from embodyrl.config.document import as_written
 from embodyrl.config.faults import KeyPath
 from embodyrl.config.schema import Config
 from embodyrl.config.trust import ORIGIN_FILE, claims, read_origin, sign
+from embodyrl.config.values import escape
 from embodyrl.errors import UserError
 from embodyrl.files import write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
@@ -128,7 +128,7 @@ def write_config(folder: Path, loaded: LoadedConfig) -> None:
     there are any. Files that are there already are replaced as a whole."""
     plugin_dir = loaded.plugin_dir.absolute()
     origin = {"source": loaded.source, "plugin_dir": str(plugin_dir)}
-    named = claims(as_written(to_plain(loaded.written)))
+    named = claims(escape(to_plain(loaded.written)))
     if named and (signature := sign(plugin_dir, named)) is not None:
         origin["signature"] = signature
     for name, text in {
