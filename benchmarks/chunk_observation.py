@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from embodyrl.config import ConfigError, load_config
 from embodyrl.config.schema import EnvConfig
-from embodyrl.envs import mujoco_gl
 from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
 
 CHUNK = 8
@@ -109,7 +109,7 @@ class MetaWorldsOwn:
 
 def async_vector_env(env: EnvConfig) -> Contender:
     """Gymnasium's processes, one per slot."""
-    mujoco_gl.choose()
+    rendering.choose()
     before = set(psutil.Process().children())
     envs = gymnasium.vector.AsyncVectorEnv([MetaWorldsOwn(env)] * env.num_envs, shared_memory=True, context="spawn")
     started = [child for child in psutil.Process().children() if child not in before]

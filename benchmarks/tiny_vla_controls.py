@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from embodyrl.envs import Observation
-from embodyrl.envs.metaworld_tasks import TASKS
+from embodyrl.envs.metaworld.tasks import TASKS
 from embodyrl.models import Policy
 from embodyrl.models.policy import Inputs
 from embodyrl.runner.build import build_saved, open_simulators

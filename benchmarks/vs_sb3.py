@@ -173,8 +173,8 @@ def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
     import numpy as np
 
     from embodyrl.envs import EpisodeSpec
-    from embodyrl.envs.metaworld import MetaWorldSlot
-    from embodyrl.envs.mujoco_painter import Painters
+    from embodyrl.envs.metaworld.simulator import MetaWorldSlot
+    from embodyrl.envs.mujoco.rendering import Painters
     from embodyrl.envs.options import MetaWorldConfig
 
     assert isinstance(config.env, MetaWorldConfig)

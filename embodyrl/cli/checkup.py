@@ -221,7 +221,7 @@ print(json.dumps([device, names]))
 
 def start_vulkan(machine: Inventory, *, needed: bool) -> Started:
     """Whether SAPIEN finds a Vulkan device that can draw."""
-    from embodyrl.envs.maniskill.catalogue import DRIVER_REMEDY
+    from embodyrl.envs.maniskill.tasks import DRIVER_REMEDY
 
     def judge(result: Any, failure: ProbeFailed | None) -> Finding:
         if failure is not None:

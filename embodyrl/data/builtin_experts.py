@@ -6,7 +6,7 @@ from embodyrl.registry import EXPERTS, Requirement
 
 EXPERTS.register(
     "metaworld",
-    target="embodyrl.data.metaworld_expert:MetaWorldExpert",
+    target="embodyrl.envs.metaworld.expert:MetaWorldExpert",
     requires=[Requirement(module="metaworld", install="pip install 'embodyrl[metaworld]'")],
     summary="MetaWorld's own scripted policies, one for each task",
 )

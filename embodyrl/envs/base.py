@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs import drawing
+from embodyrl.envs.images import timed_rendering
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec, nothing_executed
 from embodyrl.errors import RunError, UnknownNameError, UserError
@@ -206,7 +206,7 @@ class SlotSimulator(ABC):
         for seat in self._take(slots):
             slot = self._playing(seat).slot
             assert slot is not None
-            with drawing.measured():
+            with timed_rendering():
                 pictures.append(slot.render())
         return np.stack(pictures)
 
@@ -301,7 +301,7 @@ class SlotSimulator(ABC):
         """Take the current observation of `seat`'s environment and check it."""
         assert seat.slot is not None
         if self.spec.cameras:  # then reading the state takes no time in comparison
-            with drawing.measured():
+            with timed_rendering():
                 images, proprio = seat.slot.observe()
         else:
             images, proprio = seat.slot.observe()

@@ -17,7 +17,7 @@ from embodyrl.config.schema import KeepBest, OldLogprobs
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager
-from embodyrl.envs.versions import changes, simulator_versions
+from embodyrl.envs.states import changes, simulator_versions
 from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
 from embodyrl.pipelines.iteration import Iteration

@@ -137,7 +137,7 @@ def test_words_after_the_config_must_be_settings() -> None:
 def run_breaking(tmp_path: Path, error: str) -> subprocess.CompletedProcess[str]:
     """`embodyrl run` with a simulator that raises `error` when it is stepped."""
     (tmp_path / "breaking.py").write_text(
-        "from embodyrl.envs.gymnasium import Gymnasium\n"
+        "from embodyrl.envs.gymnasium.simulator import Gymnasium\n"
         "from embodyrl.envs.options import GymnasiumConfig\n"
         "from embodyrl.errors import UserError\n"
         "from embodyrl.registry import SIMULATORS\n"

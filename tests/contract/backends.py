@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs import mujoco_gl
-from embodyrl.envs.mujoco_gl import NoOpenGLError
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import Proprio, RenderQuality
 from embodyrl.envs.types import EpisodeSpec, Observation, Simulator
 from embodyrl.registry import SIMULATORS
@@ -135,7 +135,7 @@ def missing(backend: Backend) -> str | None:
 def _cannot_draw() -> str | None:
     """Why MuJoCo draws no pictures here, or None."""
     try:
-        mujoco_gl.context(16, 16).free()
+        rendering.context(16, 16).free()
     except NoOpenGLError as error:
         return str(error)
     return None

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from embodyrl.envs import mujoco_gl
 from embodyrl.envs.base import NotFiniteError, RenderError
-from embodyrl.envs.gymnasium import Gymnasium, GymnasiumSlot, known_tasks
-from embodyrl.envs.mujoco_gl import NoOpenGLError
+from embodyrl.envs.gymnasium.simulator import Gymnasium, GymnasiumSlot, known_tasks
+from embodyrl.envs.images import resize
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import GymnasiumConfig
-from embodyrl.envs.resize import resize
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
 
@@ -144,11 +144,11 @@ def test_render_is_a_camera() -> None:
 def test_a_mujoco_environment_is_a_camera_without_a_screen() -> None:
     pytest.importorskip("mujoco", reason="mujoco not installed")
     try:
-        mujoco_gl.context(16, 16).free()
+        rendering.context(16, 16).free()
     except NoOpenGLError as error:
         pytest.skip(str(error))
     code = (
-        "from embodyrl.envs.gymnasium import Gymnasium, GymnasiumConfig;"
+        "from embodyrl.envs.gymnasium.simulator import Gymnasium, GymnasiumConfig;"
         "from embodyrl.envs.types import EpisodeSpec;"
         "config = GymnasiumConfig(name='gymnasium', tasks=['Reacher-v5'], cameras=['render'], image_size=[32, 48]);"
         "ours = Gymnasium(config, 1);"

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.envs import libero_tasks, mujoco_gl
 from embodyrl.envs.base import StateError
-from embodyrl.envs.libero_tasks import official_state, sentence, start_states, task_file
-from embodyrl.envs.mujoco_gl import NoOpenGLError
+from embodyrl.envs.libero import tasks as libero_tasks
+from embodyrl.envs.libero.tasks import official_state, sentence, start_states, task_file
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import LiberoConfig, Proprio, RenderQuality
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
@@ -31,7 +32,7 @@ from embodyrl.registry import SIMULATORS
 if SIMULATORS.entry("libero").missing():
     pytest.skip("LIBERO not installed", allow_module_level=True)
 
-from embodyrl.envs.libero import REST, Libero, LiberoSlot
+from embodyrl.envs.libero.simulator import REST, Libero, LiberoSlot
 
 ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
 STOVE = "libero_goal/7"
@@ -94,7 +95,7 @@ def test_pictures_numbers_and_success_are_those_of_libero(
     task: str, number: int, knob: float | None, tmp_path: Path
 ) -> None:
     try:
-        mujoco_gl.context(*SIZE).free()
+        rendering.context(*SIZE).free()
     except NoOpenGLError as error:
         pytest.skip(str(error))
     ours = Libero(config(task, cameras=["agentview", "wrist"], image_size=SIZE), 1)
@@ -106,7 +107,7 @@ def test_pictures_numbers_and_success_are_those_of_libero(
         "task_file": str(task_file(task)),
         "assets": str(ASSETS),
         "home": str(tmp_path),
-        "gl": mujoco_gl.choose(),
+        "gl": rendering.choose(),
         "number": number,
         "state": state.tolist(),
         "image_size": SIZE,
@@ -442,7 +443,7 @@ def test_nothing_is_asked_written_or_shown(tmp_path: Path) -> None:
     home.mkdir()
     temporary.mkdir()
     code = (
-        "import sys; from embodyrl.envs.libero import Libero; from embodyrl.envs.options import LiberoConfig;"
+        "import sys; from embodyrl.envs.libero.simulator import Libero; from embodyrl.envs.options import LiberoConfig;"
         f"simulator = Libero(LiberoConfig(name='libero', tasks=['{STOVE}'], assets={str(ASSETS)!r}), 1);"
         "simulator.close(); print('torch' in sys.modules)"
     )

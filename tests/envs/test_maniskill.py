@@ -20,8 +20,8 @@ if missing := [requirement.module for requirement in SIMULATORS.entry("maniskill
 import sapien
 
 from embodyrl.envs.maniskill import loading
-from embodyrl.envs.maniskill.catalogue import SENTENCES, _registered, known_tasks, missing_assets, sentence
-from embodyrl.envs.maniskill.slots import ManiSkill
+from embodyrl.envs.maniskill.simulator import ManiSkill
+from embodyrl.envs.maniskill.tasks import SENTENCES, _registered, known_tasks, missing_assets, sentence
 from embodyrl.envs.options import ManiSkillConfig, Proprio, RewardMode
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
@@ -185,7 +185,7 @@ def test_the_catalogue_agrees_with_what_maniskill_registers() -> None:
 
 WITHOUT_DRIVER = """
 from embodyrl.envs.base import RenderError
-from embodyrl.envs.maniskill.slots import ManiSkill
+from embodyrl.envs.maniskill.simulator import ManiSkill
 from embodyrl.envs.options import ManiSkillConfig
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UserError

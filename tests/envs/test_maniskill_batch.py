@@ -21,10 +21,8 @@ if missing := [requirement.module for requirement in SIMULATORS.entry("maniskill
 
 from embodyrl.envs.base import EpisodeOverError, NotFiniteError, RenderError, SimulatorError, StateError
 from embodyrl.envs.maniskill import loading
-from embodyrl.envs.maniskill.batch import ManiSkillBatch
-from embodyrl.envs.maniskill.scenes import ManiSkillScenes, Outcome
-from embodyrl.envs.maniskill.simulator import open_simulator
-from embodyrl.envs.maniskill.slots import ManiSkill
+from embodyrl.envs.maniskill.batch import ManiSkillBatch, ManiSkillScenes, Outcome
+from embodyrl.envs.maniskill.simulator import ManiSkill, open_simulator
 from embodyrl.envs.options import ManiSkillConfig, Proprio, Sim
 from embodyrl.envs.states import unpack
 from embodyrl.envs.types import EpisodeSpec

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
-from embodyrl.envs.metaworld import TASKS, MetaWorld, known_tasks
+from embodyrl.envs.metaworld.simulator import TASKS, MetaWorld, known_tasks
 from embodyrl.envs.options import MetaWorldConfig, Proprio
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
@@ -170,7 +170,8 @@ def test_tasks_are_known_without_metaworld_and_are_its_tasks() -> None:
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
     assert set(TASKS) == set(ALL_V3_ENVIRONMENTS) and len(TASKS) == 50
-    code = "import sys; from embodyrl.envs.metaworld import known_tasks; known_tasks(); print('mujoco' in sys.modules)"
+    code = "import sys; from embodyrl.envs.metaworld.simulator import known_tasks; known_tasks();"
+    code += "print('mujoco' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == "False"
 
@@ -203,7 +204,7 @@ def test_mistakes(tasks: list[str], options: dict[str, Any], error: type[Excepti
 
 STATE_ONLY = (
     "import sys\n"
-    "from embodyrl.envs.metaworld import MetaWorld, MetaWorldConfig\n"
+    "from embodyrl.envs.metaworld.simulator import MetaWorld, MetaWorldConfig\n"
     "from embodyrl.envs.types import EpisodeSpec\n"
     "ours = MetaWorld(MetaWorldConfig(name='metaworld', tasks=['reach-v3']), 1)\n"
     "seen = ours.reset([0], [EpisodeSpec(task='reach-v3', start_state=0, seed=0)])\n"

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
-from embodyrl.envs import mujoco_gl
-from embodyrl.envs.metaworld import MetaWorld, MetaWorldSlot
-from embodyrl.envs.metaworld_tasks import CAMERAS, known_tasks
-from embodyrl.envs.mujoco_gl import NoOpenGLError
-from embodyrl.envs.mujoco_painter import Painter
+from embodyrl.envs.metaworld.simulator import MetaWorld, MetaWorldSlot
+from embodyrl.envs.metaworld.tasks import CAMERAS, known_tasks
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import NoOpenGLError, Painter
 from embodyrl.envs.options import MetaWorldConfig, RenderQuality
 from embodyrl.envs.types import EpisodeSpec, Observation
 
 try:
-    mujoco_gl.context(16, 16).free()
+    rendering.context(16, 16).free()
 except NoOpenGLError as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -57,7 +56,7 @@ def metaworlds_own(env: Any, camera: str, size: tuple[int, int]) -> NDArray[np.u
     """What MetaWorld's (Gymnasium's) own renderer draws of `env`."""
     from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
-    mujoco_gl.choose()
+    rendering.choose()
     renderer = MujocoRenderer(env.model, env.data, width=size[1], height=size[0], camera_name=camera)
     picture: NDArray[np.uint8] = renderer.render("rgb_array")
     renderer.close()
@@ -162,7 +161,7 @@ def test_full_is_the_default_and_is_drawn_with_the_models_own_settings() -> None
 
 
 def test_slots_of_a_task_share_a_context_and_tasks_make_room_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embodyrl.envs.metaworld.KEPT_PAINTERS", 1)
+    monkeypatch.setattr("embodyrl.envs.metaworld.simulator.KEPT_PAINTERS", 1)
     made = []
     original = Painter.__init__
     monkeypatch.setattr(Painter, "__init__", lambda self, *args: (made.append(args), original(self, *args))[1])
@@ -208,7 +207,7 @@ def test_pictures_for_people() -> None:
 
 
 DRAW = (
-    "from embodyrl.envs.metaworld import MetaWorld, MetaWorldConfig\n"
+    "from embodyrl.envs.metaworld.simulator import MetaWorld, MetaWorldConfig\n"
     "from embodyrl.envs.types import EpisodeSpec\n"
     "from embodyrl.errors import UserError\n"
     "config = MetaWorldConfig(name='metaworld', tasks=['reach-v3'], cameras={cameras}, image_size=[48, 64])\n"

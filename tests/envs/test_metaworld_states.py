@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
-from embodyrl.envs import mujoco_gl
 from embodyrl.envs.base import StateError
-from embodyrl.envs.metaworld import MetaWorld, known_tasks
-from embodyrl.envs.mujoco_gl import NoOpenGLError
+from embodyrl.envs.metaworld.simulator import MetaWorld, known_tasks
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import MetaWorldConfig, RenderQuality
 from embodyrl.envs.states import pack, unpack
 from embodyrl.envs.types import EpisodeSpec
@@ -114,7 +114,7 @@ def test_every_task_goes_on_bit_for_bit_in_any_slot(task: str) -> None:
 @pytest.mark.parametrize("task", DRAWN)
 def test_pictures_come_back_too(task: str) -> None:
     try:
-        mujoco_gl.context(16, 16).free()
+        rendering.context(16, 16).free()
     except NoOpenGLError as error:
         pytest.skip(str(error))
     check_in_this_process(task, pictures=True)

@@ -79,10 +79,10 @@ def test_the_plan_tells_the_processes():
 
 WORKER = """
 import sys
-from embodyrl.envs import mujoco_gl
+from embodyrl.envs.mujoco import rendering
 from embodyrl.placement.turns import use_turns
 use_turns(int(sys.argv[1]))
-mujoco_gl.context(16, 16)
+rendering.context(16, 16)
 print("drawn", flush=True)
 """
 

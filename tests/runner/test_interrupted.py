@@ -15,8 +15,8 @@ from small_runs import SMALL, Run
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
-from embodyrl.envs import mujoco_gl
-from embodyrl.envs.mujoco_gl import NoOpenGLError
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.registry import SIMULATORS, SupportedModel
 
 STATES = [
@@ -51,7 +51,7 @@ def needs(registry_entry: str, name: str) -> pytest.MarkDecorator:
 
 def can_draw() -> bool:
     try:
-        mujoco_gl.context(16, 16).free()
+        rendering.context(16, 16).free()
     except (NoOpenGLError, ImportError):
         return False
     return True

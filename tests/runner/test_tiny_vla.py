@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from embodyrl.cli import train
 from embodyrl.cli.main import app
 from embodyrl.config import load_config
-from embodyrl.envs import mujoco_gl
-from embodyrl.envs.mujoco_gl import NoOpenGLError
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.registry import SIMULATORS, SupportedModel
 
 pytest.importorskip("pyarrow", reason="demonstrations need pyarrow: pip install 'embodyrl[data]'")
@@ -32,7 +32,7 @@ TRIALS = [
 @pytest.mark.skipif(bool(SupportedModel.entry("openvla_oft").missing()), reason="openvla_oft is not installed")
 def test_what_is_learned_from_demonstrations_goes_on_by_trial_and_error(tmp_path: Path) -> None:
     try:
-        mujoco_gl.context(16, 16).free()
+        rendering.context(16, 16).free()
     except (NoOpenGLError, ImportError):
         pytest.skip("MuJoCo cannot draw here")
     sft, grpo, data = tmp_path / "sft", tmp_path / "grpo", f"data.path={tmp_path / 'demonstrations'}"

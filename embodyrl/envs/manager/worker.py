@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.envs import drawing
+from embodyrl.envs.images import rendering_seconds
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Layout, Segment
 from embodyrl.envs.manager.single_steps import step_singly
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec
@@ -69,7 +69,7 @@ class EnvWorker:
         self._segment: Segment | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._kept: list[str] = []
-        self._drawn = drawing.total()
+        self._drawn = rendering_seconds()
 
     def simulator_spec(self) -> SimulatorSpec:
         """What the simulator offers."""
@@ -133,7 +133,7 @@ class EnvWorker:
 
     def _note_work(self, seconds: float) -> None:
         """Add to what all processes that served these slots have worked [s]."""
-        work, drawn = self._arrays["work"][0], drawing.total()
+        work, drawn = self._arrays["work"][0], rendering_seconds()
         work[0] += seconds
         if drawn != self._drawn:
             work[1] += drawn - self._drawn

@@ -1,10 +1,8 @@
 """ManiSkill 3 (SAPIEN, PhysX): state observations and pictures, on the CPU or as one batch on a GPU.
 
-- `catalogue`: tasks, their assets and sentences, read without importing ManiSkill
-- `rules`: what is wrong with a config, before anything starts
-- `loading`: importing ManiSkill and building one of its environments
-- `driver`: an environment class with less around the same physics
-- `actions`: what the entries of an action mean
-- `slots`: one environment per slot (CPU)
+- `tasks`: tasks, assets and sentences, and what is wrong with a config, without importing ManiSkill
+- `simulator`: the registered simulator; one environment per slot (CPU)
 - `batch`: all slots of a process in one environment (GPU)
+- `loading`: importing ManiSkill, building one of its environments, and what that offers
+- `driver`: an environment class with less around the same physics
 """

@@ -1,13 +1,121 @@
-"""The registered simulator: ManiSkill on the CPU or on a GPU, as the config says."""
+"""The registered simulator, and ManiSkill on the CPU: every slot is an environment of its own in this process.
+
+PhysX on the CPU knows no batches, but several environments in one process work and do not influence each other.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.envs.base import RenderError, Slot, SlotSimulator, Transition, check_task_list, check_tasks
+from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.batch import ManiSkillBatch
-from embodyrl.envs.maniskill.slots import ManiSkill
-from embodyrl.envs.options import ManiSkillConfig, Sim
-from embodyrl.envs.types import Simulator
+from embodyrl.envs.maniskill.loading import action_fields, specification, spoken, start_of
+from embodyrl.envs.maniskill.tasks import sentence
+from embodyrl.envs.options import ManiSkillConfig, Proprio, Sim
+from embodyrl.envs.types import EpisodeSpec, Simulator
+from embodyrl.errors import UserError
 
 
 def open_simulator(config: ManiSkillConfig, num_slots: int) -> Simulator:
     """A simulator of `num_slots` slots; see `ManiSkill` and `ManiSkillBatch` for what is raised."""
     return ManiSkillBatch(config, num_slots) if config.sim is Sim.gpu else ManiSkill(config, num_slots)
+
+
+class ManiSkill(SlotSimulator):
+    """ManiSkill on the CPU.
+
+    Raises:
+        UserError: a task, a camera or an option does not exist, or assets or a driver are missing.
+    """
+
+    def __init__(self, config: ManiSkillConfig, num_slots: int) -> None:
+        check_task_list(config.tasks, "maniskill")
+        registered = loading.load().REGISTERED_ENVS
+        check_tasks(config.tasks, sorted(registered), "maniskill")
+        self._config = config
+        speaking = [task for task in config.tasks if hasattr(registered[task].cls, "get_language_instruction")]
+        built = {task: ManiSkillSlot(task, config) for task in dict.fromkeys([config.tasks[0], *speaking])}
+        first = built[config.tasks[0]]
+        spec = specification(
+            config,
+            tasks={task: built[task].sentence if task in built else sentence(task) for task in config.tasks},
+            actions=first.fields,
+            proprio_dim=first.proprio_dim,
+            control_frequency=first.control_frequency,
+        )
+        super().__init__(spec, num_slots, spare=list(built.items()))
+
+    def make_slot(self, task: str) -> Slot:
+        """An environment of `task`."""
+        slot = ManiSkillSlot(task, self._config)
+        if (slot.fields, slot.proprio_dim) != (self.spec.actions, self.spec.proprio_dim):
+            raise UserError(
+                f"env.tasks mixes tasks of different shapes: {task!r} has {slot.proprio_dim} state numbers and actions "
+                f"{[field.name for field in slot.fields]}, {self._config.tasks[0]!r} has {self.spec.proprio_dim} and "
+                f"{[field.name for field in self.spec.actions]}: name tasks of one shape"
+            )
+        return slot
+
+
+class ManiSkillSlot(Slot):
+    """One ManiSkill environment, driven without Gymnasium's wrappers."""
+
+    def __init__(self, task: str, config: ManiSkillConfig) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # the tensors are tiny; more threads only wait for each other
+        self._torch = torch
+        self._task = task
+        self._end_at_success = config.end_at_success
+        self._robot_only = config.proprio is Proprio.robot
+        self._env = loading.build(task, config)
+        from embodyrl.envs.maniskill import driver  # imports ManiSkill, which `build` had to prepare first
+
+        driver.trust_actions(self._env)
+        self.fields = action_fields(self._env, task)
+        self.sentence = spoken(self._env, task)
+        self.control_frequency = float(self._env.control_freq)
+        self._observation: Any = self._env.get_obs()
+        _, proprio = self.observe()  # the first pictures take seconds: shaders are compiled
+        self.proprio_dim = len(proprio)
+
+    def reset(self, episode: EpisodeSpec) -> None:
+        """Start from `episode.start_state`; ManiSkill's tasks draw nothing random afterwards."""
+        with self._torch.inference_mode():
+            self._observation, _ = self._env.reset(**start_of(self._env, episode))
+
+    def step(self, action: NDArray[np.float32]) -> Transition:
+        """Execute `action [D]`."""
+        with self._torch.inference_mode():
+            self._observation, reward, _, _, info = self._env.step(self._torch.from_numpy(action))
+        success = bool(info["success"]) if "success" in info else False
+        failed = bool(info["fail"]) if "fail" in info else False
+        return Transition(float(reward), failed or (success and self._end_at_success), success)
+
+    def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
+        """Images `[V, H, W, 3]` (None without cameras); proprio `[S]`."""
+        with self._torch.inference_mode():
+            images = self._env.pictures()[0].numpy() if self._env.cameras else None
+            return images, self._proprio()
+
+    def render(self) -> NDArray[np.uint8]:
+        """What the task's camera for people sees, `[H, W, 3]`."""
+        if loading.rendering_device() is None:
+            raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
+        with self._torch.inference_mode():
+            picture = self._env.render_rgb_array()
+        if picture is None:
+            raise RenderError(f"the ManiSkill task {self._task!r} has no camera for people")
+        return picture[0].to(self._torch.uint8).cpu().numpy()
+
+    def close(self) -> None:
+        """Release the environment."""
+        self._env.close()
+
+    def _proprio(self) -> NDArray[np.float32]:
+        values = self._env.robot_state() if self._robot_only else self._observation
+        return values[0].numpy().astype(np.float32)

@@ -1,9 +1,39 @@
-"""Pictures of another size, the same on every machine."""
+"""Images of another size, and how long a simulator's process spends on rendering."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from numpy.typing import NDArray
+
+_rendering_s = 0.0
+
+
+@contextmanager
+def timed_rendering() -> Iterator[None]:
+    """Count the seconds of the block as rendering; blocks are not nested.
+
+    `SlotSimulator` and ManiSkill's batch do so. A simulator that is made otherwise puts
+
+        with timed_rendering():
+            images = ...
+
+    around what renders; else its rendering counts as physics.
+    """
+    global _rendering_s
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        _rendering_s += time.perf_counter() - start
+
+
+def rendering_seconds() -> float:
+    """Return the seconds that this process has spent on rendering so far."""
+    return _rendering_s
 
 
 def resize(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs import mujoco_gl
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
-from embodyrl.envs.metaworld_tasks import CAMERAS, PROPRIO_DIM, TASKS, known_cameras, known_tasks
-from embodyrl.envs.mujoco_painter import Painter, Painters
+from embodyrl.envs.metaworld.tasks import CAMERAS, PROPRIO_DIM, TASKS, known_cameras, known_tasks
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import Painter, Painters
 from embodyrl.envs.options import MetaWorldConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -57,8 +57,8 @@ class MetaWorld(SlotSimulator):
             )
         height, width = config.image_size
         if config.cameras:
-            mujoco_gl.context(height, width).free()  # what is missing is said now, not at the first reset
-        mujoco_gl.import_mujoco()
+            rendering.context(height, width).free()  # what is missing is said now, not at the first reset
+        rendering.import_mujoco()
         self._config = config
         self._painters = Painters(most=max(num_slots, KEPT_PAINTERS))
         arm = ActionField(
@@ -105,10 +105,10 @@ class MetaWorldSlot(Slot):
     """
 
     def __init__(self, task: str, config: MetaWorldConfig, painters: Painters) -> None:
-        from embodyrl.envs import metaworld_driver
+        from embodyrl.envs.metaworld import driver
 
-        self._driver = metaworld_driver
-        self._env = metaworld_driver.make(task)
+        self._driver = driver
+        self._env = driver.make(task)
         self._task, self._config, self._painters = task, config, painters
         self._size = config.image_size[0], config.image_size[1]
         self._proprio_dim = PROPRIO_DIM[config.proprio]

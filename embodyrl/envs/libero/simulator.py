@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs import libero_tasks, mujoco_gl
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
-from embodyrl.envs.libero_tasks import CAMERAS
-from embodyrl.envs.mujoco_painter import Painter, Painters
+from embodyrl.envs.libero import tasks
+from embodyrl.envs.libero.tasks import CAMERAS
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import Painter, Painters
 from embodyrl.envs.options import LiberoConfig, Proprio
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -53,18 +54,18 @@ class Libero(SlotSimulator):
 
     def __init__(self, config: LiberoConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "libero")
-        check_tasks(config.tasks, libero_tasks.known_tasks(), "libero")
+        check_tasks(config.tasks, tasks.known_tasks(), "libero")
         check_cameras(config.cameras, CAMERAS, "libero")
         self._config = config
-        self._assets = libero_tasks.find_assets(config)
+        self._assets = tasks.find_assets(config)
         height, width = config.image_size
         if config.cameras:
-            mujoco_gl.context(height, width).free()  # what is missing is said now, not at the first reset
+            rendering.context(height, width).free()  # what is missing is said now, not at the first reset
         self._painters = Painters(most=max(num_slots, KEPT_PAINTERS))
         first = self._make(config.tasks[0])
         super().__init__(
             SimulatorSpec(
-                tasks={task: libero_tasks.sentence(task) for task in config.tasks},
+                tasks={task: tasks.sentence(task) for task in config.tasks},
                 actions=FIELDS,
                 proprio_dim=first.proprio_dim,
                 max_episode_steps=config.max_episode_steps,
@@ -108,18 +109,18 @@ class LiberoSlot(Slot):
     """
 
     def __init__(self, task: str, config: LiberoConfig, assets: Path, painters: Painters) -> None:
-        from embodyrl.envs import libero_driver
+        from embodyrl.envs.libero import driver
 
         self._config, self._painters = config, painters
-        self._states = libero_tasks.start_states(task)
-        self._driver = libero_driver.Driver(libero_tasks.task_file(task), assets)
+        self._states = tasks.start_states(task)
+        self._driver = driver.Driver(tasks.task_file(task), assets)
         self._size = config.image_size[0], config.image_size[1]
         self._appearance = self._driver.appearance()
         self.proprio_dim = len(self._proprio())
 
     def reset(self, episode: EpisodeSpec) -> None:
         """Start from the official state that `episode.start_state` stands for; LIBERO draws nothing random later on."""
-        number = libero_tasks.official_state(episode.start_state, self._config)
+        number = tasks.official_state(episode.start_state, self._config)
         self._driver.reset(number, self._states[number])
         for _ in range(self._config.settle_steps):
             self._driver.step(REST)
@@ -140,7 +141,7 @@ class LiberoSlot(Slot):
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a snapshot of `episode`."""
-        number = libero_tasks.official_state(episode.start_state, self._config)
+        number = tasks.official_state(episode.start_state, self._config)
         self._driver.reset(number, self._states[number])
         self._driver.restore(snapshot)
 

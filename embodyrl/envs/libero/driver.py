@@ -30,9 +30,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs import mujoco_gl
 from embodyrl.envs.base import SimulatorError
-from embodyrl.envs.libero_tasks import package
+from embodyrl.envs.libero.tasks import package
+from embodyrl.envs.mujoco import rendering
 from embodyrl.errors import UserError
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def load() -> Any:
     LIBERO asks on stdin where to keep data sets unless it finds a settings file, so it gets one of its own, in a folder
     that is gone afterwards; a user's ~/.libero is neither read nor written.
     """
-    mujoco_gl.import_mujoco()
+    rendering.import_mujoco()
     _quiet_robosuite()
     root = package()
     places = {"benchmark_root": ".", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
@@ -77,7 +77,7 @@ def load() -> Any:
     with tempfile.TemporaryDirectory(prefix="embodyrl-libero-") as folder:
         text = "".join(f"{name}: {str(root / place)!r}\n" for name, place in places.items())
         (Path(folder) / "config.yaml").write_text(text)
-        with mujoco_gl.environment(LIBERO_CONFIG_PATH=folder, MUJOCO_GL="disable"):
+        with rendering.environment(LIBERO_CONFIG_PATH=folder, MUJOCO_GL="disable"):
             return importlib.import_module("libero.libero.envs")
 
 

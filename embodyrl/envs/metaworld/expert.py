@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.envs.metaworld_tasks import PROPRIO_DIM
-from embodyrl.envs.mujoco_gl import import_mujoco
+from embodyrl.envs.metaworld.tasks import PROPRIO_DIM
+from embodyrl.envs.mujoco.rendering import import_mujoco
 from embodyrl.envs.options import MetaWorldConfig, Proprio
 
 

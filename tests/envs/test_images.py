@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embodyrl.envs.resize import resize
+from embodyrl.envs.images import resize
 
 
 def grey(rows: list[list[int]]) -> NDArray[np.uint8]:

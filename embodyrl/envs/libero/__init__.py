@@ -1,0 +1,6 @@
+"""LIBERO: 130 tabletop tasks of a Panda arm, simulated by robosuite and MuJoCo on the CPU.
+
+- `tasks`: what it offers and what a config can get wrong, without importing it
+- `simulator`: the registered simulator and its slots
+- `driver`: its environments with less work around the same physics
+"""

@@ -1,0 +1,7 @@
+"""MetaWorld 3: 50 tabletop tasks of a Sawyer arm, simulated by MuJoCo on the CPU.
+
+- `tasks`: what it offers and what a config can get wrong, without importing it
+- `simulator`: the registered simulator and its slots
+- `driver`: its environments with less work around the same physics
+- `expert`: its scripted policies as demonstrators
+"""

@@ -1,0 +1,1 @@
+"""What the simulators on MuJoCo share."""
