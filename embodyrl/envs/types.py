@@ -95,6 +95,26 @@ class Observation:
     tasks: list[str]
     """The task sentence of each slot, length `B`."""
 
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Observation:
+        """Return a copy of some rows: where the mask `[B]` is True, or those with these numbers, in their order."""
+        numbers = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return Observation(
+            images=None if self.images is None else self.images[numbers],
+            proprio=None if self.proprio is None else self.proprio[numbers],
+            tasks=[self.tasks[number] for number in numbers.tolist()],
+        )
+
+    @staticmethod
+    def concat(observations: Sequence[Observation]) -> Observation:
+        """Return the rows of all `observations`, one after the other; each has images, or none has, as with proprio."""
+        images = [each.images for each in observations if each.images is not None]
+        proprio = [each.proprio for each in observations if each.proprio is not None]
+        return Observation(
+            images=np.concatenate(images) if images else None,
+            proprio=np.concatenate(proprio) if proprio else None,
+            tasks=[task for each in observations for task in each.tasks],
+        )
+
 
 @dataclass(kw_only=True)
 class ChunkResult:

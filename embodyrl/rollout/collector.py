@@ -124,7 +124,7 @@ class Collector:
             self.manager.onload()
         observation = self._begin()
         for slots in self._turns.groups:
-            self._decide_and_send(slots, take(observation, slots), harvest)
+            self._decide_and_send(slots, observation.take(slots), harvest)
         while (received := self._receive(harvest)) is not None:
             if len(received[0]):
                 self._decide_and_send(*received, harvest)
@@ -146,7 +146,7 @@ class Collector:
         """What all slots show: the start of new episodes, or those in progress."""
         if self._held:
             order = np.argsort(np.concatenate([slots for slots, _ in self._held]))
-            observation = take(concatenate([observation for _, observation in self._held]), order)
+            observation = Observation.concat([observation for _, observation in self._held]).take(order)
             self._held = []
             return observation
         self._numbers += 1
@@ -200,7 +200,7 @@ class Collector:
         if cut.any():
             harvest.cut_rows += rows[cut].tolist()
             harvest.cut_columns += columns[cut].tolist()
-            harvest.cut_observations.append(take(result.final_observation, cut))
+            harvest.cut_observations.append(result.final_observation.take(cut))
         if self._whole:
             begins = over & self._has_more(slots)
             self._column[slots[begins]] += len(self._all)
@@ -208,9 +208,9 @@ class Collector:
         else:
             begins, goes_on = over, ~last
             if last.any():
-                self._held.append((slots[last], take(result.observation, last)))
+                self._held.append((slots[last], result.observation.take(last)))
         self._numbers[slots[begins]] += 1
-        return slots[goes_on], result.observation if goes_on.all() else take(result.observation, goes_on)
+        return slots[goes_on], result.observation if goes_on.all() else result.observation.take(goes_on)
 
     def _decided(
         self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput
@@ -260,7 +260,9 @@ class Collector:
         following[:-1] = columns["values"][1:]
         following[columns["terminated"]] = 0.0
         if harvest.cut_rows:
-            following[harvest.cut_rows, harvest.cut_columns] = self._values(concatenate(harvest.cut_observations))
+            following[harvest.cut_rows, harvest.cut_columns] = self._values(
+                Observation.concat(harvest.cut_observations)
+            )
         return following
 
     def _values(self, observation: Observation) -> Tensor:
@@ -269,7 +271,7 @@ class Collector:
         count, most = len(observation.tasks), self.manager.num_envs
         pieces = []
         for start in range(0, count, most):
-            values = self.engine.act(take(observation, np.arange(start, min(start + most, count))), "eval").values
+            values = self.engine.act(observation.take(np.arange(start, min(start + most, count))), "eval").values
             assert values is not None, "the same policy gave values in the rollout"
             pieces.append(values.cpu())
         return torch.cat(pieces)
@@ -286,7 +288,7 @@ class Collector:
         """Continue from `state_dict`; the manager's slots must have been restored before."""
         self._numbers[:] = state["numbers"]
         self._tracker.load_state_dict(state["tracker"])
-        self._held = [(self._all, take(self.manager.observe(self._all), self._all))] if state["in_progress"] else []
+        self._held = [(self._all, self.manager.observe(self._all).take(self._all))] if state["in_progress"] else []
 
 
 def _outcome(result: StepResult) -> dict[str, NDArray[Any]]:
@@ -300,24 +302,3 @@ def _outcome(result: StepResult) -> dict[str, NDArray[Any]]:
     }
     kept = {"step_images": result.step_images, "step_proprio": result.step_proprio}
     return columns | {name: array for name, array in kept.items() if array is not None}
-
-
-def take(observation: Observation, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Observation:
-    """Some rows of an observation, copied: where `chosen [B]` is True, or those with these numbers."""
-    numbers = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
-    return Observation(
-        images=None if observation.images is None else observation.images[numbers],
-        proprio=None if observation.proprio is None else observation.proprio[numbers],
-        tasks=[observation.tasks[number] for number in numbers],
-    )
-
-
-def concatenate(observations: list[Observation]) -> Observation:
-    """Observations one after the other."""
-    images = [each.images for each in observations if each.images is not None]
-    proprio = [each.proprio for each in observations if each.proprio is not None]
-    return Observation(
-        images=np.concatenate(images) if images else None,
-        proprio=np.concatenate(proprio) if proprio else None,
-        tasks=[task for each in observations for task in each.tasks],
-    )

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from embodyrl.config.schema import EnvConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.rollout.collector import take
 
 
 class PolicyDemonstrator:
@@ -38,7 +37,7 @@ class PolicyDemonstrator:
         """See `Demonstrator`."""
         rows = np.flatnonzero([not self._left[slot] for slot in slots.tolist()])
         if len(rows):
-            chunks = self._engine.act(take(observation, rows), self._mode).actions.cpu().numpy()
+            chunks = self._engine.act(observation.take(rows), self._mode).actions.cpu().numpy()
             for row, chunk in zip(rows.tolist(), chunks, strict=True):
                 self._left[int(slots[row])].extend(chunk)
         return np.stack([self._left[slot].popleft() for slot in slots.tolist()])

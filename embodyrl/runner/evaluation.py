@@ -19,7 +19,6 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager, StepResult
-from embodyrl.rollout.collector import take
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.runner.film import Film
 from embodyrl.runner.statistics import wilson_interval
@@ -176,7 +175,7 @@ def _play(
         running = np.array([bool(waiting[slot]) for slot in slots]) | ~over
         for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
-        slots, observation = slots[running], take(result.observation, running)
+        slots, observation = slots[running], result.observation.take(running)
     return finished + _play(manager, engine, noise, episodes, lost, step)
 
 

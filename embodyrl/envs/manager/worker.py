@@ -148,7 +148,7 @@ class EnvWorker:
             return
         for prefix, rows in (("final_", np.flatnonzero(ended)), ("", np.flatnonzero(~ended))):
             if len(rows):
-                self._write_observation(prefix, _at(slots, rows), _rows(result.observation, rows))
+                self._write_observation(prefix, _at(slots, rows), result.observation.take(rows))
         self._reset(_at(slots, np.flatnonzero(ended)))
 
     def _execute(self, slots: Sequence[int], film: list[list[NDArray[np.uint8]]] | None) -> ChunkResult:
@@ -236,12 +236,3 @@ class EnvWorker:
 def _at(slots: Sequence[int], rows: NDArray[np.int64]) -> list[int]:
     """The slots in these rows."""
     return [slots[row] for row in rows.tolist()]
-
-
-def _rows(observation: Observation, rows: NDArray[np.int64]) -> Observation:
-    """Some rows of an observation."""
-    return Observation(
-        images=None if observation.images is None else observation.images[rows],
-        proprio=None if observation.proprio is None else observation.proprio[rows],
-        tasks=[observation.tasks[row] for row in rows],
-    )
