@@ -147,6 +147,9 @@ class SimulatorEntry(Entry):
     """`module:function` that says what a policy is told about a task."""
     graphics: str | None = None
     """`opengl` or `vulkan`: what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use."""
+    rendering_checks: str | None = None
+    """`module:function` that tells `embodyrl doctor` how to try whether the simulator renders here: takes the machine's
+    `placement.plan.Inventory`, returns a list of `placement.graphics.RenderingCheck`."""
     preload: Sequence[str] | None = None
     """Modules that are imported once before its processes are forked, see `placement.zygote`; None: it is not safe."""
     check: str | None = None

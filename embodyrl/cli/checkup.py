@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from embodyrl.cli.probe import Probe, ProbeFailed
-from embodyrl.placement.graphics import OPENGL, VULKAN, graphics_variables
+from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory
 from embodyrl.registry import SimulatorEntry, load_target
 
@@ -165,74 +165,17 @@ def assets(entry: SimulatorEntry) -> Finding | None:
     return judged(f"{entry.name} assets", not remedy, found, remedy, needed=False)
 
 
-DRAWING = """
-import json, mujoco, numpy
-scene = "<mujoco><worldbody><light pos='0 0 2'/><geom size='.3' rgba='1 0 0 1'/></worldbody></mujoco>"
-model = mujoco.MjModel.from_xml_string(scene)
-data = mujoco.MjData(model)
-mujoco.mj_forward(model, data)
-renderer = mujoco.Renderer(model, 32, 32)
-renderer.update_scene(data)
-picture = renderer.render()
-assert picture.std() > 1, "it draws black pictures"
-from OpenGL import GL
-print(json.dumps(GL.glGetString(GL.GL_RENDERER).decode()))
-"""
-
-OPENGL_REMEDY = {
-    "osmesa": "apt install libosmesa6  (as root)",
-    "egl": "apt install libegl1  (as root), or install the GPU's driver with its graphics libraries",
-}
-
-
-def start_opengl(machine: Inventory, *, needed: bool) -> list[Started]:
-    """Whether MuJoCo draws: with what MUJOCO_GL names, else with each way that needs no screen.
-
-    Where several could draw, one that does is enough.
-    """
-    asked = os.environ.get("MUJOCO_GL")
-    chosen = asked or graphics_variables(OPENGL, machine.graphics, machine.gpus, 0).get("MUJOCO_GL")
-    return [_start_drawing(way, chosen, asked, needed) for way in ([asked] if asked else OPENGL_REMEDY)]
-
-
-def _start_drawing(way: str, chosen: str | None, asked: str | None, needed: bool) -> Started:
-    subject = f"OpenGL (MUJOCO_GL={way})" if asked else f"OpenGL {way}"
+def start_rendering(check: RenderingCheck, *, needed: bool) -> Started:
+    """Whether something renders, as a simulator says how to try it."""
 
     def judge(result: Any, failure: ProbeFailed | None) -> Finding:
-        if failure is None:
-            return judged(subject, True, f"draws with {result}{'; simulators use it' if way == chosen else ''}", "")
-        remedy = "unset MUJOCO_GL, or set it to osmesa or egl" if asked else OPENGL_REMEDY[way]
-        used = way == chosen or chosen is None
-        return judged(subject, False, str(failure), remedy, needed=bool(asked) or (needed and used))
+        if result is not None:
+            return judged(check.subject, True, f"draws with {result}{check.note}", "")
+        found = "no device that can draw" if failure is None else str(failure)
+        is_needed = check.required or (needed and check.usual)
+        return judged(check.subject, False, found, check.remedy, needed=is_needed)
 
-    platform = way if way in OPENGL_REMEDY else None
-    return Started(probe=Probe(DRAWING, {"MUJOCO_GL": way, "PYOPENGL_PLATFORM": platform}), judge=judge)
-
-
-RENDERING = """
-import json, re
-from embodyrl.envs.maniskill.loading import rendering_device
-import sapien.render
-device = rendering_device()
-names = re.findall("GPU: (.*)", sapien.render.get_device_summary()) if device else []
-print(json.dumps([device, names]))
-"""
-
-
-def start_vulkan(machine: Inventory, *, needed: bool) -> Started:
-    """Whether SAPIEN finds a Vulkan device that can draw."""
-    from embodyrl.envs.maniskill.tasks import DRIVER_REMEDY
-
-    def judge(result: Any, failure: ProbeFailed | None) -> Finding:
-        if failure is not None:
-            return judged("Vulkan (SAPIEN)", False, str(failure), DRIVER_REMEDY, needed=needed)
-        device, names = result
-        if device is None:
-            return judged("Vulkan (SAPIEN)", False, "no device that can draw", DRIVER_REMEDY, needed=needed)
-        return judged("Vulkan (SAPIEN)", True, f"draws with {', '.join(names) or device}", "")
-
-    variables = graphics_variables(VULKAN, machine.graphics, machine.gpus, 0)
-    return Started(probe=Probe(RENDERING, variables), judge=judge)
+    return Started(probe=Probe(check.program, check.variables), judge=judge)
 
 
 CODEC = """

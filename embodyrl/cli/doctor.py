@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +15,9 @@ from embodyrl.cli.checkup import Finding, Started, Status
 from embodyrl.cli.probe import ProbeFailed
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Device
-from embodyrl.placement.graphics import OPENGL, VULKAN
+from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory, inventory
-from embodyrl.registry import SIMULATORS
+from embodyrl.registry import SIMULATORS, SimulatorEntry, load_target
 
 DEADLINE_S = 60.0
 """Longest time for all that is tried out in other processes, which run side by side [s]."""
@@ -57,16 +56,25 @@ def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
     """Begin what takes seconds; torch comes first."""
     config = loaded.config if loaded is not None else None
     started = [checkup.start_torch(machine, needs_cuda=config is not None and config.engine.device is Device.cuda)]
-    draws = None if config is None else SIMULATORS.entry(config.env.name).graphics
     films = config is not None and config.tracking.video.episodes > 0
     needed = config is not None and (bool(config.env.cameras) or films)
-    if draws in (None, OPENGL) and importlib.util.find_spec("mujoco") is not None:
-        started += checkup.start_opengl(machine, needed=needed)
-    if draws in (None, VULKAN) and not SIMULATORS.entry("maniskill").missing():
-        started.append(checkup.start_vulkan(machine, needed=needed))
+    checks = _rendering_checks(None if config is None else SIMULATORS.entry(config.env.name), machine)
+    started += [checkup.start_rendering(check, needed=needed) for check in checks]
     if config is None or films:
         started.append(checkup.start_films(needed=films))
     return started
+
+
+def _rendering_checks(simulator: SimulatorEntry | None, machine: Inventory) -> list[RenderingCheck]:
+    """What a simulator says how to try; of one that does not say (and of None), what those with its graphics say."""
+    if simulator is not None and simulator.rendering_checks is not None:
+        declared = [simulator.rendering_checks]
+    else:
+        graphics = None if simulator is None else simulator.graphics
+        alike = [entry for entry in SIMULATORS.entries() if graphics in (None, entry.graphics)]
+        declared = [entry.rendering_checks for entry in alike if entry.rendering_checks is not None]
+    # Simulators on one engine share a function.
+    return [check for function in dict.fromkeys(declared) for check in load_target(function)(machine)]
 
 
 def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[Finding]:

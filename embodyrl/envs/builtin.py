@@ -20,6 +20,7 @@ SIMULATORS.register(
     action_dim="embodyrl.envs.metaworld.tasks:action_dim",
     sentence="embodyrl.envs.metaworld.tasks:sentence",
     graphics="opengl",
+    rendering_checks="embodyrl.envs.mujoco.rendering:checks",
     preload=(
         "embodyrl.envs.mujoco.rendering:import_mujoco",
         "embodyrl.envs.metaworld.simulator",
@@ -38,6 +39,7 @@ SIMULATORS.register(
     action_dim="embodyrl.envs.libero.tasks:action_dim",
     sentence="embodyrl.envs.libero.tasks:sentence",
     graphics="opengl",
+    rendering_checks="embodyrl.envs.mujoco.rendering:checks",
     check="embodyrl.envs.libero.tasks:check",
     check_here="embodyrl.envs.libero.tasks:check_here",
     assets="embodyrl.envs.libero.tasks:assets_report",
@@ -58,6 +60,7 @@ SIMULATORS.register(
     check_here="embodyrl.envs.maniskill.tasks:check_here",
     fills_gpu="embodyrl.envs.maniskill.tasks:fills_gpu",
     graphics="vulkan",
+    rendering_checks="embodyrl.envs.maniskill.tasks:rendering_checks",
     preload=("torch", "embodyrl.envs.maniskill.simulator", "mani_skill.envs"),
     summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU or a GPU)",
 )
@@ -68,6 +71,7 @@ SIMULATORS.register(
     requires=[Requirement(module="gymnasium", install="pip install gymnasium")],
     check_here="embodyrl.envs.gymnasium.tasks:check_here",
     graphics="opengl",
+    rendering_checks="embodyrl.envs.mujoco.rendering:checks",
     preload=("embodyrl.envs.gymnasium.simulator",),
     summary="any registered Gymnasium environment: numbers, pictures, or both",
 )

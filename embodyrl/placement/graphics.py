@@ -39,6 +39,26 @@ class Graphics:
     """Those of the variables in question that the user has set."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RenderingCheck:
+    """A program that tries whether something renders here. `embodyrl doctor` runs it in a process of its own."""
+
+    subject: str
+    """What is tried, in a few words."""
+    program: str
+    """Python code. It prints, last of all and as JSON, the name of what renders; null if nothing can."""
+    variables: Mapping[str, str | None]
+    """Environment variables of the process; None removes one."""
+    remedy: str
+    """What to do where it fails."""
+    usual: bool = True
+    """Whether simulators render this way: where a run needs images, a failure is a fault."""
+    required: bool = False
+    """Whether a failure is a fault for any run, because the user asked for this way."""
+    note: str = ""
+    """Said after the name of what renders."""
+
+
 def read_graphics(root: Path, environment: Mapping[str, str]) -> Graphics:
     """What this machine can draw with.
 

@@ -17,6 +17,7 @@ from embodyrl.cli import checkup
 from embodyrl.cli.checkup import Finding, Status
 from embodyrl.cli.doctor import verdict
 from embodyrl.cli.probe import Probe, ProbeFailed
+from embodyrl.envs.mujoco import rendering
 from embodyrl.placement.plan import Inventory
 from embodyrl.registry import SIMULATORS
 
@@ -137,10 +138,10 @@ def test_a_probe_says_what_was_printed_last() -> None:
 
 @needs_mujoco
 def test_a_driver_that_hangs_is_a_finding() -> None:
-    (check, *rest) = checkup.start_opengl(Inventory(cpus=(0,), cores=1), needed=True)
-    for other in (check, *rest):
-        other.probe.close()
-    finding = check.judge(None, ProbeFailed("hangs: no answer in time"))
+    (first, *_) = rendering.checks(Inventory(cpus=(0,), cores=1))
+    started = checkup.start_rendering(first, needed=True)
+    started.probe.close()
+    finding = started.judge(None, ProbeFailed("hangs: no answer in time"))
     assert finding.status is Status.fault and finding.remedy
 
 

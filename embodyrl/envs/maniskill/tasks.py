@@ -17,7 +17,9 @@ from typing import Any
 
 from embodyrl.config.schema import Config
 from embodyrl.envs.options import Sim
+from embodyrl.placement.graphics import VULKAN, RenderingCheck, graphics_variables
 from embodyrl.placement.plan import Inventory, inventory
+from embodyrl.registry import SIMULATORS
 
 SENTENCES = {
     "AnymalC-Reach-v1": "walk to the goal position",
@@ -223,3 +225,24 @@ def _gpu(env: Any) -> Iterator[tuple[str, str, str]]:
     elif isinstance(env.workers, int) and env.workers > gpus:
         message = f"env.workers = {env.workers}, but with env.sim = 'gpu' a process fills a GPU, and there are {gpus}"
         yield "env.workers", message, f"set env.workers to auto, or to {gpus} or less"
+
+
+RENDERING_CHECK = """
+import json, re
+from embodyrl.envs.maniskill.loading import rendering_device
+import sapien.render
+device = rendering_device()
+names = re.findall("GPU: (.*)", sapien.render.get_device_summary()) if device else []
+print(json.dumps(", ".join(names) or device))
+"""
+"""Prints the names of the devices that SAPIEN finds, if one of them can render."""
+
+
+def rendering_checks(machine: Inventory) -> list[RenderingCheck]:
+    """Return how to try whether SAPIEN finds a Vulkan device that can render; nothing to try without ManiSkill."""
+    if SIMULATORS.entry("maniskill").missing():
+        return []
+    variables = graphics_variables(VULKAN, machine.graphics, machine.gpus, 0)
+    return [
+        RenderingCheck(subject="Vulkan (SAPIEN)", program=RENDERING_CHECK, variables=variables, remedy=DRIVER_REMEDY)
+    ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import importlib
+import importlib.util
 import os
 import weakref
 from collections import OrderedDict
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 from embodyrl.envs.base import RenderError
 from embodyrl.envs.options import RenderQuality
 from embodyrl.errors import UserError
+from embodyrl.placement.graphics import OPENGL, RenderingCheck, graphics_variables
+from embodyrl.placement.plan import Inventory
 from embodyrl.placement.turns import one_at_a_time
 
 OFFSCREEN = ("osmesa", "egl")
@@ -129,6 +132,50 @@ def context(height: int, width: int) -> Any:
 
 def _cannot_draw(name: str, error: Exception) -> str:
     return f"MuJoCo cannot draw pictures on this machine with {name} ({type(error).__name__}: {error}): {REMEDY}"
+
+
+CHECK = """
+import json, mujoco, numpy
+scene = "<mujoco><worldbody><light pos='0 0 2'/><geom size='.3' rgba='1 0 0 1'/></worldbody></mujoco>"
+model = mujoco.MjModel.from_xml_string(scene)
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+renderer = mujoco.Renderer(model, 32, 32)
+renderer.update_scene(data)
+picture = renderer.render()
+assert picture.std() > 1, "it draws black pictures"
+from OpenGL import GL
+print(json.dumps(GL.glGetString(GL.GL_RENDERER).decode()))
+"""
+"""Renders a small scene and prints the name of the OpenGL renderer."""
+
+CHECK_REMEDIES = {
+    "osmesa": "apt install libosmesa6  (as root)",
+    "egl": "apt install libegl1  (as root), or install the GPU's driver with its graphics libraries",
+}
+
+
+def checks(machine: Inventory) -> list[RenderingCheck]:
+    """Return how to try whether MuJoCo renders: as MUJOCO_GL says, else each way that needs no screen.
+
+    Where several could render, one that does is enough. Nothing to try without MuJoCo.
+    """
+    if importlib.util.find_spec("mujoco") is None:
+        return []
+    asked = os.environ.get("MUJOCO_GL")
+    chosen = asked or graphics_variables(OPENGL, machine.graphics, machine.gpus, 0).get("MUJOCO_GL")
+    return [
+        RenderingCheck(
+            subject=f"OpenGL (MUJOCO_GL={way})" if asked else f"OpenGL {way}",
+            program=CHECK,
+            variables={"MUJOCO_GL": way, "PYOPENGL_PLATFORM": way if way in CHECK_REMEDIES else None},
+            remedy="unset MUJOCO_GL, or set it to osmesa or egl" if asked else CHECK_REMEDIES[way],
+            usual=way == chosen or chosen is None,
+            required=bool(asked),
+            note="; simulators use it" if way == chosen else "",
+        )
+        for way in ([asked] if asked else CHECK_REMEDIES)
+    ]
 
 
 class Painter:
