@@ -16,6 +16,13 @@ class Proprio(StrEnum):
     robot = "robot"
 
 
+class Driver(StrEnum):
+    """What stands between a simulator's package and its slots."""
+
+    fast = "fast"
+    upstream = "upstream"
+
+
 class Sim(StrEnum):
     """Where ManiSkill computes the physics."""
 
@@ -45,6 +52,10 @@ class MujocoConfig(EnvConfig):
     render_quality: RenderQuality = setting(RenderQuality.full)
     """full: as the simulator's authors draw it. fast: without shadows, reflections and smoothed edges, several times
     faster on a CPU; pictures differ from those that public checkpoints were trained on."""
+    driver: Driver = setting(Driver.fast)
+    """fast: replaces private parts of the simulator's package by quicker ones with the same results, so it fits the
+    versions of the package that it was written for. upstream: uses the package's own interface, for versions that it
+    does not fit; slower, and states are saved by replay."""
 
 
 @dataclass(frozen=True, kw_only=True)

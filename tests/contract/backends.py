@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
-from embodyrl.envs.options import Proprio, RenderQuality
+from embodyrl.envs.options import Driver, Proprio, RenderQuality
 from embodyrl.envs.types import EpisodeSpec, Observation, Simulator
 from embodyrl.registry import SIMULATORS
 
@@ -65,6 +65,23 @@ BACKENDS = [
         name="metaworld",
         tasks=("push-v3",),
         options={"cameras": ["corner4", "gripperPOV"], "image_size": [48, 80], "render_quality": RenderQuality.fast},
+    ),
+    Backend(
+        label="metaworld-upstream",
+        name="metaworld",
+        tasks=("push-v3", "drawer-open-v3"),
+        options={"driver": Driver.upstream},
+    ),
+    Backend(
+        label="metaworld-upstream-rgb",
+        name="metaworld",
+        tasks=("push-v3",),
+        options={
+            "driver": Driver.upstream,
+            "cameras": ["corner4"],
+            "image_size": [48, 80],
+            "render_quality": RenderQuality.fast,
+        },
     ),
     Backend(
         label="metaworld-rgb-mixed",

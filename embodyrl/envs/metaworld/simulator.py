@@ -10,6 +10,7 @@ Actions are 4 numbers in -1 .. 1: the hand's displacement in x, y, z (1 is 1 cm 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, c
 from embodyrl.envs.metaworld.tasks import CAMERAS, PROPRIO_DIM, TASKS, known_cameras, known_tasks
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Painter, Painters
-from embodyrl.envs.options import MetaWorldConfig
+from embodyrl.envs.options import Driver, MetaWorldConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 
@@ -105,10 +106,8 @@ class MetaWorldSlot(Slot):
     """
 
     def __init__(self, task: str, config: MetaWorldConfig, painters: Painters) -> None:
-        from embodyrl.envs.metaworld import driver
-
-        self._driver = driver
-        self._env = driver.make(task)
+        self._driver = _driver(config.driver)
+        self._env = self._driver.make(task)
         self._task, self._config, self._painters = task, config, painters
         self._size = config.image_size[0], config.image_size[1]
         self._proprio_dim = PROPRIO_DIM[config.proprio]
@@ -123,7 +122,7 @@ class MetaWorldSlot(Slot):
         """Execute `action [4]` as often as the config says."""
         total, success = 0.0, False
         for _ in range(self._config.action_repeat):
-            self._observation, reward, info = self._env.step(action)
+            self._observation, reward, *_, info = self._env.step(action)
             total += float(reward)
             success |= bool(info["success"])
             if success and self._config.end_at_success:
@@ -135,12 +134,16 @@ class MetaWorldSlot(Slot):
         images = [self._paint(camera, self._size) for camera in self._config.cameras]
         return np.stack(images) if images else None, self._observation[: self._proprio_dim].astype(np.float32)
 
-    def snapshot(self) -> dict[str, NDArray[Any]]:
-        """The state of physics, layout and task, a few kilobytes."""
+    def snapshot(self) -> dict[str, NDArray[Any]] | None:
+        """The state of physics, layout and task, a few kilobytes; the upstream driver has none."""
+        if self._config.driver is Driver.upstream:
+            return None
         return {**self._driver.snapshot(self._env), OBSERVATION: self._observation.copy()}
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a snapshot of `episode`."""
+        if self._config.driver is Driver.upstream:
+            raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot go on from it")
         observation = snapshot[OBSERVATION]
         self._driver.restore(self._env, {name: array for name, array in snapshot.items() if name != OBSERVATION})
         self._observation = observation.copy()
@@ -157,3 +160,14 @@ class MetaWorldSlot(Slot):
         painter.options.sitegroup[:] = SHOWN_SITES if self._config.show_goals else 0
         picture = painter.paint(self._env.data, camera)
         return np.ascontiguousarray(picture[::-1, ::-1]) if CAMERAS[camera] else picture
+
+
+def _driver(kind: Driver) -> ModuleType:
+    """The module that drives MetaWorld's environments; only that one is imported, since a version may not fit both."""
+    if kind is Driver.upstream:
+        from embodyrl.envs.metaworld import upstream
+
+        return upstream
+    from embodyrl.envs.metaworld import driver
+
+    return driver

@@ -1,0 +1,44 @@
+"""MetaWorld's environments through MetaWorld's own interface: what to use where `driver` does not fit a new version.
+
+Observations, rewards and success are those of `driver`, bit for bit: both start episode `n` from the layout that a
+generator seeded with `n` draws. There are no snapshots, so states are saved by replay.
+
+MetaWorld freezes the layout of an environment when it is made. `_freeze_rand_vec` is the flag that says so; it has no
+public name, and is the only attribute used here that begins with an underscore.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import numpy as np
+from metaworld import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
+from numpy.typing import NDArray
+
+
+def make(task: str) -> Any:
+    """Return MetaWorld's environment of `task` with the goal in its observations, ready for `reset`."""
+    # MetaWorld draws a first layout from numpy's global generator, which it puts back where a seed is given.
+    env: Any = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{task}-goal-observable"](seed=0)
+    env.seeded_rand_vec = True
+    return env
+
+
+def reset(env: Any, start_state: int) -> NDArray[np.float64]:
+    """Start an episode of a `make` environment laid out by `start_state`; returns the observation `[39]`.
+
+    `env.reset` resets twice, so the layout is drawn before it and frozen: else the second reset would draw another one.
+    """
+    mujoco.mj_resetData(env.model, env.data)  # some layouts depend on where the last episode left things
+    env.seed(start_state)
+    env._freeze_rand_vec = False
+    env.reset_model()
+    env._freeze_rand_vec = True
+    observation: NDArray[np.float64]
+    observation, _ = env.reset()
+    # MetaWorld moves things in the model at the end of a reset; images would show them where they were.
+    mujoco.mj_kinematics(env.model, env.data)
+    mujoco.mj_comPos(env.model, env.data)
+    mujoco.mj_camlight(env.model, env.data)
+    return observation
