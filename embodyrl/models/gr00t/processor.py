@@ -1,4 +1,4 @@
-"""From a simulator's pictures to what the vision tower takes, as the public code does it.
+"""From what a simulator shows to what the network takes, as the public code does it: images and normalised numbers.
 
 Shapes: `B` samples, `V` cameras, `H, W` pixels, `h` the model's side.
 """
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodyrl.models.gr00t.options import Interpolation
+from embodyrl.models.gr00t.checkpoint import Ranges
+from embodyrl.models.gr00t.config import Interpolation, Normalization
 
 CROP = 0.95
 """Share of the picture's sides that a centre crop keeps."""
@@ -52,3 +53,32 @@ def _crop(planes: Tensor) -> Tensor:
     height, width = (int(CROP * side) for side in planes.shape[-2:])
     top, left = (round((side - kept) / 2) for side, kept in zip(planes.shape[-2:], (height, width), strict=True))
     return planes[..., top : top + height, left : left + width]
+
+
+class Normalizer(nn.Module):
+    """min_max: -1 and 1 are the ends of the range. mean_std: mean 0, standard deviation 1. Numbers that never changed
+    become 0. Nothing is cut off."""
+
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, ranges: Ranges, mode: Normalization) -> None:
+        super().__init__()
+        low, high, mean, std = (
+            torch.tensor(column, dtype=torch.float64) for column in (ranges.min, ranges.max, ranges.mean, ranges.std)
+        )
+        by_range = mode is Normalization.min_max
+        self.register_buffer("centre", (0.5 * (low + high) if by_range else mean).float(), persistent=False)
+        self.register_buffer("spread", (0.5 * (high - low) if by_range else std).float(), persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.centre)
+
+    def shrink(self, numbers: Tensor) -> Tensor:
+        """What the network takes for numbers `[..., D]` of the robot."""
+        still = self.spread == 0
+        return ((numbers - self.centre) / self.spread.masked_fill(still, 1.0)).masked_fill(still, 0.0)
+
+    def expand(self, numbers: Tensor) -> Tensor:
+        """The robot's numbers `[..., D]` for what the network says."""
+        return self.spread * numbers + self.centre

@@ -1,32 +1,36 @@
-"""What stands beside the weights in a checkpoint's folder. Nothing here imports torch."""
+"""What checkpoints of several vision-language-action models have beside their weights (imports no torch)."""
 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from embodyrl.models.errors import PolicyError
 
 
-def parse_json(content: bytes, name: str) -> dict[str, Any]:
-    """Contents of a JSON file.
+def parse_statistics(content: bytes, name: str) -> dict[str, dict[str, Any]]:
+    """Statistics by feature, from safetensors in which LeRobot keeps them as `feature.number`.
 
     Args:
         content: of the file.
         name: of the file, for messages.
 
     Raises:
-        PolicyError: it is no JSON object.
+        PolicyError: it is damaged.
     """
     try:
-        parsed = json.loads(content)
-    except ValueError as error:
+        tensors = load(content)
+    except SafetensorError as error:
         raise PolicyError(f"{name} is damaged ({error}): download it again") from error
-    if not isinstance(parsed, dict):
-        raise PolicyError(f"{name} is damaged (no JSON object): download it again")
-    return parsed
+    features: dict[str, dict[str, Any]] = {}
+    for key, tensor in tensors.items():
+        feature, _, number = key.rpartition(".")
+        features.setdefault(feature, {})[number] = tensor.tolist()
+    return features
 
 
 def choose_key(statistics: Mapping[str, Any], key: str | None) -> str:

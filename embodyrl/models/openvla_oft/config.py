@@ -1,12 +1,16 @@
-"""Options of OpenVLA-OFT (part of the config schema; imports no torch)."""
+"""Options of OpenVLA-OFT, and what is wrong with a config of it (imports no torch)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from embodyrl.config.schema import setting
-from embodyrl.models.prismatic.options import PrismaticConfig
+from embodyrl.config.schema import Config, setting
+from embodyrl.models.prismatic.check import Objection
+from embodyrl.models.prismatic.check import check as check_common
+from embodyrl.models.prismatic.config import PrismaticConfig
+from embodyrl.registry import ALGORITHMS
 
 ACTION_HEAD, PROPRIO_PROJECTOR = "action_head", "proprio_projector"
 """Parts of a checkpoint in files of their own: how their names begin."""
@@ -42,3 +46,25 @@ class OpenVLAOFTConfig(PrismaticConfig):
     go without it."""
     normalization: Normalization = setting(Normalization.q99)
     """q99: -1 and 1 are the 1st and 99th percentile. min_max: the ends of the range, as models for ALOHA have it."""
+
+
+def check(config: Config) -> Iterator[Objection]:
+    """Object to what OpenVLA-OFT cannot do."""
+    model = config.model
+    assert isinstance(model, OpenVLAOFTConfig)
+    says_numbers = model.action_head is ActionHead.l1
+    heads = [name for name, used in ((ACTION_HEAD, says_numbers), (PROPRIO_PROJECTOR, model.use_proprio)) if used]
+    algorithm = config.algorithm.name
+    if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
+        yield (
+            "model.action_head",
+            f"model.action_head = l1 says numbers without probabilities, which algorithm {algorithm!r} cannot improve",
+            "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
+        )
+    if says_numbers and config.eval.sample:
+        yield (
+            "eval.sample",
+            "eval.sample = true draws actions, but model.action_head = l1 says numbers without probabilities",
+            "set eval.sample to false",
+        )
+    yield from check_common(config, model.num_images, tuple(heads))

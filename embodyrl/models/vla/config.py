@@ -1,4 +1,4 @@
-"""Words that options of several models share (imports no torch)."""
+"""Words that options of several vision-language-action models share (imports no torch)."""
 
 from __future__ import annotations
 
