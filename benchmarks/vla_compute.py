@@ -34,8 +34,8 @@ from embodyrl.engine.precision import choose_precision, computing_in
 from embodyrl.engine.recompute import recompute_blocks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import build_policy
-from embodyrl.models.openvla_oft.options import OpenVLAOFTConfig
-from embodyrl.models.prismatic.options import ScratchConfig
+from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig
+from embodyrl.models.prismatic.config import ScratchConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VOCABULARY = 32_064

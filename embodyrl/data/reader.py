@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.data import tables
-from embodyrl.data.episode import Episode
+from embodyrl.data import storage
 from embodyrl.data.layout import (
     ACTION,
     EPISODES,
@@ -22,10 +21,10 @@ from embodyrl.data.layout import (
     TASKS,
     DatasetError,
     DatasetSpec,
+    Episode,
     Info,
     Pictures,
 )
-from embodyrl.data.pictures import from_png, read_video
 
 PLACES = ("episode_index", "length", "data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
 
@@ -58,7 +57,7 @@ class Dataset:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.info = Info.read(folder)
-        self.tasks = tables.read_tasks(folder / TASKS)
+        self.tasks = storage.read_tasks(folder / TASKS)
         self.episodes = self._find_episodes()
         self._check_totals()
 
@@ -75,8 +74,8 @@ class Dataset:
         """
         where, spec = self.episodes[number], self.spec
         names = [*self._columns, *(spec.picture_keys if pictures and spec.pictures is Pictures.image else [])]
-        table = tables.read_rows(where.path, where.first_row, where.first_row + where.length, names)
-        columns = {name: tables.numbers(table[name]) for name in self._columns}
+        table = storage.read_rows(where.path, where.first_row, where.first_row + where.length, names)
+        columns = {name: storage.numbers(table[name]) for name in self._columns}
         if not (columns["episode_index"] == number).all():
             raise DatasetError(f"{where.path} holds other rows than episode {number} where it should be")
         numbers = set(columns["task_index"].tolist())
@@ -104,10 +103,11 @@ class Dataset:
         """Pictures of an episode `[T, V, H, W, 3]`."""
         spec = self.spec
         if spec.pictures is Pictures.video:
-            shown = [read_video(*where.videos[key], where.length, spec.fps) for key in spec.picture_keys]
+            shown = [storage.read_video(*where.videos[key], where.length, spec.fps) for key in spec.picture_keys]
         else:
             shown = [
-                np.stack([from_png(cell["bytes"]) for cell in table[key].to_pylist()]) for key in spec.picture_keys
+                np.stack([storage.from_png(cell["bytes"]) for cell in table[key].to_pylist()])
+                for key in spec.picture_keys
             ]
         images = np.stack(shown, 1)
         if images.shape[2:4] != spec.image_size:
@@ -126,7 +126,7 @@ class Dataset:
         in_videos = [
             f"videos/{key}/{name}" for key in filmed for name in ("chunk_index", "file_index", "from_timestamp")
         ]
-        rows = [row for path in paths for row in tables.read_table(path, [*PLACES, *in_videos]).to_pylist()]
+        rows = [row for path in paths for row in storage.read_table(path, [*PLACES, *in_videos]).to_pylist()]
         rows.sort(key=lambda row: row["episode_index"])
         begin: dict[Path, int] = {}
         found = []

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.data.episode import Episode
 from embodyrl.data.experts import Demonstrator
-from embodyrl.data.layout import DatasetSpec, Pictures
+from embodyrl.data.layout import DatasetSpec, Episode, Pictures
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager
 from embodyrl.seeding import derive_seed

@@ -1,10 +1,16 @@
-"""Writes a LeRobotDataset, which is whole or not there."""
+"""Writes a LeRobotDataset, which is whole or not there, with the statistics of its features in `meta/stats.json`.
+
+Of numbers, minimum, maximum, mean, standard deviation (of the population) and quantiles are per entry. Quantiles of a
+dataset are those of all its frames, not means of the episodes' quantiles. Pictures are looked at in a sample of frames,
+per channel, with pixels between 0 and 1.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embodyrl.data import statistics, tables
-from embodyrl.data.episode import Episode
+from embodyrl.data import storage
 from embodyrl.data.layout import (
     ACTION,
     DATA_FILE_MB,
@@ -31,12 +36,11 @@ from embodyrl.data.layout import (
     VIDEO_PATH,
     DatasetError,
     DatasetSpec,
+    Episode,
     Info,
     Pictures,
     Place,
 )
-from embodyrl.data.pictures import VideoWriter, to_png
-from embodyrl.data.statistics import Statistics
 
 
 class DatasetWriter:
@@ -63,7 +67,7 @@ class DatasetWriter:
         self._partial.mkdir(parents=True)
         self._sentences: dict[str, int] = {}
         self._place = Place()
-        self._table = tables.TableWriter(self._partial / DATA_PATH.format(**self._place._asdict()))
+        self._table = storage.TableWriter(self._partial / DATA_PATH.format(**self._place._asdict()))
         self._films = {key: _Film(self._partial, key, spec) for key in spec.picture_keys if self._in_videos}
         self._rows: list[dict[str, Any]] = []
         self._numbers: dict[str, list[NDArray[Any]]] = {}
@@ -83,20 +87,20 @@ class DatasetWriter:
         if self._table.size_mb >= DATA_FILE_MB:
             self._table.close()
             self._place = self._place.following()
-            self._table = tables.TableWriter(self._partial / DATA_PATH.format(**self._place._asdict()))
+            self._table = storage.TableWriter(self._partial / DATA_PATH.format(**self._place._asdict()))
         found = self._numeric_columns(episode)
-        described = {name: statistics.of_numbers(values) for name, values in found.items()}
-        columns = {name: tables.column(values) for name, values in found.items()}
+        described = {name: of_numbers(values) for name, values in found.items()}
+        columns = {name: storage.column(values) for name, values in found.items()}
         films: dict[str, Any] = {}
         for camera, key in enumerate(self.spec.picture_keys):
             assert episode.images is not None, "checked above"
             shown = episode.images[:, camera]
-            described[key] = statistics.of_pictures(shown)
+            described[key] = of_pictures(shown)
             self._pictures.setdefault(key, []).append(described[key])
             if self._in_videos:
                 films |= self._films[key].add(shown)
             else:
-                columns[key] = tables.picture_column([to_png(picture) for picture in shown])
+                columns[key] = storage.picture_column([storage.to_png(picture) for picture in shown])
         self._table.add(columns)
         for name, values in found.items():
             self._numbers.setdefault(name, []).append(values)
@@ -154,12 +158,12 @@ class DatasetWriter:
         if not self.episodes:
             self.discard()
             return
-        index = tables.TableWriter(self._partial / EPISODES_PATH.format(**Place()._asdict()))
+        index = storage.TableWriter(self._partial / EPISODES_PATH.format(**Place()._asdict()))
         index.add({name: pa.array([row[name] for row in self._rows]) for name in self._rows[0]})
         index.close()
-        tables.write_tasks(self._partial / TASKS, list(self._sentences))
-        total = {name: statistics.of_numbers(np.concatenate(parts)) for name, parts in self._numbers.items()}
-        total |= {key: statistics.pooled(parts) for key, parts in self._pictures.items()}
+        storage.write_tasks(self._partial / TASKS, list(self._sentences))
+        total = {name: of_numbers(np.concatenate(parts)) for name, parts in self._numbers.items()}
+        total |= {key: pooled(parts) for key, parts in self._pictures.items()}
         plain = {key: {name: value.tolist() for name, value in found.items()} for key, found in total.items()}
         (self._partial / STATS).write_text(json.dumps(plain, indent=4) + "\n")
         Info(spec=self.spec, episodes=self.episodes, frames=self.frames, tasks=len(self._sentences)).write(
@@ -195,7 +199,7 @@ class _Film:
     def __init__(self, folder: Path, key: str, spec: DatasetSpec) -> None:
         self._folder, self._key, self._spec = folder, key, spec
         self._place = Place()
-        self._video: VideoWriter | None = None
+        self._video: storage.VideoWriter | None = None
 
     def add(self, pictures: NDArray[np.uint8]) -> dict[str, Any]:
         """Append an episode; returns the columns that tell where it is."""
@@ -204,7 +208,7 @@ class _Film:
             self._video, self._place = None, self._place.following()
         if self._video is None:
             path = self._folder / VIDEO_PATH.format(video_key=self._key, **self._place._asdict())
-            self._video = VideoWriter(path, fps=self._spec.fps, size=self._spec.image_size)
+            self._video = storage.VideoWriter(path, fps=self._spec.fps, size=self._spec.image_size)
         start = self._video.frames
         self._video.add(pictures)
         found = {
@@ -218,3 +222,51 @@ class _Film:
         """Finish the last file."""
         if self._video is not None:
             self._video.close()
+
+
+Statistics = dict[str, NDArray[Any]]
+"""`min max mean std count q01 q10 q50 q90 q99`; `count` is `[1]`, the others are as the feature or `[3, 1, 1]`."""
+
+QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+SAMPLED_PICTURES = 32
+"""Pictures of an episode that are looked at."""
+
+
+def of_numbers(values: NDArray[Any]) -> Statistics:
+    """Statistics over `T` of numbers `[T]` or `[T, n]`."""
+    table = values.reshape(len(values), -1).astype(np.float64)
+    return _of_table(table, len(table))
+
+
+def of_pictures(images: NDArray[np.uint8]) -> Statistics:
+    """Statistics per channel of one camera's pictures `[T, H, W, 3]`."""
+    chosen = np.unique(np.linspace(0, len(images) - 1, SAMPLED_PICTURES).round().astype(int))
+    table = images[chosen].reshape(-1, 3) / 255.0
+    found = _of_table(table, len(chosen))
+    return {name: value if name == "count" else value.reshape(3, 1, 1) for name, value in found.items()}
+
+
+def _of_table(table: NDArray[np.float64], count: int) -> Statistics:
+    found = {"min": table.min(0), "max": table.max(0), "mean": table.mean(0), "std": table.std(0)}
+    quantiles = np.quantile(table, list(QUANTILES.values()), axis=0)
+    return found | {"count": np.array([count])} | dict(zip(QUANTILES, quantiles, strict=True))
+
+
+def pooled(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of several sets together; quantiles are means, weighted by the number of frames."""
+    counts = np.array([float(part["count"][0]) for part in parts])
+    weights = counts / counts.sum()
+
+    def mean(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.tensordot(weights, np.stack(values), 1)
+
+    centre = mean([part["mean"] for part in parts])
+    variance = mean([part["std"] ** 2 + (part["mean"] - centre) ** 2 for part in parts])
+    return {
+        "min": np.min([part["min"] for part in parts], axis=0),
+        "max": np.max([part["max"] for part in parts], axis=0),
+        "mean": centre,
+        "std": np.sqrt(variance),
+        "count": np.array([int(counts.sum())]),
+        **{name: mean([part[name] for part in parts]) for name in QUANTILES},
+    }

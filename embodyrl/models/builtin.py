@@ -14,7 +14,7 @@ PI: dict[str, Any] = {
     "blocks": True,
     "standalone": True,
     "check": "embodyrl.models.pi.check:check",
-    "notes": "embodyrl.models.pi.conventions:notes",
+    "notes": "embodyrl.models.pi.check:notes",
     "kept": {"denoising_times": "summed"},
 }
 """What pi0 and pi0.5 have in common."""
@@ -31,33 +31,33 @@ SupportedModel.register(
 SupportedModel.register(
     "openvla",
     target="embodyrl.models.openvla.policy:OpenVLAPolicy",
-    options="embodyrl.models.openvla.options:OpenVLAConfig",
+    options="embodyrl.models.openvla.config:OpenVLAConfig",
     requires=VLA,
     critic=True,
     max_chunk=1,
     blocks=True,
     standalone=True,
-    check="embodyrl.models.openvla.check:check",
+    check="embodyrl.models.openvla.config:check",
     published="the published OpenVLA 7B",
     summary="OpenVLA (7B): one picture and a sentence; an action in tokens, entry by entry",
 )
 SupportedModel.register(
     "openvla_oft",
     target="embodyrl.models.openvla_oft.policy:OpenVLAOFTPolicy",
-    options="embodyrl.models.openvla_oft.options:OpenVLAOFTConfig",
+    options="embodyrl.models.openvla_oft.config:OpenVLAOFTConfig",
     requires=VLA,
     critic=True,
     usual_chunk=8,
     blocks=True,
     standalone=True,
-    check="embodyrl.models.openvla_oft.check:check",
+    check="embodyrl.models.openvla_oft.config:check",
     published="the published OpenVLA-OFT 7B",
     summary="OpenVLA-OFT (7B): pictures, robot state and a sentence; a chunk of actions in one pass",
 )
 SupportedModel.register(
     "gr00t",
     target="embodyrl.models.gr00t.policy:Gr00tPolicy",
-    options="embodyrl.models.gr00t.options:Gr00tConfig",
+    options="embodyrl.models.gr00t.config:Gr00tConfig",
     requires=VLA,
     critic=True,
     usual_chunk=16,
@@ -71,7 +71,7 @@ SupportedModel.register(
 SupportedModel.register(
     "pi0",
     target="embodyrl.models.pi.policy:PiPolicy",
-    options="embodyrl.models.pi.options:Pi0Config",
+    options="embodyrl.models.pi.config:Pi0Config",
     requires=VLA,
     **PI,
     published="the published pi0 (3.5B)",
@@ -80,7 +80,7 @@ SupportedModel.register(
 SupportedModel.register(
     "pi05",
     target="embodyrl.models.pi.policy:PiPolicy",
-    options="embodyrl.models.pi.options:Pi05Config",
+    options="embodyrl.models.pi.config:Pi05Config",
     requires=VLA,
     **PI | {"kept": {"denoising_times": "summed", "padded_state": False}},
     published="the published pi0.5 (3.6B)",

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.options import WeightType
-from embodyrl.models.shards import INDEX_FILE, SINGLE_FILE, open_shard, shard_files
+from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, open_shard, shard_files
+from embodyrl.models.vla.config import WeightType
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
 SHARD_BYTES = 5 * 10**9

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embodyrl.data.episode import Episode
-from embodyrl.data.layout import DatasetSpec
+from embodyrl.data.layout import DatasetSpec, Episode
 from embodyrl.data.writer import DatasetWriter
 
 PENDULUM = {"action_names": ("torque",), "state_dim": 3, "fps": 20}

@@ -13,12 +13,10 @@ pytest.importorskip("pyarrow", reason="demonstrations need pyarrow: pip install 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embodyrl.data import tables
-from embodyrl.data.episode import Episode
-from embodyrl.data.layout import DatasetError, DatasetSpec, Pictures
+from embodyrl.data import storage
+from embodyrl.data.layout import DatasetError, DatasetSpec, Episode, Pictures
 from embodyrl.data.reader import Dataset
-from embodyrl.data.statistics import of_numbers, pooled
-from embodyrl.data.writer import DatasetWriter
+from embodyrl.data.writer import DatasetWriter, of_numbers, pooled
 
 LENGTHS = (7, 30, 1, 25)
 SENTENCES = ("open the door", "close the door")
@@ -262,6 +260,6 @@ def test_channels_may_come_first_in_the_description(tmp_path: Path) -> None:
 def test_pieces_in_memory_do_not_outlive_their_file(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     pq.write_table(pa.table({"a": [1, 2, 3]}), path)
-    assert tables.read_rows(path, 0, 2, ["a"])["a"].to_pylist() == [1, 2]
+    assert storage.read_rows(path, 0, 2, ["a"])["a"].to_pylist() == [1, 2]
     pq.write_table(pa.table({"a": [7, 8, 9]}), path)
-    assert tables.read_rows(path, 0, 2, ["a"])["a"].to_pylist() == [7, 8]
+    assert storage.read_rows(path, 0, 2, ["a"])["a"].to_pylist() == [7, 8]

@@ -23,7 +23,7 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks, connected
 from embodyrl.engine.sharding import Shards, spread, whole
 from embodyrl.envs import Observation
-from embodyrl.models.options import WeightType
+from embodyrl.models.vla.config import WeightType
 from embodyrl.placement.ranks import Place
 
 CASES: dict[str, Callable[[Ranks], None]] = {}
@@ -188,7 +188,7 @@ def vla_cases() -> None:
     from embodyrl.engine.dry_run import trace
     from embodyrl.engine.memory import Learning, rollout_need, train_need
     from embodyrl.models import build_policy
-    from embodyrl.models.prismatic.options import ScratchConfig
+    from embodyrl.models.prismatic.config import ScratchConfig
     from embodyrl.models.weightless import build_weightless
 
     def learn(ranks: Ranks, backend: str = "fsdp", **engine: Any) -> None:

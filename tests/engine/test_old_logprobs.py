@@ -29,7 +29,7 @@ from embodyrl.config.schema import (
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import Observation
 from embodyrl.models import Policy, build_policy
-from embodyrl.models.pi.options import ScratchConfig
+from embodyrl.models.pi.config import ScratchConfig
 from embodyrl.registry import LOSSES, SupportedModel
 
 SLOTS, DECISIONS = 1, 8

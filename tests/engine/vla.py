@@ -15,8 +15,8 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import ALONE, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, build_policy
-from embodyrl.models.openvla_oft.options import OpenVLAOFTConfig
-from embodyrl.models.prismatic.options import ScratchConfig
+from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig
+from embodyrl.models.prismatic.config import ScratchConfig
 from embodyrl.registry import LOSSES, SupportedModel
 
 for requirement in SupportedModel.entry("openvla_oft").missing():

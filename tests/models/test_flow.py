@@ -10,11 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from embodyrl.models.flow.grid import TimeGrid
-from embodyrl.models.flow.heads import NoiseNetwork, ValueHead
-from embodyrl.models.flow.options import FlowConfig
+from embodyrl.models.flow.config import FlowConfig
+from embodyrl.models.flow.denoising import (
+    NoiseNetwork,
+    TimeGrid,
+    Transition,
+    ValueHead,
+    ends,
+    euler,
+    flow_cps,
+    flow_noise,
+    flow_sde,
+    prior,
+)
 from embodyrl.models.flow.policy import FlowPolicy
-from embodyrl.models.flow.transition import Transition, ends, euler, flow_cps, flow_noise, flow_sde, prior
 
 
 def column(*numbers: float) -> torch.Tensor:

@@ -28,19 +28,25 @@ from embodyrl.config.schema import LEFT_OPEN, LoraConfig
 from embodyrl.engine.lora import add_adapters, save_policy
 from embodyrl.envs import ActionField, Observation
 from embodyrl.models import PolicyError, build_policy, load_policy
-from embodyrl.models.flow.options import NoiseMethod
+from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.flow.policy import HEADS_FILE
-from embodyrl.models.gr00t.architecture import Architecture
-from embodyrl.models.gr00t.backbone import causal_mask, padded_attention
-from embodyrl.models.gr00t.files import EAGLE, METADATA, CheckpointFiles
-from embodyrl.models.gr00t.network import LEROBOT_PREFIX, POOLING, TEXT, Gr00tNetwork, checkpoint_name, parameter_name
-from embodyrl.models.gr00t.options import Gr00tConfig, Interpolation, ScratchConfig
-from embodyrl.models.gr00t.pictures import PicturePipeline
-from embodyrl.models.gr00t.tokens import PAD, PIECE, prompt, read_tokenizer
-from embodyrl.models.options import WeightType
-from embodyrl.models.pi.options import Pi0Config
-from embodyrl.models.saved import DESCRIPTION_FILE, other_options, read_description, with_kept
-from embodyrl.models.shards import INDEX_FILE, SINGLE_FILE
+from embodyrl.models.gr00t.checkpoint import EAGLE, METADATA, CheckpointFiles
+from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, Interpolation, ScratchConfig
+from embodyrl.models.gr00t.network import (
+    LEROBOT_PREFIX,
+    POOLING,
+    TEXT,
+    Gr00tNetwork,
+    causal_mask,
+    checkpoint_name,
+    padded_attention,
+    parameter_name,
+)
+from embodyrl.models.gr00t.processor import PicturePipeline
+from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
+from embodyrl.models.pi.config import Pi0Config
+from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, SINGLE_FILE, other_options, read_description, with_kept
+from embodyrl.models.vla.config import WeightType
 from embodyrl.models.weightless import build_weightless
 from tests.parity.formula import SPEC, TASKS
 from tests.parity.gr00t_formula import CHUNK, HORIZON, TAG, two_views, write_checkpoint

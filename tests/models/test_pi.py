@@ -23,12 +23,10 @@ from embodyrl.config import ConfigError, load_config
 from embodyrl.config.rules import checkpoint_notes
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import PolicyError, SupportedModel, build_policy, load_policy
-from embodyrl.models.flow.options import NoiseMethod
-from embodyrl.models.pi.files import CheckpointFiles
-from embodyrl.models.pi.gemma import Attention, Rotation, stacked
-from embodyrl.models.pi.layout import HEAD, WORDS
-from embodyrl.models.pi.options import ScratchConfig, StateInput
-from embodyrl.models.pi.sizes import GemmaSizes
+from embodyrl.models.flow.config import NoiseMethod
+from embodyrl.models.pi.checkpoint import HEAD, WORDS, CheckpointFiles
+from embodyrl.models.pi.config import GemmaSizes, ScratchConfig, StateInput
+from embodyrl.models.pi.network import Attention, Rotation, stacked
 
 SPEC = SimulatorSpec(
     tasks={"push": "push the cube", "pull": "pull the red cube back"},

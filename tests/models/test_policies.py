@@ -13,13 +13,13 @@ import torch
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, PolicyError, SupportedModel, build_policy
-from embodyrl.models.flow.options import NoiseMethod
-from embodyrl.models.gr00t.options import ScratchConfig as Gr00tScratch
-from embodyrl.models.gr00t.options import ValueInput
+from embodyrl.models.flow.config import NoiseMethod
+from embodyrl.models.gr00t.config import ScratchConfig as Gr00tScratch
+from embodyrl.models.gr00t.config import ValueInput
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.models.pi.options import Frozen, StateInput, ValueFrom
-from embodyrl.models.pi.options import ScratchConfig as PiScratch
-from embodyrl.models.prismatic.options import ScratchConfig
+from embodyrl.models.pi.config import Frozen, StateInput, ValueFrom
+from embodyrl.models.pi.config import ScratchConfig as PiScratch
+from embodyrl.models.prismatic.config import ScratchConfig
 
 BATCH = 6
 FLOW = {"pi0", "pi05", "gr00t"}

@@ -23,13 +23,11 @@ pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 from embodyrl.config import load_config
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import PolicyError, build_policy, load_policy
-from embodyrl.models.openvla_oft.check import check
-from embodyrl.models.openvla_oft.options import ActionHead, OpenVLAOFTConfig
-from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
-from embodyrl.models.prismatic.architecture import Architecture
+from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig, check
+from embodyrl.models.prismatic.config import Architecture, ScratchConfig
 from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork, checkpoint_name
-from embodyrl.models.prismatic.options import ScratchConfig
-from embodyrl.models.shards import INDEX_FILE
+from embodyrl.models.prismatic.processor import ActionBins, TokenDistribution
+from embodyrl.models.saved import INDEX_FILE
 from embodyrl.models.weights import write_weights
 from tests.parity.formula import CHUNK, SPEC, TASKS, observation, statistics, write_checkpoint
 

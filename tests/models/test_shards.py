@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.shards import INDEX_FILE, SINGLE_FILE, shard_files
+from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, shard_files
 
 
 @pytest.mark.parametrize(

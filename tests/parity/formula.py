@@ -11,9 +11,9 @@ import torch
 
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, build_policy
-from embodyrl.models.openvla_oft.options import ActionHead, OpenVLAOFTConfig
-from embodyrl.models.prismatic.files import STATISTICS, CheckpointFiles
-from embodyrl.models.prismatic.options import ScratchConfig
+from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig
+from embodyrl.models.prismatic.checkpoint import STATISTICS, CheckpointFiles
+from embodyrl.models.prismatic.config import ScratchConfig
 from embodyrl.models.saved import DESCRIPTION_FILE
 
 TASKS = {"pick": "pick up the red cube", "stove": "Turn on the stove and put the moka pot on it"}

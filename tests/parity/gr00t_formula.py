@@ -11,8 +11,8 @@ import torch
 
 from embodyrl.envs import Observation
 from embodyrl.models import build_policy
-from embodyrl.models.flow.options import NoiseMethod
-from embodyrl.models.gr00t.options import Gr00tConfig, ScratchConfig
+from embodyrl.models.flow.config import NoiseMethod
+from embodyrl.models.gr00t.config import Gr00tConfig, ScratchConfig
 from embodyrl.models.saved import DESCRIPTION_FILE
 from tests.parity.formula import SPEC, fill, observation
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-import embodyrl.models.gr00t.layers as layers
+import embodyrl.models.gr00t.head as layers
 
 
 def _nudge(path: str) -> Callable[[Any], None]:

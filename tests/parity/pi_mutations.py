@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from embodyrl.models.pi import gemma
 from embodyrl.models.pi import network as networks
 from tests.parity.mutations import Mutation
 
@@ -27,9 +26,9 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
 
 def other_epsilon(transformer: Any) -> None:
     for module in transformer.modules():
-        if isinstance(module, gemma.RMSNorm):
+        if isinstance(module, networks.RMSNorm):
             module.forward = lambda x, _, norm=module: (normalized(x) * (1 + norm.weight), 1.0)
-        elif isinstance(module, gemma.AdaptiveRMSNorm):
+        elif isinstance(module, networks.AdaptiveRMSNorm):
             module.forward = lambda x, condition, norm=module: adapted(x, *norm.dense(condition)[:, None].chunk(3, -1))
 
 
@@ -92,7 +91,7 @@ def padding_counted(policy: Any) -> None:
 
 def scale_and_shift_swapped(policy: Any) -> None:
     for module in policy.network.expert.modules():
-        if isinstance(module, gemma.AdaptiveRMSNorm):
+        if isinstance(module, networks.AdaptiveRMSNorm):
             for parameter in module.dense.parameters():
                 scale, shift, gate = parameter.data.chunk(3)
                 parameter.data = torch.cat([shift, scale, gate])

@@ -26,13 +26,11 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from embodyrl.models import load_policy
 from embodyrl.models.flow.policy import FlowPolicy, masked_error
-from embodyrl.models.gr00t.backbone import causal_mask
-from embodyrl.models.gr00t.embodiments import EMBODIMENTS
-from embodyrl.models.gr00t.normalizer import Normalizer
-from embodyrl.models.gr00t.options import Interpolation, Normalization
-from embodyrl.models.gr00t.pictures import PicturePipeline
-from embodyrl.models.gr00t.statistics import Ranges
-from embodyrl.models.gr00t.tokens import PIECE
+from embodyrl.models.gr00t.checkpoint import Ranges
+from embodyrl.models.gr00t.config import EMBODIMENTS, Interpolation, Normalization
+from embodyrl.models.gr00t.network import causal_mask
+from embodyrl.models.gr00t.processor import Normalizer, PicturePipeline
+from embodyrl.models.gr00t.prompts import PIECE
 from tests.parity.gr00t_mutations import MUTATIONS
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"

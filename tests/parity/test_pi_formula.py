@@ -17,8 +17,8 @@ import torch
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.models import SupportedModel, build_policy
+from embodyrl.models.pi.config import ScratchConfig
 from embodyrl.models.pi.network import time_embedding
-from embodyrl.models.pi.options import ScratchConfig
 from tests.parity.formula import SPEC, fill, observation
 from tests.parity.mutations import Mutation
 from tests.parity.pi_mutations import MUTATIONS, rough_time_embedding

@@ -15,14 +15,12 @@ from PIL import Image
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
-from embodyrl.models.flow.transition import euler
-from embodyrl.models.pi.architecture import Architecture
-from embodyrl.models.pi.layout import HEAD, WORDS, Layout
+from embodyrl.models.flow.denoising import euler
+from embodyrl.models.pi.checkpoint import HEAD, NUMBERS, WORDS, Layout, Ranges
+from embodyrl.models.pi.config import Architecture
 from embodyrl.models.pi.network import Pi, time_embedding
-from embodyrl.models.pi.pictures import letterbox, pixel_values
-from embodyrl.models.pi.ranges import NUMBERS, Ranges
-from embodyrl.models.pi.statistics import Normalizer
-from embodyrl.models.pi.tokens import prompt_with_state
+from embodyrl.models.pi.processor import Normalizer, letterbox, pixel_values
+from embodyrl.models.pi.prompts import prompt_with_state
 from tests.parity import pi_mutations
 from tests.parity.pi_mutations import MUTATIONS
 from tests.parity.pi_reference import ENTRIES, EXECUTED, METHODS, REFERENCE, STEPS, Case

@@ -82,7 +82,7 @@ def rlinf(name: str, mode: str) -> tuple[Any, dict[str, torch.Tensor], torch.Ten
     pixels = torch.from_numpy(arrays["pixel_values"])
     ids, _ = policy.prompts.batch(facts["tasks"])
     width = ids.shape[1] - 1
-    assert torch.equal(ids[:, 1:], torch.from_numpy(arrays["input_ids"])[:, -width:])
+    assert torch.equal(torch.from_numpy(ids)[:, 1:], torch.from_numpy(arrays["input_ids"])[:, -width:])
     inputs = {
         "pixel_values": pixels.flatten(1, 2) if pixels.dim() == 5 else pixels,
         "input_ids": torch.from_numpy(arrays["input_ids"]),

@@ -18,12 +18,20 @@ from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
-from embodyrl.models.flow.grid import TimeGrid
-from embodyrl.models.flow.heads import NoiseNetwork, ValueHead
-from embodyrl.models.flow.options import FlowConfig, Gripper, NoiseMethod
-from embodyrl.models.flow.transition import Transition, euler, flow_cps, flow_noise, flow_sde, prior
-from embodyrl.models.options import ActionUnits
+from embodyrl.models.flow.config import FlowConfig, Gripper, NoiseMethod
+from embodyrl.models.flow.denoising import (
+    NoiseNetwork,
+    TimeGrid,
+    Transition,
+    ValueHead,
+    euler,
+    flow_cps,
+    flow_noise,
+    flow_sde,
+    prior,
+)
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.weights import DTYPES, load_strictly, read_tensors
 
 HEADS_FILE = "flow_heads.safetensors"

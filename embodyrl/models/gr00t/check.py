@@ -9,16 +9,12 @@ from typing import Any
 from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.check import Objection
-from embodyrl.models.flow.check import check as check_flow
-from embodyrl.models.gr00t.architecture import Architecture
-from embodyrl.models.gr00t.embodiments import embodiment_number
-from embodyrl.models.gr00t.files import TOKENIZER, CheckpointFiles, read_statistics
-from embodyrl.models.gr00t.options import Gr00tConfig
-from embodyrl.models.gr00t.statistics import Robot, choose_robot
-from embodyrl.models.gr00t.tokens import PromptError, Words
-from embodyrl.models.saved import with_kept
-from embodyrl.models.shards import open_shard, shard_files
+from embodyrl.models.flow.config import Objection
+from embodyrl.models.flow.config import check as check_flow
+from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robot, read_statistics
+from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, embodiment_number
+from embodyrl.models.gr00t.prompts import TOKENIZER, PromptError, Prompts
+from embodyrl.models.saved import open_shard, shard_files, with_kept
 
 
 def check(config: Config) -> Iterator[Objection]:
@@ -128,13 +124,14 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
     """The tokenizer fits the model, and so do the sentences that are known."""
     sizes = files.architecture
     try:
-        Words(
+        Prompts(
             files.tokenizer,
             image_token=sizes.image_token,
             pictures=len(config.env.cameras),
             pieces=sizes.picture_tokens,
             tasks=sentences(config).values(),
             listed=model.listed_task,
+            padding=model.padding,
             length=model.prompt_length,
         )
     except PromptError as error:

@@ -16,27 +16,18 @@ from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
-from embodyrl.models.flow.grid import TimeGrid
+from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
-from embodyrl.models.gr00t.architecture import Architecture
-from embodyrl.models.gr00t.backbone import causal_mask
 from embodyrl.models.gr00t.check import misfits, robot_of
-from embodyrl.models.gr00t.embodiments import embodiment_number
-from embodyrl.models.gr00t.files import CheckpointFiles
-from embodyrl.models.gr00t.head import Condition
-from embodyrl.models.gr00t.layers import Embodiment
-from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork
-from embodyrl.models.gr00t.normalizer import Normalizer
-from embodyrl.models.gr00t.options import Gr00tConfig, ValueInput
-from embodyrl.models.gr00t.pictures import PicturePipeline
+from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, published_files, scratch_files
+from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
+from embodyrl.models.gr00t.head import Condition, Embodiment
+from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork, causal_mask
+from embodyrl.models.gr00t.processor import Normalizer, PicturePipeline
 from embodyrl.models.gr00t.prompts import Prompts
-from embodyrl.models.gr00t.published import published_files
-from embodyrl.models.gr00t.scratch import scratch_files
-from embodyrl.models.gr00t.statistics import Robot
-from embodyrl.models.observations import check_images
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
 from embodyrl.models.saved import with_kept, write_description
-from embodyrl.models.units import SimulatorUnits
+from embodyrl.models.vla.processor import SimulatorUnits, check_images
 from embodyrl.models.weights import read_weights, write_weights
 
 
@@ -117,8 +108,8 @@ class Gr00tPolicy(FlowPolicy):
         ids, mask = self.prompts.batch(observation.tasks)
         return {
             "pixel_values": self.pictures(images, device),
-            "input_ids": ids.to(device),
-            "attention_mask": mask.to(device),
+            "input_ids": torch.from_numpy(ids).to(device),
+            "attention_mask": torch.from_numpy(mask).to(device),
             "state": self._padded_state(observation.proprio, len(ids)).unsqueeze(1),
         }
 

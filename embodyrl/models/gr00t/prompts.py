@@ -1,51 +1,147 @@
-"""The prompt, in tokens.
-
-Shapes: `B` samples, `L` tokens, pictures included.
-"""
+"""From a task to tokens: a chat in which the user shows images and says what to do. Nothing here imports torch, so
+that a config can be checked before anything starts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from torch import Tensor
 
-from embodyrl.models.gr00t.options import Padding
-from embodyrl.models.gr00t.tokens import PAD, PIECE, SPECIAL, UNKNOWN, Words, prompt
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.gr00t.config import Padding
+
+TOKENIZER = "tokenizer.json"
+PIECE = "<IMG_CONTEXT>"
+"""Stands for a piece of a picture."""
+PAD, UNKNOWN = "<|endoftext|>", "<unk>"
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", PIECE, PAD)
 
 
-class Prompts(Words):
+def prompt(task: str, pictures: int, pieces: int) -> str:
+    """The chat about a task.
+
+    Args:
+        task: the sentence.
+        pictures: how many.
+        pieces: tokens that each of them takes.
+    """
+    shown = "".join(f"<image {number}><img>{PIECE * pieces}</img>" for number in range(1, pictures + 1))
+    return (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\n{shown}{task}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+class PromptError(PolicyError):
+    """Raised for sentences that are too long."""
+
+
+class Prompts:
     """Turns sentences into token ids of one length: the model looks at padding as well, so that another length would be
     another prompt.
 
     Args:
+        tokenizer: the files' contents by name.
+        image_token: id that must stand for a piece of a picture.
+        pictures: shown with every sentence.
+        pieces: tokens of a picture.
+        tasks: sentences to expect.
+        listed: sentences are written as LeRobot does: in brackets and quotation marks.
         padding: where to fill up.
-        arguments: as for `Words`.
+        length: of every prompt; None: that of the longest sentence to expect, or, where none is expected, of the
+            longest in the batch. `length` afterwards says which it is.
+
+    Raises:
+        PolicyError: the tokenizer is damaged or that of another model, or a sentence is too long.
     """
 
-    def __init__(self, *arguments: Any, padding: Padding, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(
+        self,
+        tokenizer: Mapping[str, bytes],
+        *,
+        image_token: int,
+        pictures: int,
+        pieces: int,
+        tasks: Iterable[str],
+        listed: bool,
+        padding: Padding,
+        length: int | None,
+    ) -> None:
+        self._tokenizer = read_tokenizer(tokenizer)
+        found = self._tokenizer.token_to_id(PIECE)
+        if found != image_token:
+            raise PolicyError(
+                f"{PIECE} has id {found} in the tokenizer, {image_token} in the model: it is another model's tokenizer"
+            )
+        self._pictures, self._pieces, self._listed = pictures, pieces, listed
+        self._known: dict[str, list[int]] = {}
+        longest = max((len(self.encode(task)) for task in tasks), default=None)
+        self.length = longest if length is None else length
+        self._origin = "the longest of the simulator's tasks" if length is None else "of the config or the saved policy"
+        self._check_lengths(list(self._known))
         self._left = padding is Padding.left
         self._pad = (self._tokenizer.token_to_id(PAD) or 0) if self._left else 0
 
-    def batch(self, tasks: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids `[B, L]`, and which of them are no padding, bool `[B, L]`.
+    def encode(self, task: str) -> list[int]:
+        """Token ids of the chat about a task, without padding."""
+        if task not in self._known:
+            text = prompt(str([task]) if self._listed else task, self._pictures, self._pieces)
+            self._known[task] = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._known[task]
+
+    def _check_lengths(self, tasks: Sequence[str]) -> None:
+        if self.length is None or not tasks:
+            return
+        longest = max(tasks, key=lambda task: len(self.encode(task)))
+        count = len(self.encode(longest))
+        if count > self.length:
+            raise PromptError(
+                f"with {self._pictures} picture(s), a task's prompt has {count} tokens, more than prompt_length = "
+                f"{self.length} ({self._origin}): {longest!r}: choose tasks with shorter sentences, or set "
+                f"model.prompt_length={count}, which is another prompt for every task: the model looks at padding, too"
+            )
+
+    def batch(self, tasks: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return token ids `[B, L]`, and which of them are no padding `[B, L]`.
 
         Raises:
-            PolicyError: a sentence is too long.
+            PolicyError: a task description is too long.
         """
         self._check_lengths(tasks)
         rows = [self.encode(task) for task in tasks]
         length = max(map(len, rows)) if self.length is None else self.length
-        ids = torch.full((len(rows), length), self._pad)
-        mask = torch.zeros(len(rows), length, dtype=torch.bool)
+        ids = np.full((len(rows), length), self._pad, np.int64)
+        mask = np.zeros((len(rows), length), np.bool_)
         for index, row in enumerate(rows):
             place = slice(length - len(row), length) if self._left else slice(len(row))
-            ids[index, place] = torch.tensor(row)
+            ids[index, place] = row
             mask[index, place] = True
         return ids, mask
+
+
+def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
+    """Qwen's tokenizer, from either form in which it is published; no code from a checkpoint runs.
+
+    Raises:
+        PolicyError: a file is damaged.
+    """
+    try:
+        if TOKENIZER in files:
+            return Tokenizer.from_str(files[TOKENIZER].decode())
+        from embodyrl.models.libraries import Qwen2Tokenizer  # only for this form, since it brings torch
+
+        lines = files["merges.txt"].decode().splitlines()
+        merges: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        tokenizer = Qwen2Tokenizer(vocab=json.loads(files["vocab.json"]), merges=merges).backend_tokenizer
+        added = json.loads(files.get("added_tokens.json", b"{}"))
+        tokenizer.add_tokens([AddedToken(token, special=True) for token in sorted(added, key=added.__getitem__)])
+        return tokenizer
+    except Exception as error:  # the package raises nothing more special
+        raise PolicyError(f"the tokenizer cannot be read ({error}): download it again") from error
 
 
 def word_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Tokenizer:

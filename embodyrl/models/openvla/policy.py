@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.libraries import DynamicCache
-from embodyrl.models.openvla.options import OpenVLAConfig
+from embodyrl.models.openvla.config import OpenVLAConfig
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyError
 from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
 

@@ -18,26 +18,26 @@ from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
-from embodyrl.models.companions import choose_key
-from embodyrl.models.flow.grid import TimeGrid
+from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
-from embodyrl.models.observations import check_images
-from embodyrl.models.pi.architecture import Architecture
-from embodyrl.models.pi.check import choose_cameras, misfits, written_numbers
-from embodyrl.models.pi.conventions import settled, writes_padded
-from embodyrl.models.pi.files import CheckpointFiles
-from embodyrl.models.pi.network import Pi, Prefix
-from embodyrl.models.pi.options import DenoisingTimes, Frozen, PiConfig, StateInput, ValueFrom
-from embodyrl.models.pi.pictures import pixel_values
-from embodyrl.models.pi.prompts import Prompts
-from embodyrl.models.pi.published import published_files
-from embodyrl.models.pi.ranges import Ranges, Robot, robot_of, sees_state
-from embodyrl.models.pi.scratch import initialize, scratch_files
-from embodyrl.models.pi.statistics import Normalizer
-from embodyrl.models.pi.tokens import read_tokenizer
+from embodyrl.models.pi.check import choose_cameras, misfits, settled, writes_padded, written_numbers
+from embodyrl.models.pi.checkpoint import (
+    CheckpointFiles,
+    Ranges,
+    Robot,
+    published_files,
+    robot_of,
+    scratch_files,
+    sees_state,
+)
+from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, PiConfig, StateInput, ValueFrom
+from embodyrl.models.pi.network import Pi, Prefix, initialize
+from embodyrl.models.pi.processor import Normalizer, pixel_values
+from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
 from embodyrl.models.saved import write_description
-from embodyrl.models.units import SimulatorUnits
+from embodyrl.models.vla.checkpoint import choose_key
+from embodyrl.models.vla.processor import SimulatorUnits, check_images
 from embodyrl.models.weights import Naming, read_weights, write_single_file
 from embodyrl.registry import SupportedModel
 
@@ -148,8 +148,8 @@ class PiPolicy(FlowPolicy):
         ids, mask = self.prompts.batch(observation.tasks, written)
         inputs = {
             "pixel_values": pixel_values(images, self.architecture.image_size, device),
-            "input_ids": ids.to(device),
-            "attention_mask": mask.to(device),
+            "input_ids": torch.from_numpy(ids).to(device),
+            "attention_mask": torch.from_numpy(mask).to(device),
             "state": functional.pad(shown, padding),
         }
         return inputs | {"proprio": proprio} if self.config.relative_entries else inputs

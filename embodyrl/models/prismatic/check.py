@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embodyrl.config.schema import Config
-from embodyrl.models.companions import choose_key
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.prismatic.files import CheckpointFiles, head_file
-from embodyrl.models.prismatic.options import PrismaticConfig
-from embodyrl.models.shards import open_shard, shard_files
+from embodyrl.models.prismatic.checkpoint import CheckpointFiles, head_file
+from embodyrl.models.prismatic.config import PrismaticConfig
+from embodyrl.models.saved import open_shard, shard_files
+from embodyrl.models.vla.checkpoint import choose_key
 
 Objection = tuple[str, str, str]
 """Path of a setting, what is wrong, what to do."""

@@ -1,20 +1,31 @@
-"""The network that OpenVLA and OpenVLA-OFT share: vision towers, projector, Llama.
+"""The network that OpenVLA and OpenVLA-OFT share: vision towers, projector, Llama; the critic; and weights that lie in
+files beside the network's own: heads, and LoRA adapters, W + scale * B A (Hu et al., 2021).
 
 Parameter names are those of the public checkpoints, except that timm calls LayerScale's weight `gamma`, see
-`checkpoint_name`. Shapes: `B` samples, `P` patches, `F` vision features, `L` tokens, `E` width of the language model.
+`checkpoint_name`. Adapters are read from the layout that the package peft writes; the package itself is not needed for
+that. Shapes: `B` samples, `P` patches, `F` vision features, `L` tokens, `E` width of the language model.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.libraries import LlamaConfig, LlamaForCausalLM, LlamaRotaryEmbedding, timm
-from embodyrl.models.prismatic.architecture import Architecture
+from embodyrl.models.prismatic.checkpoint import head_file
+from embodyrl.models.prismatic.config import Architecture
+from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE
 from embodyrl.models.weights import Naming
 
 
@@ -165,3 +176,97 @@ class PrismaticNetwork(nn.Module):
         """Logits `[..., bins]` of the action tokens alone, for hidden states `[..., E]`; in float32."""
         first, bins = self.architecture.first_action_token, self.architecture.bins
         return functional.linear(hidden, self.language_model.lm_head.weight[first : first + bins]).float()
+
+
+class ValueHead(nn.Module):
+    """Two hidden layers with GELU; float32 whatever the rest of the model is. Values start at nearly zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        last = nn.Linear(128, 1, bias=False)
+        nn.init.normal_(last.weight, std=0.02)
+        self.mlp = nn.Sequential(nn.Linear(width, 512), nn.GELU(), nn.Linear(512, 128), nn.GELU(), last)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Values `[B]` of hidden states `[B, E]`."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = self.mlp(hidden.float()).squeeze(-1)
+        return values
+
+
+HEAD_PREFIX = "module."
+"""In front of every name: the public training code saves what is inside DistributedDataParallel."""
+
+
+def read_head(folder: Path, name: str) -> dict[str, Tensor]:
+    """Tensors of a head by name; nothing but tensors is read from the file.
+
+    Raises:
+        PolicyError: there is no such file, it is damaged, or it holds something else.
+    """
+    path = head_file(folder, name)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise PolicyError(f"{path} is damaged or holds more than tensors: download it again") from error
+    return {key.removeprefix(HEAD_PREFIX): value for key, value in content.items()}
+
+
+def write_head(head: nn.Module, folder: Path, name: str) -> None:
+    """Write a head in the public layout."""
+    tensors = {HEAD_PREFIX + key: value.detach().cpu().clone() for key, value in head.state_dict().items()}
+    torch.save(tensors, folder / f"{name}--latest_checkpoint.pt")
+
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+
+
+@torch.no_grad()
+def add_adapter(network: nn.Module, folder: Path) -> None:
+    """Add an adapter to a network's linear layers.
+
+    Raises:
+        PolicyError: the folder holds no adapter, or the adapter changes something that the network does not have.
+    """
+    tensors, scale = _read_adapter(folder)
+    layers = {name.removesuffix(suffix) for name in tensors for suffix in (DOWN, UP) if name.endswith(suffix)}
+    expected = {name + suffix for name in layers for suffix in (DOWN, UP)}
+    odd = sorted(expected ^ tensors.keys())
+    if odd:
+        raise PolicyError(f"{folder}: only pairs of lora_A and lora_B are supported, found {', '.join(odd[:4])}")
+    modules = dict(network.named_modules())
+    unknown = sorted(name for name in layers if not hasattr(modules.get(name), "weight"))
+    if unknown:
+        raise PolicyError(f"{folder} changes layers that the model does not have: {', '.join(unknown[:4])}")
+    for name in sorted(layers):
+        weight: Tensor = modules[name].weight
+        change = (tensors[name + UP].float() @ tensors[name + DOWN].float()).reshape(-1, *weight.shape[1:])
+        if change.shape != weight.shape:
+            raise PolicyError(f"{folder}: {name} is {list(change.shape)}, the model has {list(weight.shape)}")
+        weight.copy_(weight.float() + scale * change.to(weight.device))
+
+
+def heads_beside(folder: Path) -> Path | None:
+    """The file of what learned in full beside an adapter of ours: with it where it was exported, above it in a
+    checkpoint. Adapters from elsewhere have none."""
+    places = [folder, folder.parent] if folder.name == ADAPTER_FOLDER else [folder]
+    return next((place / HEADS_FILE for place in places if (place / HEADS_FILE).is_file()), None)
+
+
+def _read_adapter(folder: Path) -> tuple[dict[str, Tensor], float]:
+    """Tensors by name in the network, and what their products are multiplied by."""
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (folder / name).is_file():
+            raise PolicyError(f"{folder} holds no {name}: give the folder of a LoRA adapter")
+    try:
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+    except (ValueError, SafetensorError) as error:
+        raise PolicyError(f"the LoRA adapter in {folder} is damaged ({error}): download it again") from error
+    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("rank_pattern"):
+        raise PolicyError(f"{folder / ADAPTER_CONFIG}: only plain LoRA adapters are supported")
+    rank, alpha = config["r"], config["lora_alpha"]
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}, scale

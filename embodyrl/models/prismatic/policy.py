@@ -18,9 +18,6 @@ from torch import Tensor, nn
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
-from embodyrl.models.companions import choose_key
-from embodyrl.models.observations import check_images
-from embodyrl.models.options import ActionUnits
 from embodyrl.models.policy import (
     PUBLISHED,
     ActOutput,
@@ -31,21 +28,23 @@ from embodyrl.models.policy import (
     PolicyError,
     PolicySpec,
 )
-from embodyrl.models.prismatic.action_tokens import ActionBins, TokenDistribution
-from embodyrl.models.prismatic.adapter import add_adapter, heads_beside
-from embodyrl.models.prismatic.architecture import Architecture
-from embodyrl.models.prismatic.files import PREPROCESSOR, CheckpointFiles
-from embodyrl.models.prismatic.head_files import read_head, write_head
-from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork
-from embodyrl.models.prismatic.options import Gripper, PrismaticConfig
-from embodyrl.models.prismatic.pictures import PicturePipeline
+from embodyrl.models.prismatic.checkpoint import PREPROCESSOR, CheckpointFiles, published_files, scratch_files
+from embodyrl.models.prismatic.config import Architecture, Gripper, PrismaticConfig
+from embodyrl.models.prismatic.network import (
+    NAMING,
+    PrismaticNetwork,
+    ValueHead,
+    add_adapter,
+    heads_beside,
+    read_head,
+    write_head,
+)
+from embodyrl.models.prismatic.processor import ActionBins, Bounds, PicturePipeline, Range, TokenDistribution
 from embodyrl.models.prismatic.prompts import Prompts
-from embodyrl.models.prismatic.published import published_files
-from embodyrl.models.prismatic.scratch import scratch_files
-from embodyrl.models.prismatic.statistics import Bounds, Range
-from embodyrl.models.prismatic.value_head import ValueHead
 from embodyrl.models.saved import write_description
-from embodyrl.models.units import SimulatorUnits
+from embodyrl.models.vla.checkpoint import choose_key
+from embodyrl.models.vla.config import ActionUnits
+from embodyrl.models.vla.processor import SimulatorUnits, check_images
 from embodyrl.models.weights import DTYPES, fill, load_strictly, read_tensors, read_weights, write_weights
 
 VALUE_FILE = "value_head.safetensors"
@@ -163,8 +162,8 @@ class PrismaticPolicy(Policy):
         ids, mask = self.prompts.batch(observation.tasks)
         return {
             "pixel_values": self.pictures(images),
-            "input_ids": ids.to(self.device),
-            "attention_mask": mask.to(self.device),
+            "input_ids": torch.from_numpy(ids).to(self.device),
+            "attention_mask": torch.from_numpy(mask).to(self.device),
         }
 
     def embed_pictures(self, inputs: Inputs) -> Tensor:

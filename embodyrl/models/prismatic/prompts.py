@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch import Tensor
 
 from embodyrl.models.errors import PolicyError
 
@@ -67,12 +67,12 @@ class Prompts:
             self._known[task] = ids
         return self._known[task]
 
-    def batch(self, tasks: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids `[B, L]`, and which of them are no padding, bool `[B, L]`."""
+    def batch(self, tasks: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return token ids `[B, L]`, and which of them are no padding `[B, L]`."""
         rows = [self.encode(task) for task in tasks]
         width = max(self._width, *(len(row) for row in rows))
-        ids = torch.tensor([[row[0], *[self.pad] * (width - len(row)), *row[1:]] for row in rows])
-        mask = torch.tensor([[True, *[False] * (width - len(row)), *[True] * (len(row) - 1)] for row in rows])
+        ids = np.array([[row[0], *[self.pad] * (width - len(row)), *row[1:]] for row in rows], np.int64)
+        mask = np.array([[True, *[False] * (width - len(row)), *[True] * (len(row) - 1)] for row in rows])
         return ids, mask
 
 

@@ -1,0 +1,100 @@
+"""Options that all flow-matching policies share, and what is wrong with them (imports no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from embodyrl.config.schema import Config, ModelConfig, setting
+from embodyrl.models.vla.config import ActionUnits, WeightType
+
+
+class NoiseMethod(StrEnum):
+    """How a denoising step becomes random, so that what it does has a probability."""
+
+    flow_sde = "flow_sde"
+    flow_cps = "flow_cps"
+    flow_noise = "flow_noise"
+
+
+class Gripper(StrEnum):
+    """What the gripper's entry of an un-normalised action says."""
+
+    simulator = "simulator"
+    one_opens = "one_opens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig(ModelConfig):
+    """A policy that turns noise into a chunk of actions, step by step."""
+
+    denoising_steps: int = setting(10, low=1, high=100)
+    """Steps from noise to actions, in rollouts, evaluation and learning alike."""
+    noise_method: NoiseMethod = setting(NoiseMethod.flow_sde)
+    """Where rollouts explore. flow_sde: steps follow the stochastic differential equation that has the flow's marginals
+    (Flow-GRPO). flow_cps: part of the remaining noise is drawn anew (coefficients-preserving sampling). flow_noise: a
+    small network that learns along adds noise to the deterministic step (ReinFlow)."""
+    noise_level: float = setting(0.5, above=0.0)
+    """flow_sde: multiplies the noise. flow_cps: 0 .. 1, how much of the remaining noise is drawn anew."""
+    noise_level_end: float | None = setting(None, above=0.0)
+    """Noise level that the run reaches at its end, in equal steps. null: it stays the same."""
+    noise_low: float = setting(0.08, above=0.0)
+    """flow_noise: least standard deviation of the added noise."""
+    noise_high: float = setting(0.16, above=0.0)
+    """flow_noise: largest standard deviation of the added noise."""
+    joint_logprob: bool = setting(False)
+    """False: one denoising step of a decision, drawn anew for each, is random, and its log-probability is the
+    decision's. True: all are; then the log-probability is the mean over them and the noise that they begin with."""
+    detach_critic: bool = setting(True)
+    """What the critic learns changes the critic alone, not the network that it looks at."""
+    value_sizes: list[int] = setting([512, 256, 128], low=1)
+    """Widths of the critic's hidden layers."""
+    action_units: ActionUnits = setting(ActionUnits.simulator)
+    """simulator: the model was trained on actions of this simulator. metric: its motions are in metres and radians."""
+    gripper: Gripper = setting(Gripper.simulator)
+    """simulator: the simulator's own numbers. one_opens: 1 opens and 0 closes, as in data converted from LIBERO."""
+    binary_gripper: bool = setting(True)
+    """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
+    dtype: WeightType = setting(WeightType.float32)
+    """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
+
+
+Objection = tuple[str, str, str]
+"""Path of a setting, what is wrong, what to do."""
+
+
+def check(config: Config) -> Iterator[Objection]:
+    """Object to what no flow-matching policy can do."""
+    model = config.model
+    assert isinstance(model, FlowConfig)
+    if model.noise_low >= model.noise_high:
+        yield (
+            "model.noise_low",
+            f"model.noise_low = {model.noise_low} is not below model.noise_high = {model.noise_high}",
+            "lower it",
+        )
+    entropy_coef = config.algorithm.entropy_coef
+    if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
+        yield (
+            "algorithm.entropy_coef",
+            f"algorithm.entropy_coef = {entropy_coef} has no use: with model.noise_method = "
+            f"{model.noise_method.value} noise is as large as the settings say, whatever is learned",
+            "set algorithm.entropy_coef to 0, or model.noise_method to flow_noise",
+        )
+    if model.noise_method is not NoiseMethod.flow_cps:
+        return
+    if model.denoising_steps == 1:
+        yield (
+            "model.denoising_steps",
+            "model.noise_method = flow_cps adds no noise in the last step, and model.denoising_steps = 1 has no other",
+            "set model.denoising_steps to 2 or more",
+        )
+    for name in ("noise_level", "noise_level_end"):
+        level = getattr(model, name)
+        if level is not None and level > 1.0:
+            yield (
+                f"model.{name}",
+                f"model.{name} = {level}, but flow_cps draws at most all noise anew",
+                "set it to 1 or less",
+            )

@@ -1,0 +1,400 @@
+"""What a checkpoint's folder says beside its weights: statistics by robot, tokenizer, sizes; and the same for a model
+that starts from nothing or has the published size. Nothing here imports torch, so that a config can be checked against
+its checkpoint before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import is_discrete
+from embodyrl.models.errors import PolicyError, did_you_mean
+from embodyrl.models.gr00t.config import EMBODIMENTS, Architecture, Gr00tConfig, Transformer, check_model
+from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, TOKENIZER, word_tokenizer
+from embodyrl.models.saved import parse_json
+from embodyrl.models.vla.checkpoint import parse_statistics
+
+LEROBOT_STATE, LEROBOT_ACTION = "observation.state", "action"
+LEROBOT_TAG = "new_embodiment"
+"""The robot that a LeRobotDataset, which names none, is taken to be."""
+ENTRIES = ("min", "max", "mean", "std")
+REMEDY = "set model.statistics to Isaac's metadata.json, or to meta/stats.json of a LeRobotDataset"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """Of the numbers in a state or an action, in order."""
+
+    min: Sequence[float]
+    max: Sequence[float]
+    mean: Sequence[float]
+    std: Sequence[float]
+    parts: Sequence[str]
+    """What they are called."""
+
+    def __len__(self) -> int:
+        return len(self.min)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robot:
+    """What a checkpoint knows of one robot."""
+
+    tag: str
+    state: Ranges
+    action: Ranges
+    cameras: Sequence[str] | None
+    """Pictures that it was trained with; None: the file does not say."""
+
+
+def as_metadata(content: Mapping[str, Any], tag: str = LEROBOT_TAG) -> dict[str, Any]:
+    """Contents of Isaac's metadata.json, also where those of a LeRobotDataset's stats.json are given; they name no
+    robot, and are taken to be those of `tag`."""
+    if LEROBOT_ACTION not in content:
+        return dict(content)
+    state, action = content.get(LEROBOT_STATE), content[LEROBOT_ACTION]
+    return {tag: {"statistics": {"state": {} if state is None else {"state": state}, "action": {"action": action}}}}
+
+
+def choose_robot(
+    metadata: Mapping[str, Any],
+    tag: str | None,
+    *,
+    origin: str,
+    video_keys: Sequence[str] | None,
+    state_keys: Sequence[str] | None,
+    action_keys: Sequence[str] | None,
+) -> Robot:
+    """One of the robots that metadata.json describes. Of the others, nothing is read.
+
+    Args:
+        metadata: contents of the file.
+        tag: the robot's name; None: the only one there is.
+        origin: the file, for messages.
+        video_keys: pictures that are used, in order; None: all.
+        state_keys: parts of the state that are used, in order; None: all.
+        action_keys: parts of an action.
+
+    Raises:
+        PolicyError: there is no such robot, or it has no such part, or numbers are missing or none.
+    """
+    known = ", ".join(sorted(metadata)) or "none"
+    if tag is None:
+        if len(metadata) > 1:
+            raise PolicyError(f"{origin} has statistics of several robots: set embodiment_tag to one of {known}")
+        if not metadata:
+            raise PolicyError(f"{origin} has statistics of no robot: {REMEDY}")
+        tag = next(iter(metadata))
+    if tag not in metadata:
+        hint = did_you_mean(tag, metadata)
+        raise PolicyError(f"{origin} has no statistics of embodiment_tag = {tag!r}{hint} (known: {known})")
+    reader = _Reader(origin)
+    entry = reader.entries(metadata[tag], tag)
+    numbers = reader.entries(entry.get("statistics"), tag)
+    state = reader.entries(numbers.get("state", {}), f"{tag}.state")
+    action = reader.entries(numbers.get("action"), f"{tag}.action")
+    cameras = reader.entries(entry.get("modalities", {}), f"{tag}.modalities").get("video")
+    if cameras is not None:
+        cameras = reader.chosen(reader.entries(cameras, f"{tag}.video"), video_keys, f"{tag}.video", "video_keys")
+    robot = Robot(
+        tag=tag,
+        state=reader.ranges(state, state_keys, f"{tag}.state", "state_keys"),
+        action=reader.ranges(action, action_keys, f"{tag}.action", "action_keys"),
+        cameras=cameras,
+    )
+    if not robot.action:
+        raise PolicyError(
+            f"{origin}: the statistics of {tag}.action have no numbers, expected one per entry of an "
+            f"action: {REMEDY}, and model.action_keys to its parts"
+        )
+    return robot
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Takes parts of a file's contents as what they should be, or says what is wrong with them."""
+
+    origin: str
+    """The file."""
+
+    def damaged(self, where: str, found: object, expected: str) -> PolicyError:
+        """What is raised where something else is found than was expected."""
+        text = "nothing" if found is None else repr(found)
+        shown = text if len(text) <= 60 else f"{text[:60]}.."
+        return PolicyError(f"{self.origin}: the statistics of {where} are {shown}, expected {expected}: {REMEDY}")
+
+    def entries(self, found: object, where: str) -> Mapping[str, Any]:
+        """An entry that has entries."""
+        if not isinstance(found, Mapping):
+            raise self.damaged(where, found, "an object with entries")
+        return found
+
+    def numbers(self, found: object, where: str) -> list[float]:
+        """An entry that is a list of finite numbers."""
+        if not isinstance(found, list):
+            raise self.damaged(where, found, "a list of numbers")
+        for index, number in enumerate(found):
+            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+                raise self.damaged(f"{where}[{index}]", number, "a finite number")
+        return found
+
+    def chosen(self, known: Mapping[str, Any], keys: Sequence[str] | None, where: str, option: str) -> list[str]:
+        """The names of the parts that are used."""
+        chosen = list(known) if keys is None else list(keys)
+        for key in chosen:
+            if key not in known:
+                raise PolicyError(
+                    f"{option} names {key!r}, which the statistics of {where} lack{did_you_mean(key, known)} (known: "
+                    f"{', '.join(known) or 'none'})"
+                )
+        return chosen
+
+    def ranges(self, known: Mapping[str, Any], keys: Sequence[str] | None, where: str, option: str) -> Ranges:
+        """Of all parts that are used, one after the other."""
+        chosen = self.chosen(known, keys, where, option)
+        columns: dict[str, list[float]] = {name: [] for name in ENTRIES}
+        for key in chosen:
+            for name, column in self._part(known[key], f"{where}.{key}").items():
+                columns[name] += column
+        return Ranges(parts=chosen, **columns)
+
+    def _part(self, found: object, where: str) -> dict[str, list[float]]:
+        part = self.entries(found, where)
+        missing = [name for name in ENTRIES if name not in part]
+        if missing:
+            raise PolicyError(
+                f"{self.origin}: the statistics of {where} lack {', '.join(missing)} (found: "
+                f"{', '.join(part) or 'nothing'}): {REMEDY}"
+            )
+        columns = {name: self.numbers(part[name], f"{where}.{name}") for name in ENTRIES}
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise PolicyError(
+                f"{self.origin}: the statistics of {where} differ in length "
+                f"({', '.join(f'{name} {length}' for name, length in lengths.items())}), expected as many numbers of "
+                f"each: {REMEDY}"
+            )
+        return columns
+
+
+CONFIG = "config.json"
+EAGLE = "eagle2_hg_model"
+"""Folder of what belongs to the vision-language model."""
+EAGLE_CONFIG = f"{EAGLE}/config.json"
+METADATA = "experiment_cfg/metadata.json"
+TOKENIZER_FILES = (TOKENIZER, "vocab.json", "merges.txt", "added_tokens.json")
+LEROBOT_TYPE = "groot"
+"""`type` in the config.json of LeRobot, which says nothing about sizes: there is only the published one."""
+PREPROCESSOR, PACKING = "policy_preprocessor.json", "groot_pack_inputs"
+"""LeRobot's list of what it does to an observation, and the beginning of the step's name that knows the statistics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFiles:
+    """Everything but the weights."""
+
+    config: Mapping[str, Any]
+    """config.json."""
+    eagle: Mapping[str, Any] | None
+    """The vision-language model's config.json; None: it is the published one."""
+    metadata: Mapping[str, Any]
+    """Statistics by robot."""
+    tokenizer: Mapping[str, bytes]
+    """Contents of the tokenizer's files by name."""
+    origin: str
+    """Where the statistics come from, for messages."""
+
+    @classmethod
+    def read(cls, config: Gr00tConfig) -> CheckpointFiles:
+        """Read what belongs to `config.checkpoint`.
+
+        Raises:
+            PolicyError: a file is missing or damaged, or is not that of such a checkpoint.
+        """
+        folder = Path(str(config.checkpoint))
+        content = _read_json(folder / CONFIG, "give the folder of a GR00T N1.5 checkpoint")
+        if content.get("type") == LEROBOT_TYPE:
+            content = Architecture().to_config()
+        check_model(content)
+        eagle = folder / EAGLE_CONFIG
+        metadata, origin = read_statistics(folder if config.statistics is None else Path(config.statistics))
+        return cls(
+            config=content,
+            eagle=_read_json(eagle, "") if eagle.is_file() else None,
+            metadata=metadata,
+            tokenizer=_read_tokenizer(folder, config.tokenizer),
+            origin=origin,
+        )
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network's shape."""
+        return Architecture.from_config(self.config, self.eagle)
+
+    def with_cameras(self, tag: str, cameras: Sequence[str]) -> CheckpointFiles:
+        """The same for a robot whose statistics do not say which pictures go with them."""
+        robot = {**self.metadata[tag], "modalities": {"video": {camera: {} for camera in cameras}}}
+        return dataclasses.replace(self, metadata={**self.metadata, tag: robot})
+
+    def write(self, folder: Path) -> None:
+        """Write all of it into an existing folder."""
+        contents = {CONFIG: self.config, METADATA: self.metadata}
+        if self.eagle is not None:
+            contents[EAGLE_CONFIG] = self.eagle
+        written = {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in contents.items()}
+        written |= {f"{EAGLE}/{name}": content for name, content in self.tokenizer.items()}
+        for name, content in written.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+
+
+def read_statistics(path: Path) -> tuple[dict[str, Any], str]:
+    """Statistics by robot, and the file that they are in. Only what is read of it later is looked at (`choose_robot`).
+
+    Args:
+        path: Isaac's metadata.json, a LeRobotDataset's stats.json, or the folder of a checkpoint.
+
+    Raises:
+        PolicyError: there are none, or their file is damaged.
+    """
+    if path.is_dir() and (path / PREPROCESSOR).is_file() and not (path / METADATA).is_file():
+        return _lerobot_statistics(path)
+    file = path / METADATA if path.is_dir() else path
+    return as_metadata(_read_json(file, REMEDY)), str(file)
+
+
+def _lerobot_statistics(folder: Path) -> tuple[dict[str, Any], str]:
+    """Those that a policy of LeRobot keeps beside its weights, of the robot that it names."""
+    steps = _read_json(folder / PREPROCESSOR, "").get("steps", [])
+    packing = [step for step in steps if str(step.get("registry_name", "")).startswith(PACKING)]
+    name = packing[0].get("state_file") if packing else None
+    if name is None or not (folder / name).is_file():
+        found = f"names {name}, which is not there" if name else f"has no step {PACKING}.. with statistics"
+        raise PolicyError(f"{folder / PREPROCESSOR} {found}: {REMEDY}")
+    features = parse_statistics((folder / name).read_bytes(), name)
+    tag = packing[0].get("config", {}).get("embodiment_tag", LEROBOT_TAG)
+    return as_metadata(features, tag), str(folder / name)
+
+
+def _read_json(path: Path, remedy: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise PolicyError(f"{path.parent} holds no {path.name}: {remedy}")
+    return parse_json(path.read_bytes(), str(path))
+
+
+def _read_tokenizer(folder: Path, named: str | None) -> dict[str, bytes]:
+    places = [folder / EAGLE, folder] if named is None else [Path(named)]
+    for place in places:
+        found = {name: (place / name).read_bytes() for name in TOKENIZER_FILES if (place / name).is_file()}
+        if TOKENIZER in found or {"vocab.json", "merges.txt"} <= found.keys():
+            return found
+    where = " or ".join(map(str, places))
+    raise PolicyError(
+        f"no tokenizer in {where} (tokenizer.json, or vocab.json and merges.txt): set model.tokenizer to the folder "
+        "eagle2_hg_model of Isaac-GR00T"
+    )
+
+
+ROBOT = "simulator"
+"""The robot that such a model knows, if no statistics name another."""
+
+
+def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+    """Files of a model that starts with random weights: the simulator's sentences are its vocabulary; the simulator's
+    action range is its range, unless the config names statistics.
+
+    Raises:
+        PolicyError: the simulator takes a choice among n instead of continuous numbers, or the statistics cannot be
+            read.
+    """
+    if is_discrete(simulator):
+        raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
+    metadata, origin = (
+        (_statistics(simulator), "the simulator")
+        if model.statistics is None
+        else read_statistics(Path(model.statistics))
+    )
+    tokenizer = word_tokenizer(simulator.tasks.values())
+    config = model.scratch
+    heads, horizon = config.heads, config.action_horizon or chunk_size
+    architecture = Architecture(
+        vision={
+            **Architecture().vision,
+            "hidden_size": config.vision_size,
+            "intermediate_size": 4 * config.vision_size,
+            "num_hidden_layers": config.vision_layers,
+            "num_attention_heads": heads,
+            "image_size": config.image_size,
+            "patch_size": config.patch_size,
+        },
+        text={
+            **Architecture().text,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": 3 * config.hidden_size,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "head_dim": config.hidden_size // heads,
+            "vocab_size": tokenizer.get_vocab_size(),
+            "initializer_range": config.initializer_range,
+        },
+        text_layers=config.layers,
+        image_token=SPECIAL.index(PIECE),
+        vl_self_attention=Transformer(
+            layers=config.self_attention_layers, heads=heads, head_dim=config.hidden_size // heads
+        ),
+        dit=Transformer(layers=config.action_layers, heads=heads, head_dim=config.action_size // heads),
+        dit_outputs=config.action_size,
+        hidden=config.action_size,
+        max_state_dim=max(simulator.proprio_dim, 1),
+        max_action_dim=simulator.action_dim,
+        action_horizon=horizon,
+        future_tokens=4,
+        embodiments=1,
+        max_positions=horizon,
+    )
+    return CheckpointFiles(
+        config=architecture.to_config(),
+        eagle=architecture.to_eagle_config(),
+        metadata=metadata,
+        origin=origin,
+        tokenizer={TOKENIZER: tokenizer.to_str().encode()},
+    )
+
+
+def _statistics(simulator: SimulatorSpec) -> dict[str, Any]:
+    """Metadata that map [-1, 1] to the simulator's action range, and take states as they are."""
+    low, high = simulator.action_low, simulator.action_high
+    centre, half = (0.5 * (low + high)).tolist(), (0.5 * (high - low)).tolist()
+    count = simulator.proprio_dim
+    action = {"min": low.tolist(), "max": high.tolist(), "mean": centre, "std": half}
+    state = {"min": [-1.0] * count, "max": [1.0] * count, "mean": [0.0] * count, "std": [1.0] * count}
+    numbers = {"state": {"state": state}, "action": {"action": action}}
+    return {ROBOT: {"statistics": numbers, "modalities": {"video": {camera: {} for camera in simulator.cameras}}}}
+
+
+STATE_DIM, ACTION_DIM, CAMERAS = 8, 7, ("image", "wrist_image")
+"""Those of public checkpoints for LIBERO."""
+
+
+def published_files(tag: str | None) -> CheckpointFiles:
+    """Files of a model of the published size, with statistics of a robot called `tag`."""
+    sizes = Architecture()
+    numbers = {
+        name: {name: {entry: [float(entry in ("max", "std"))] * count for entry in ENTRIES}}
+        for name, count in (("state", STATE_DIM), ("action", ACTION_DIM))
+    }
+    robot = {"statistics": numbers, "modalities": {"video": {camera: {} for camera in CAMERAS}}}
+    return CheckpointFiles(
+        config=sizes.to_config(),
+        eagle=None,
+        metadata={tag or next(iter(EMBODIMENTS)): robot},
+        tokenizer={TOKENIZER: word_tokenizer([], sizes.image_token).to_str().encode()},
+        origin="the published model",
+    )

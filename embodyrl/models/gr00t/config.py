@@ -1,0 +1,401 @@
+"""Options of GR00T N1.5, and the shape of its network as the files of a checkpoint say it (imports no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from embodyrl.config.schema import setting
+from embodyrl.models.errors import PolicyError, did_you_mean
+from embodyrl.models.flow.config import FlowConfig
+
+
+class Normalization(StrEnum):
+    """Which numbers of the statistics scale a state or an action."""
+
+    min_max = "min_max"
+    mean_std = "mean_std"
+
+
+class Padding(StrEnum):
+    """Where prompts are filled up to their common length."""
+
+    left = "left"
+    right = "right"
+
+
+class Interpolation(StrEnum):
+    """How pictures are resized."""
+
+    bilinear = "bilinear"
+    bicubic = "bicubic"
+
+
+class ValueInput(StrEnum):
+    """What the critic looks at."""
+
+    vl = "vl"
+    vl_and_state = "vl_and_state"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScratchConfig:
+    """Shape of a model that starts with random weights; a checkpoint brings its own."""
+
+    image_size: int = setting(64, low=8)
+    """Side of the square pictures that it sees [pixels]."""
+    patch_size: int = setting(16, low=4)
+    """Side of the squares that become tokens [pixels]."""
+    vision_size: int = setting(64, low=8)
+    """Width of the vision transformer."""
+    vision_layers: int = setting(3, low=1)
+    """Its layers."""
+    hidden_size: int = setting(64, low=8)
+    """Width of the language model, and of the self-attention behind it."""
+    layers: int = setting(2, low=1)
+    """Layers of the language model."""
+    self_attention_layers: int = setting(1, low=1)
+    """Layers of the self-attention behind it."""
+    action_size: int = setting(64, low=8)
+    """Width of the diffusion transformer, of its output and of the networks around it."""
+    action_layers: int = setting(4, low=1)
+    """Layers of the diffusion transformer."""
+    heads: int = setting(4, low=1)
+    """Attention heads of every part."""
+    action_horizon: int | None = setting(None, low=1)
+    """Actions that are denoised together. null: as many as are executed (`rollout.chunk_size`)."""
+    initializer_range: float = setting(0.1, above=0.0)
+    """Standard deviation of the first weights of the language model. Small models need more than the usual 0.02."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gr00tConfig(FlowConfig):
+    """GR00T N1.5: a vision-language model, and a diffusion transformer that denoises a chunk of actions."""
+
+    denoising_steps: int = setting(4, low=1, high=100)
+    """Steps from noise to actions, in rollouts, evaluation and learning alike."""
+    value_sizes: list[int] = setting([1024, 512, 256], low=1)
+    """Widths of the critic's hidden layers."""
+    value_input: ValueInput = setting(ValueInput.vl_and_state)
+    """vl: the critic looks at pictures and sentence (the mean of their tokens). vl_and_state: at the state as well."""
+    embodiment_tag: str | None = setting(None)
+    """The robot, by the name that it has in the checkpoint's statistics. null: the only one there."""
+    embodiment_id: int | None = setting(None, low=0)
+    """Which of the networks in the checkpoint, one per robot, to use. null: the usual one for the robot's name."""
+    statistics: str | None = setting(None)
+    """File with the ranges of states and actions: metadata.json of Isaac-GR00T, or meta/stats.json of a LeRobotDataset,
+    for a new robot. null: what the checkpoint brings; without one, the simulator's range of actions."""
+    video_keys: list[str] | None = setting(None)
+    """The pictures that the checkpoint was trained with, by their names in its statistics, in the order of
+    `env.cameras`. null: all."""
+    state_keys: list[str] | None = setting(None)
+    """The parts of the simulator's state, by their names in the statistics, in the simulator's order. null: all."""
+    action_keys: list[str] | None = setting(None)
+    """The parts of the simulator's action, by their names in the statistics, in the simulator's order. null: all."""
+    state_normalization: Normalization = setting(Normalization.min_max)
+    """How states are scaled. min_max: -1 and 1 are the ends of the range. mean_std: mean 0, standard deviation 1."""
+    action_normalization: Normalization = setting(Normalization.min_max)
+    """How actions are scaled."""
+    tokenizer: str | None = setting(None)
+    """Folder of the tokenizer (tokenizer.json, or vocab.json and merges.txt), which NVIDIA publishes apart from the
+    weights, in Isaac-GR00T's eagle2_hg_model. null: it is in the checkpoint's folder."""
+    prompt_length: int | None = setting(None, low=1)
+    """Tokens that every prompt is filled up to, pictures included. The model looks at padding, too, so this changes
+    what it does. null: what a saved policy had, else the longest prompt of the simulator's tasks."""
+    listed_task: bool = setting(False)
+    """Write the task as LeRobot does, ['pick up the bowl'], with brackets and quotation marks."""
+    padding: Padding = setting(Padding.left)
+    """left: fill up before the prompt with the tokenizer's own token for it, as Isaac-GR00T does. right: behind it with
+    token 0. RLinf fills up on the left to the longest prompt of a batch, and then on the right to 570 tokens: that is
+    right with `prompt_length: 570` where all prompts in the batch are equally long."""
+    center_crop: bool = setting(False)
+    """Cut off the picture's border (2.5 % at each side), as Isaac-GR00T and RLinf do."""
+    interpolation: Interpolation = setting(Interpolation.bilinear)
+    """How pictures are resized. bilinear: as Isaac-GR00T and RLinf do, who cut off to whole grey levels. bicubic: as
+    LeRobot does, which rounds."""
+    freeze_vision: bool = setting(False)
+    """Leave the vision tower and the layer behind it as they are."""
+    freeze_language: bool = setting(False)
+    """Leave the language model as it is, as NVIDIA's training does."""
+    scratch: ScratchConfig = field(default_factory=ScratchConfig)
+    """Shape of the model where `checkpoint` is null."""
+
+
+MODEL_TYPE = "gr00t_n1_5"
+SUPPORTED: dict[str, dict[str, Any]] = {
+    "backbone_cfg": {"project_to_dim": None, "reproject_vision": False},
+    "action_head_cfg": {"add_pos_embed": True, "use_vlln": True, "noise_beta_alpha": 1.5, "noise_beta_beta": 1.0},
+    "diffusion_model_cfg": {"norm_type": "ada_norm", "interleave_self_attention": True, "positional_embeddings": None},
+    "vl_self_attention_cfg": {"positional_embeddings": None},
+}
+"""The only values that these entries of config.json may have here."""
+
+
+def _published_vision() -> dict[str, Any]:
+    return {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 14,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    }
+
+
+def _published_text() -> dict[str, Any]:
+    return {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151680,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.02,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """Size of a stack of attention blocks."""
+
+    layers: int
+    heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        """Entries of a token."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Sizes of every part; the defaults are those of the published GR00T-N1.5-3B."""
+
+    vision: Mapping[str, Any] = field(default_factory=_published_vision)
+    """Arguments of transformers' SiglipVisionConfig."""
+    text: Mapping[str, Any] = field(default_factory=_published_text)
+    """Arguments of transformers' Qwen3Config, for the language model before it is cut."""
+    text_layers: int = 12
+    """Layers of the language model that are kept."""
+    image_token: int = 151669
+    """Id of the token that stands for a piece of a picture."""
+    vl_self_attention: Transformer = Transformer(layers=4, heads=32, head_dim=64)
+    """What pictures and sentence go through before actions look at them."""
+    dit: Transformer = Transformer(layers=16, heads=32, head_dim=48)
+    """The diffusion transformer that moves actions."""
+    dit_outputs: int = 1024
+    """Entries of one of its output tokens."""
+    hidden: int = 1024
+    """Width inside the small networks that each robot has of its own."""
+    max_state_dim: int = 64
+    """Numbers in a state, padding included."""
+    max_action_dim: int = 32
+    """Numbers in an action, padding included."""
+    action_horizon: int = 16
+    """Actions that are denoised together."""
+    future_tokens: int = 32
+    """Learned tokens between state and actions."""
+    embodiments: int = 32
+    """Robots that have networks of their own."""
+    max_positions: int = 1024
+    """Rows of the table of action positions."""
+    steps: int = 4
+    """Denoising steps of public inference."""
+    buckets: int = 1000
+    """Times that the network can tell apart."""
+    noise_scale: float = 0.999
+    """Times in training are (noise_scale - draw) / noise_scale, of draws from Beta(1.5, 1)."""
+
+    def __post_init__(self) -> None:
+        for name, found in vars(self).items():
+            if name in ("vision", "text", "vl_self_attention", "dit", "noise_scale"):
+                continue
+            if not isinstance(found, int) or isinstance(found, bool) or found < (name != "image_token"):
+                raise PolicyError(
+                    f"config.json: {name} is {found!r}, expected a whole number from 1 on: download it again"
+                )
+
+    @property
+    def width(self) -> int:
+        """Entries of a token of pictures and sentence."""
+        size: int = self.text["hidden_size"]
+        return size
+
+    @property
+    def picture_tokens(self) -> int:
+        """Tokens of one picture."""
+        count: int = (self.vision["image_size"] // self.vision["patch_size"]) ** 2
+        return count
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], eagle: Mapping[str, Any] | None) -> Architecture:
+        """Read the contents of config.json and, where the checkpoint has it, of the vision-language model's own.
+
+        Raises:
+            PolicyError: an entry is missing, or asks for something that does not exist here.
+        """
+        check_model(config)
+        try:
+            backbone, head = config["backbone_cfg"], config["action_head_cfg"]
+            dit, self_attention = head["diffusion_model_cfg"], head["vl_self_attention_cfg"]
+            sections = {"diffusion_model_cfg": dit, "vl_self_attention_cfg": self_attention} | dict(config)
+            _check_supported(sections)
+            return cls(
+                **({} if eagle is None else _eagle_sizes(eagle)),
+                text_layers=backbone["select_layer"],
+                vl_self_attention=_transformer(self_attention),
+                dit=_transformer(dit),
+                dit_outputs=dit["output_dim"],
+                hidden=head["hidden_size"],
+                max_state_dim=head["max_state_dim"],
+                max_action_dim=head["max_action_dim"],
+                action_horizon=head["action_horizon"],
+                future_tokens=head["num_target_vision_tokens"],
+                embodiments=head.get("max_num_embodiments", cls.embodiments),
+                max_positions=head.get("max_seq_len", cls.max_positions),
+                steps=head["num_inference_timesteps"],
+                buckets=head["num_timestep_buckets"],
+                noise_scale=head["noise_s"],
+            )
+        except KeyError as error:
+            raise PolicyError(f"config.json has no {error.args[0]!r}: it is not that of GR00T N1.5") from error
+        except TypeError as error:
+            raise PolicyError(f"config.json is damaged ({error}): download it again") from error
+
+    def to_config(self) -> dict[str, Any]:
+        """Contents of config.json; the inverse of `from_config`, together with `to_eagle_config`."""
+        dit: dict[str, Any] = {"dropout": 0.2, "final_dropout": True, **SUPPORTED["diffusion_model_cfg"]}
+        self_attention: dict[str, Any] = {"dropout": 0.2, "final_dropout": True, **SUPPORTED["vl_self_attention_cfg"]}
+        head = {
+            **SUPPORTED["action_head_cfg"],
+            "action_dim": self.max_action_dim,
+            "action_horizon": self.action_horizon,
+            "backbone_embedding_dim": self.width,
+            "diffusion_model_cfg": dit
+            | {"cross_attention_dim": self.width, "output_dim": self.dit_outputs, **_sizes(self.dit)},
+            "hidden_size": self.hidden,
+            "input_embedding_dim": self.dit.width,
+            "max_action_dim": self.max_action_dim,
+            "max_num_embodiments": self.embodiments,
+            "max_seq_len": self.max_positions,
+            "max_state_dim": self.max_state_dim,
+            "noise_s": self.noise_scale,
+            "num_inference_timesteps": self.steps,
+            "num_target_vision_tokens": self.future_tokens,
+            "num_timestep_buckets": self.buckets,
+            "vl_self_attention_cfg": self_attention | _sizes(self.vl_self_attention),
+        }
+        return {
+            "model_type": MODEL_TYPE,
+            "architectures": ["GR00T_N1_5"],
+            "action_dim": self.max_action_dim,
+            "action_horizon": self.action_horizon,
+            "hidden_size": self.width,
+            "backbone_cfg": {**SUPPORTED["backbone_cfg"], "select_layer": self.text_layers},
+            "action_head_cfg": head,
+        }
+
+    def to_eagle_config(self) -> dict[str, Any]:
+        """Contents of the vision-language model's config.json."""
+        return {
+            "model_type": "eagle_2_5_vl",
+            "image_token_index": self.image_token,
+            "use_pixel_shuffle": False,
+            "text_config": {"model_type": "qwen3", **self.text},
+            "vision_config": {"model_type": "siglip_vision_model", **self.vision},
+        }
+
+
+def check_model(config: Mapping[str, Any]) -> None:
+    """Refuse the config.json of another model."""
+    written = config.get("model_type", config.get("type"))
+    if written != MODEL_TYPE:
+        raise PolicyError(
+            f"config.json is that of a {written!r} model, expected {MODEL_TYPE!r}: give the folder of a GR00T N1.5 "
+            "checkpoint, or set model.name to that model"
+        )
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    for section, wanted in SUPPORTED.items():
+        for key, value in wanted.items():
+            found = config[section].get(key, value)
+            if found != value:
+                raise PolicyError(f"config.json: {section}.{key} is {found!r}, only {value!r} is supported")
+
+
+def _eagle_sizes(eagle: Mapping[str, Any]) -> dict[str, Any]:
+    if eagle.get("use_pixel_shuffle"):
+        raise PolicyError("eagle2_hg_model/config.json: use_pixel_shuffle is true, only false is supported")
+    published = {"vision": _published_vision(), "text": _published_text()}
+    for needed in ("vision_config", "text_config", "image_token_index"):
+        if needed not in eagle:
+            raise PolicyError(f"eagle2_hg_model/config.json has no {needed!r}: download it again")
+    sizes = {
+        part: {key: eagle[f"{part}_config"].get(key, old) for key, old in published[part].items()} for part in published
+    }
+    return {"image_token": eagle["image_token_index"], **sizes}
+
+
+def _transformer(config: Mapping[str, Any]) -> Transformer:
+    return Transformer(
+        layers=config["num_layers"], heads=config["num_attention_heads"], head_dim=config["attention_head_dim"]
+    )
+
+
+def _sizes(transformer: Transformer) -> dict[str, int]:
+    return {
+        "num_layers": transformer.layers,
+        "num_attention_heads": transformer.heads,
+        "attention_head_dim": transformer.head_dim,
+    }
+
+
+EMBODIMENTS = {
+    "new_embodiment": 31,
+    "gr1": 24,
+    "oxe_droid": 17,
+    "agibot_genie1": 26,
+    "genie1_gripper": 26,
+    "libero_franka": 31,
+    "isaaclab_franka": 31,
+    "maniskill_widowx": 30,
+}
+"""Which of the networks in a checkpoint belongs to a robot: the first five as Isaac-GR00T and LeRobot number them, the
+others as RLinf does."""
+
+
+def embodiment_number(tag: str, number: int | None, count: int) -> int:
+    """The robot's number in the checkpoint.
+
+    Args:
+        tag: the robot's name.
+        number: as the config says it; None: the one that the name has, or that there is.
+        count: robots that the checkpoint has networks for.
+
+    Raises:
+        PolicyError: the name is not known and no number is given, or there is no such robot in the checkpoint.
+    """
+    if number is None:
+        number = 0 if count == 1 else EMBODIMENTS.get(tag)
+    if number is None:
+        known = ", ".join(f"{name} {value}" for name, value in EMBODIMENTS.items())
+        raise PolicyError(
+            f"nothing says which number embodiment {tag!r} has{did_you_mean(tag, EMBODIMENTS)} (known: {known}): set "
+            "embodiment_id as well"
+        )
+    if not 0 <= number < count:
+        raise PolicyError(
+            f"embodiment_id = {number} ({tag}), but the checkpoint has networks for 0 .. {count - 1} alone"
+        )
+    return number

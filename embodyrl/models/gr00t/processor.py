@@ -1,0 +1,84 @@
+"""From what a simulator shows to what the network takes, as the public code does it: images and normalised numbers.
+
+Shapes: `B` samples, `V` cameras, `H, W` pixels, `h` the model's side.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodyrl.models.gr00t.checkpoint import Ranges
+from embodyrl.models.gr00t.config import Interpolation, Normalization
+
+CROP = 0.95
+"""Share of the picture's sides that a centre crop keeps."""
+
+
+class PicturePipeline(nn.Module):
+    """Crop, resize, normalise. Resizing happens on the CPU wherever pictures come from, and ends in whole numbers:
+    rollouts and learning must see the same."""
+
+    def __init__(self, side: int, *, center_crop: bool, interpolation: Interpolation) -> None:
+        super().__init__()
+        self.side, self._center_crop, self._mode = side, center_crop, interpolation
+
+    def forward(self, images: Tensor, device: torch.device) -> Tensor:
+        """`pixel_values [B, V, 3, h, h]` in float32 of `images [B, V, H, W, 3]` in uint8."""
+        planes = images.flatten(0, 1).permute(0, 3, 1, 2)
+        if self._center_crop:
+            planes = _crop(planes)
+        if planes.shape[-2:] != (self.side, self.side):
+            planes = self._resize(planes.cpu())
+        normalized = (planes.to(device).float() / 255.0 - 0.5) / 0.5
+        return normalized.unflatten(0, images.shape[:2])
+
+    def _resize(self, planes: Tensor) -> Tensor:
+        """`[M, 3, h, h]` of `[M, 3, H, W]`, both in uint8.
+
+        Isaac-GR00T's bilinear way goes through fractions, and cuts off what lies behind the decimal point: pictures are
+        half a grey level darker on average than rounded ones. Eagle's processor, which LeRobot leaves the bicubic way
+        to, rounds.
+        """
+        fractions = self._mode is Interpolation.bilinear
+        numbers = planes.contiguous().float() / 255.0 if fractions else planes  # a third faster than channels last
+        size = (self.side, self.side)
+        resized = functional.interpolate(numbers, size, mode=self._mode.value, antialias=True, align_corners=False)
+        return (resized * 255).to(torch.uint8) if fractions else resized
+
+
+def _crop(planes: Tensor) -> Tensor:
+    """The middle of `[M, 3, H, W]`."""
+    height, width = (int(CROP * side) for side in planes.shape[-2:])
+    top, left = (round((side - kept) / 2) for side, kept in zip(planes.shape[-2:], (height, width), strict=True))
+    return planes[..., top : top + height, left : left + width]
+
+
+class Normalizer(nn.Module):
+    """min_max: -1 and 1 are the ends of the range. mean_std: mean 0, standard deviation 1. Numbers that never changed
+    become 0. Nothing is cut off."""
+
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, ranges: Ranges, mode: Normalization) -> None:
+        super().__init__()
+        low, high, mean, std = (
+            torch.tensor(column, dtype=torch.float64) for column in (ranges.min, ranges.max, ranges.mean, ranges.std)
+        )
+        by_range = mode is Normalization.min_max
+        self.register_buffer("centre", (0.5 * (low + high) if by_range else mean).float(), persistent=False)
+        self.register_buffer("spread", (0.5 * (high - low) if by_range else std).float(), persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.centre)
+
+    def shrink(self, numbers: Tensor) -> Tensor:
+        """What the network takes for numbers `[..., D]` of the robot."""
+        still = self.spread == 0
+        return ((numbers - self.centre) / self.spread.masked_fill(still, 1.0)).masked_fill(still, 0.0)
+
+    def expand(self, numbers: Tensor) -> Tensor:
+        """The robot's numbers `[..., D]` for what the network says."""
+        return self.spread * numbers + self.centre

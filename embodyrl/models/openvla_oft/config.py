@@ -1,0 +1,70 @@
+"""Options of OpenVLA-OFT, and what is wrong with a config of it (imports no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from embodyrl.config.schema import Config, setting
+from embodyrl.models.prismatic.check import Objection
+from embodyrl.models.prismatic.check import check as check_common
+from embodyrl.models.prismatic.config import PrismaticConfig
+from embodyrl.registry import ALGORITHMS
+
+ACTION_HEAD, PROPRIO_PROJECTOR = "action_head", "proprio_projector"
+"""Parts of a checkpoint in files of their own: how their names begin."""
+
+
+class ActionHead(StrEnum):
+    """How actions are read from the language model."""
+
+    discrete = "discrete"
+    l1 = "l1"
+
+
+class Normalization(StrEnum):
+    """Which numbers of the statistics -1 and 1 stand for."""
+
+    q99 = "q99"
+    min_max = "min_max"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVLAOFTConfig(PrismaticConfig):
+    """OpenVLA-OFT: several pictures, a chunk of actions in one pass."""
+
+    action_head: ActionHead = setting(ActionHead.discrete)
+    """discrete: action tokens, as reinforcement learning needs them. l1: a network that says numbers; it has no
+    probabilities, so that it can be evaluated and trained on demonstrations only."""
+    num_images: int = setting(1, low=1)
+    """Pictures per observation; as many cameras as the simulator is to have."""
+    use_proprio: bool = setting(False)
+    """Show the model the robot's state as well."""
+    append_stop_token: bool = setting(True)
+    """End the sequence with the stop token, as public training and evaluation do. Models that were trained with RLinf
+    go without it."""
+    normalization: Normalization = setting(Normalization.q99)
+    """q99: -1 and 1 are the 1st and 99th percentile. min_max: the ends of the range, as models for ALOHA have it."""
+
+
+def check(config: Config) -> Iterator[Objection]:
+    """Object to what OpenVLA-OFT cannot do."""
+    model = config.model
+    assert isinstance(model, OpenVLAOFTConfig)
+    says_numbers = model.action_head is ActionHead.l1
+    heads = [name for name, used in ((ACTION_HEAD, says_numbers), (PROPRIO_PROJECTOR, model.use_proprio)) if used]
+    algorithm = config.algorithm.name
+    if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
+        yield (
+            "model.action_head",
+            f"model.action_head = l1 says numbers without probabilities, which algorithm {algorithm!r} cannot improve",
+            "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
+        )
+    if says_numbers and config.eval.sample:
+        yield (
+            "eval.sample",
+            "eval.sample = true draws actions, but model.action_head = l1 says numbers without probabilities",
+            "set eval.sample to false",
+        )
+    yield from check_common(config, model.num_images, tuple(heads))

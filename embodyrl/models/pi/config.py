@@ -1,0 +1,312 @@
+"""Options of pi0 and pi0.5, and the shape of a model as its config.json says it. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from embodyrl.config.schema import setting
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import FlowConfig
+
+
+class Normalization(StrEnum):
+    """What of the data set's statistics states and actions are normalised by."""
+
+    zscore = "zscore"
+    quantile = "quantile"
+
+
+class Frozen(StrEnum):
+    """Which part of the network learns nothing."""
+
+    nothing = "nothing"
+    vision = "vision"
+    language = "language"
+
+
+class StateInput(StrEnum):
+    """How the model sees the robot's state."""
+
+    token = "token"
+    prompt = "prompt"
+    none = "none"
+
+
+class DenoisingTimes(StrEnum):
+    """How the times between noise (1) and actions (0) are computed."""
+
+    summed = "summed"
+    divided = "divided"
+
+
+class ValueFrom(StrEnum):
+    """What the critic looks at."""
+
+    expert = "expert"
+    prefix = "prefix"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScratchConfig:
+    """Shape of a model that starts with random weights; a checkpoint brings its own."""
+
+    image_size: int = setting(64, low=16)
+    """Side of the square pictures that it sees [pixels]."""
+    patch_size: int = setting(16, low=4)
+    """Side of a picture token [pixels]; the picture's side must be a multiple."""
+    vision_size: int = setting(64, low=8)
+    """Width of the vision transformer."""
+    hidden_size: int = setting(64, low=8)
+    """Width of the language model."""
+    expert_size: int = setting(64, low=8)
+    """Width of the action expert."""
+    layers: int = setting(4, low=1)
+    """Layers of each of the three."""
+    heads: int = setting(4, low=1)
+    """Attention heads of each."""
+    mlp_ratio: float = setting(3.0, above=0.0)
+    """Widths of feed-forward layers, in widths of their transformer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PiConfig(FlowConfig):
+    """A vision-language model and an action expert."""
+
+    unnorm_key: str | None = setting(None)
+    """Data set whose statistics normalise states and actions. null: the only one there is."""
+    statistics: str | None = setting(None)
+    """File of statistics: openpi's norm_stats.json, or a LeRobotDataset's meta/stats.json. null: those that lie in the
+    checkpoint's folder; a model that starts with random weights takes the simulator's ranges."""
+    tokenizer: str | None = setting(None)
+    """PaliGemma's tokenizer.json or tokenizer.model. null: the one that lies in the checkpoint's folder."""
+    normalization: Normalization = setting(Normalization.zscore)
+    """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
+    state: StateInput = setting(StateInput.token)
+    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the sentence in 256 steps. none: not at
+    all, as openpi's pi05_libero; a token is zeros then."""
+    prompt_length: int | None = setting(None, low=1)
+    """Tokens of a sentence, with padding, in rollouts and learning alike; a longer one is refused. null: as many as
+    the checkpoint says."""
+    denoising_times: DenoisingTimes | None = setting(None)
+    """summed: -1/K is added up in float32, as openpi does. divided: 1 - i/K, as LeRobot does since 0.4.3; actions
+    differ by about 1e-4. null: as the policy was saved, else by the layout of the checkpoint's weights."""
+    cameras: list[str] = setting([])
+    """Which of env.cameras each picture of the checkpoint shows, in its order (openpi's: base, left wrist, right
+    wrist); `absent` for a picture that there is none for. []: env.cameras as they are."""
+    relative_entries: int = setting(0, low=0)
+    """So many first entries of an action are relative to the state at the beginning of its chunk (openpi's pi0_libero:
+    6)."""
+    value_from: ValueFrom = setting(ValueFrom.expert)
+    """expert: the critic looks at what the action expert makes of the actions, at the random step. prefix: at what the
+    language model makes of pictures and sentence, on average (RLinf's mean_token counts the padding of a sentence as
+    well, which is left out here)."""
+    frozen: Frozen = setting(Frozen.nothing)
+    """vision: the vision tower stays as it is. language: so does the language model, and only the action expert
+    learns."""
+    scratch: ScratchConfig = field(default_factory=ScratchConfig)
+    """Shape of the model where `checkpoint` is null."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pi0Config(PiConfig):
+    """pi0: the state is a token of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pi05Config(PiConfig):
+    """pi0.5: the time goes into the norms of the action expert, the state into the sentence, if anywhere."""
+
+    normalization: Normalization = setting(Normalization.quantile)
+    """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
+    state: StateInput = setting(StateInput.prompt)
+    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the sentence in 256 steps. none: not at
+    all, as openpi's pi05_libero."""
+    padded_state: bool | None = setting(None)
+    """Whether a state in the sentence is first filled up with zeros to the model's width, as in LeRobot 0.4; openpi,
+    and LeRobot since 0.5, write the robot's own numbers. null: as the policy was saved, else as LeRobot's list of steps
+    in the checkpoint says; without one, false."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaSizes:
+    """Shape of a transformer."""
+
+    width: int
+    layers: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+GEMMA = {
+    "gemma_2b": GemmaSizes(width=2048, layers=18, mlp=16384, heads=8, kv_heads=1, head_dim=256),
+    "gemma_300m": GemmaSizes(width=1024, layers=18, mlp=4096, heads=8, kv_heads=1, head_dim=256),
+}
+"""Sizes by the names that public files give them; a suffix `_lora` changes no shape."""
+GEMMA_KEYS = {
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "mlp": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+}
+"""What config.json calls them."""
+SO400M = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "image_size": 224,
+}
+VOCABULARY = 257152
+OTHERS = {"gr00t_n1_5": "gr00t", "groot": "gr00t"}
+"""Models by the names in their config.json, where these are not ours."""
+PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
+"""Tokens of a sentence, with padding."""
+PICTURES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+"""What openpi's models see."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Everything that decides which weights there are."""
+
+    adaptive: bool
+    """pi0.5: time goes into the norms of the action expert, and there is no state token."""
+    vision: Mapping[str, Any]
+    """Sizes of SigLIP, as transformers names them."""
+    language: GemmaSizes
+    expert: GemmaSizes
+    vocabulary: int
+    expert_vocabulary: int
+    """Rows of the output layer of the action expert, which public files carry along; 0: they do not."""
+    state_dim: int
+    """Most numbers of a state."""
+    action_dim: int
+    """`A`"""
+    horizon: int
+    """`H`"""
+    prompt_length: int
+    """`L`"""
+    pictures: tuple[str, ...]
+    """What the pictures show, in their order."""
+
+    @property
+    def image_size(self) -> int:
+        """Side of a picture [pixels]."""
+        return int(self.vision["image_size"])
+
+    @classmethod
+    def from_config(cls, name: str, config: Mapping[str, Any], *, expert_head: bool) -> Architecture:
+        """Read a config.json by openpi (which names sizes by variant), lerobot, or with explicit sizes.
+
+        Args:
+            name: `pi0` or `pi05`.
+            config: the file's contents.
+            expert_head: the weights include the expert's output layer.
+
+        Raises:
+            PolicyError: it is that of another model, or names sizes that are not known.
+        """
+        written = config.get("type", config.get("model_type", name))
+        written = OTHERS.get(str(written), written)
+        if written != name:
+            raise PolicyError(
+                f"config.json is that of a {written!r} model: set model.name to that one, or give another folder"
+            )
+        vlm, expert = _part(config, "vlm_config"), _part(config, "dit_config")
+        text = None if vlm is None else _needed(vlm, "vlm_config", "text_config")
+        vocabulary = _whole(text or {}, "vlm_config.text_config.", "vocab_size", default=VOCABULARY)
+        action_dim = _whole(config, "", "max_action_dim", "action_dim", default=32)
+        return cls(
+            adaptive=name == "pi05",
+            vision=_vision(config, vlm) | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
+            language=_variant(config, "paligemma_variant", "gemma_2b")
+            if text is None
+            else _sizes(text, "vlm_config.text_config."),
+            expert=_variant(config, "action_expert_variant", "gemma_300m")
+            if expert is None
+            else _sizes(expert, "dit_config."),
+            vocabulary=vocabulary,
+            expert_vocabulary=vocabulary if expert_head else 0,
+            state_dim=_whole(config, "", "max_state_dim", default=action_dim),
+            action_dim=action_dim,
+            horizon=_whole(config, "", "chunk_size", "action_horizon", default=50),
+            prompt_length=_whole(config, "", "tokenizer_max_length", "max_token_len", default=PROMPT_LENGTH[name]),
+            pictures=_pictures(config),
+        )
+
+
+def _part(config: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, Any] | None:
+    """A section; None: it is not there."""
+    found = config.get(key)
+    if found is None or isinstance(found, Mapping):
+        return found
+    raise _damaged(where + key, found, "a JSON object")
+
+
+def _needed(config: Mapping[str, Any], where: str, key: str) -> Mapping[str, Any]:
+    """A section without which `where` says nothing."""
+    found = _part(config, key, f"{where}.")
+    if found is None:
+        raise PolicyError(
+            f"config.json: {where} lacks {key} (has: {', '.join(config) or 'nothing'}): download the file again"
+        )
+    return found
+
+
+def _whole(config: Mapping[str, Any], where: str, *keys: str, default: int | None = None, least: int = 1) -> int:
+    """The number under the first of `keys` that is there."""
+    for key in keys:
+        found = config.get(key)
+        if isinstance(found, int) and not isinstance(found, bool) and found >= least:
+            return found
+        if found is not None:
+            raise _damaged(where + key, found, f"a whole number from {least} on")
+    if default is None:
+        raise PolicyError(f"config.json lacks {where}{keys[0]}, which says the model's shape: download the file again")
+    return default
+
+
+def _damaged(where: str, found: object, expected: str) -> PolicyError:
+    return PolicyError(f"config.json: {where} is {found!r}, {expected} was expected: download the file again")
+
+
+def _variant(config: Mapping[str, Any], key: str, default: str) -> GemmaSizes:
+    name = str(config.get(key, default)).removesuffix("_lora")
+    if name not in GEMMA:
+        raise PolicyError(f"config.json: {key} is {name!r}, known are {', '.join(GEMMA)}")
+    return GEMMA[name]
+
+
+def _sizes(config: Mapping[str, Any], where: str) -> GemmaSizes:
+    found = {own: _whole(config, where, public) for own, public in GEMMA_KEYS.items()}
+    if found["heads"] % found["kv_heads"]:
+        raise _damaged(f"{where}num_key_value_heads", found["kv_heads"], f"a divisor of {found['heads']} heads")
+    return GemmaSizes(**found)
+
+
+def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Sizes of SigLIP; the picture's side is said apart from the others."""
+    sizes = SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
+    for key in SO400M.keys() - {"image_size"}:
+        _whole(sizes, "vlm_config.vision_config.", key)
+    resolution = config.get("image_resolution", [SO400M["image_size"]])
+    if not isinstance(resolution, list) or not resolution:
+        raise _damaged("image_resolution", resolution, "a list of two sides in pixels")
+    return dict(sizes) | {"image_size": _whole({"image_resolution[0]": resolution[0]}, "", "image_resolution[0]")}
+
+
+def _pictures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Lerobot lists its inputs; openpi's models always see the same."""
+    features = _part(config, "input_features") or {}
+    kinds = {name: _needed(features, "input_features", name).get("type") for name in features}
+    names = [name.rsplit(".", 1)[-1] for name, kind in kinds.items() if kind == "VISUAL"]
+    names += [f"empty_camera_{number}" for number in range(_whole(config, "", "empty_cameras", default=0, least=0))]
+    return tuple(dict.fromkeys(names)) or PICTURES

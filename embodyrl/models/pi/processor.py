@@ -1,0 +1,72 @@
+"""From what a simulator shows to what the network takes, and back: images and normalised numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from embodyrl.models.pi.checkpoint import Ranges
+from embodyrl.models.pi.config import Normalization
+
+
+def letterbox(picture: Image.Image, side: int) -> Image.Image:
+    """The picture in the middle of a black square of `side` pixels."""
+    if picture.size == (side, side):
+        return picture
+    ratio = max(picture.size) / side
+    width, height = (int(length / ratio) for length in picture.size)
+    square = Image.new("RGB", (side, side))
+    square.paste(
+        picture.resize((width, height), Image.Resampling.BILINEAR), ((side - width) // 2, (side - height) // 2)
+    )
+    return square
+
+
+def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
+    """Pictures `[B, V, 3, side, side]` in [-1, 1], float32, of `images [B, V, H, W, 3]` in uint8."""
+    flat = images.flatten(0, 1)
+    if flat.shape[1:3] != (side, side):
+        resized = [np.asarray(letterbox(Image.fromarray(picture), side)) for picture in flat.cpu().numpy()]
+        flat = torch.from_numpy(np.stack(resized))
+    numbers = flat.to(device).permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
+    return numbers.unflatten(0, images.shape[:2])
+
+
+EPSILON = 1e-6
+"""Added to widths, as in public code."""
+
+
+class Normalizer(nn.Module):
+    """Maps numbers of a data set to about [-1, 1], and back.
+
+    Args:
+        ranges: of one data set, for actions or for states.
+        normalization: what their numbers are.
+    """
+
+    centre: Tensor
+    half_width: Tensor
+
+    def __init__(self, ranges: Ranges, normalization: Normalization) -> None:
+        super().__init__()
+        first, second = (torch.tensor(numbers, dtype=torch.float64) for numbers in (ranges.first, ranges.second))
+        if normalization is Normalization.zscore:
+            centre, half_width = first, second + EPSILON
+        else:
+            half_width = 0.5 * (second - first + EPSILON)
+            centre = first + half_width
+        self.register_buffer("centre", centre.float(), persistent=False)
+        self.register_buffer("half_width", half_width.float(), persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.centre)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Normalised numbers `[..., D]`; not cut off."""
+        return (numbers - self.centre) / self.half_width
+
+    def inverse(self, numbers: Tensor) -> Tensor:
+        """From normalised numbers `[..., D]` to those of the data set."""
+        return numbers * self.half_width + self.centre

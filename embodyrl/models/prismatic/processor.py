@@ -1,0 +1,207 @@
+"""Between a simulator and the network: images, normalised numbers, and actions in words.
+
+Resizing of images is PIL's, which is what the public image processor calls. Public evaluations in LIBERO resize with
+TensorFlow (Lanczos, after writing and reading a JPEG) before that; this is not repeated here, so pixels differ slightly
+from theirs unless the simulator draws at the model's own size.
+
+An action in words is one token per entry, each the centre of one of 255 equal intervals of [-1, 1]. Tokens are counted
+from the first action token, `0 .. bins-1`; the highest stands for -1. `bins` edges make `bins - 1` intervals, so that
+the two lowest tokens share the last one.
+
+Shapes: `B` samples, `V` cameras, `H, W` pixels, `h` the model's side; `...` any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodyrl.models.errors import PolicyError
+
+CROP_AREA = 0.9
+"""Share of the picture's area that a centre crop keeps."""
+
+
+class PicturePipeline(nn.Module):
+    """Resize, crop, normalise.
+
+    Args:
+        config: contents of preprocessor_config.json. The means are taken from `tvf_normalize_params`, because these are
+            what public code uses; they are rounded to bfloat16 there.
+        center_crop: keep the middle 90 % of the area.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: Mapping[str, Any], center_crop: bool) -> None:
+        super().__init__()
+        if config.get("image_resize_strategy") != "resize-naive":
+            raise PolicyError(
+                f"preprocessor_config.json: image_resize_strategy is {config.get('image_resize_strategy')!r}, only "
+                "'resize-naive' is supported"
+            )
+        resizes = [(*entry["size"], entry["interpolation"]) for entry in config["tvf_resize_params"]]
+        if len(set(resizes)) != 1 or resizes[0][0] != resizes[0][1]:
+            raise PolicyError("preprocessor_config.json: expected the same square size for every vision tower")
+        self.side, self._interpolation = resizes[0][0], Image.Resampling(resizes[0][2])
+        self.center_crop = center_crop
+        for name in ("mean", "std"):
+            numbers = [number for entry in config["tvf_normalize_params"] for number in entry[name]]
+            self.register_buffer(name, torch.tensor(numbers).view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`pixel_values [B, V*channels, h, h]` in float32 of `images [B, V, H, W, 3]` in uint8."""
+        batch = len(images)
+        pictures = self._resize(images.flatten(0, 1)).to(self.mean.device)
+        planes = pictures.permute(0, 3, 1, 2)
+        if self.center_crop:
+            planes = _crop(planes)
+        copies = len(self.mean) // 3
+        normalised = (planes.float().div(255).repeat(1, copies, 1, 1) - self.mean) / self.std
+        return normalised.unflatten(0, (batch, -1)).flatten(1, 2)
+
+    def _resize(self, pictures: Tensor) -> Tensor:
+        if pictures.shape[1:3] == (self.side, self.side):
+            return pictures
+        size = (self.side, self.side)
+        resized = [Image.fromarray(picture).resize(size, self._interpolation) for picture in pictures.cpu().numpy()]
+        return torch.from_numpy(np.stack([np.asarray(picture) for picture in resized]))
+
+
+def _crop(planes: Tensor) -> Tensor:
+    """The middle of `[M, 3, h, h]` in uint8, enlarged to the same size.
+
+    The same sampling points and the same rounding as TensorFlow's crop_and_resize and convert_image_dtype.
+    """
+    side = planes.shape[-1]
+    line = torch.linspace(-1.0, 1.0, side, device=planes.device) * math.sqrt(CROP_AREA)
+    grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1).expand(len(planes), -1, -1, -1)
+    cropped = functional.grid_sample(planes.float() / 255, grid, mode="bilinear", align_corners=True)
+    return (cropped.clamp(0.0, 1.0) * 255.5).floor().clamp(max=255.0)
+
+
+Bounds = Literal["q99", "min_max"]
+_ENDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
+
+
+class Range(nn.Module):
+    """Maps numbers of a data set to [-1, 1] and back. Entries outside the mask stay as they are.
+
+    Args:
+        statistics: of one data set, for actions or for states.
+        bounds: which numbers -1 and 1 stand for.
+        epsilon: added to the width; public code of OpenVLA-OFT does so, that of OpenVLA does not.
+    """
+
+    low: Tensor
+    width: Tensor
+    mask: Tensor
+
+    def __init__(self, statistics: Mapping[str, Sequence[float]], bounds: Bounds, epsilon: float) -> None:
+        super().__init__()
+        names = _ENDS[bounds]
+        missing = [name for name in names if name not in statistics]
+        if missing:
+            raise PolicyError(f"the checkpoint's statistics lack {', '.join(missing)} (have: {', '.join(statistics)})")
+        low, high = (torch.tensor(statistics[name], dtype=torch.float64) for name in names)
+        mask = torch.tensor(statistics.get("mask", [True] * len(low)), dtype=torch.bool)
+        self.register_buffer("low", low.float(), persistent=False)
+        self.register_buffer("width", (high - low + epsilon).float(), persistent=False)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def expand(self, numbers: Tensor) -> Tensor:
+        """From [-1, 1] `[..., D]` to the data set's range."""
+        return torch.where(self.mask, 0.5 * (numbers + 1.0) * self.width + self.low, numbers)
+
+    def shrink(self, numbers: Tensor) -> Tensor:
+        """From the data set's range `[..., D]` to [-1, 1], cutting off what lies outside."""
+        shrunk = torch.where(self.mask, 2.0 * (numbers - self.low) / self.width - 1.0, numbers)
+        return shrunk.clamp(-1.0, 1.0)
+
+
+class ActionBins(nn.Module):
+    """The numbers that action tokens stand for."""
+
+    centres: Tensor
+    edges: Tensor
+
+    def __init__(self, bins: int) -> None:
+        super().__init__()
+        self.bins = bins
+        edges = torch.linspace(-1.0, 1.0, bins, dtype=torch.float64)
+        centres = 0.5 * (edges[1:] + edges[:-1])
+        interval = torch.arange(bins - 1, -1, -1).clamp(max=bins - 2)
+        self.register_buffer("centres", centres[interval].float(), persistent=False)
+        self.register_buffer("edges", edges.float(), persistent=False)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Numbers in [-1, 1] `[...]` that tokens `[...]` stand for."""
+        return self.centres[tokens]
+
+    def encode(self, numbers: Tensor) -> Tensor:
+        """Tokens `[...]` of numbers `[...]`, which are cut off at -1 and 1."""
+        return self.bins - torch.bucketize(numbers.clamp(-1.0, 1.0), self.edges, right=True)
+
+
+class TokenDistribution:
+    """What a model says next, among action tokens alone.
+
+    Args:
+        logits: `[..., bins]` of the action tokens.
+        temperature: divides them.
+        top_k: keep so many of the likeliest tokens; 0: all.
+        top_p: keep the likeliest tokens that together have this probability.
+        chosen: `[...]` tokens that are kept in any case: those which a rollout has drawn, lest a small change of the
+            weights puts them out of reach and their log-probability at minus infinity. At the weights of the rollout
+            this changes nothing.
+    """
+
+    def __init__(
+        self, logits: Tensor, *, temperature: float, top_k: int, top_p: float, chosen: Tensor | None = None
+    ) -> None:
+        scaled = logits.float() / temperature
+        kept = torch.ones_like(scaled, dtype=torch.bool)
+        if top_k:
+            kept &= scaled >= scaled.topk(top_k, dim=-1).values[..., -1:]
+        if top_p < 1.0:
+            kept &= _nucleus(scaled.masked_fill(~kept, -torch.inf), top_p)
+        if chosen is not None:
+            kept = kept.scatter(-1, chosen.unsqueeze(-1), True)
+        self._kept = kept
+        self._logprobs = scaled.masked_fill(~kept, -torch.inf).log_softmax(-1)
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        """Draw tokens `[...]`."""
+        probabilities = self._logprobs.exp().flatten(0, -2)
+        return torch.multinomial(probabilities, 1, generator=generator).view(self._logprobs.shape[:-1])
+
+    def mode(self) -> Tensor:
+        """The likeliest tokens `[...]`."""
+        return self._logprobs.argmax(-1)
+
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        """Log-probability `[...]` of tokens `[...]` [nats]."""
+        return self._logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy `[...]` [nats]."""
+        terms = self._logprobs.exp() * self._logprobs.masked_fill(~self._kept, 0.0)
+        return -terms.sum(-1)
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Whether each token is among the likeliest ones that together have probability `top_p`; the first always is."""
+    ordered, order = logits.softmax(-1).sort(dim=-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before < top_p)

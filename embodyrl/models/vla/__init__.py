@@ -1,0 +1,1 @@
+"""What vision-language-action models of several families share."""
