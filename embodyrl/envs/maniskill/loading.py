@@ -14,9 +14,8 @@ from typing import Any
 from embodyrl.envs.base import RenderError
 from embodyrl.envs.maniskill.catalogue import DRIVER_REMEDY, assets_missing
 from embodyrl.envs.options import ManiSkillConfig, RewardMode, Sim
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, did_you_mean
 from embodyrl.placement.turns import one_at_a_time
-from embodyrl.registry import near_match
 
 USUAL_CONTROL_MODE = "pd_joint_delta_pos"
 
@@ -149,8 +148,7 @@ def _explained(task: str, error: Exception) -> Exception:
 
 def _unlike(key: str, value: str, task: str, known: list[str]) -> str:
     """What to say about a value that `task` does not have."""
-    near = near_match(value, known)
-    hint = f" - did you mean {near!r}?" if near else ""
+    hint = did_you_mean(value, known, lead=" - ")
     return f"{key} is {value!r}, which {task!r} does not have{hint} (has: {', '.join(known) or 'none'})"
 
 

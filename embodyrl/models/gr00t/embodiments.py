@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from embodyrl.models.errors import PolicyError, did_you_mean
+from embodyrl.errors import did_you_mean
+from embodyrl.models.errors import PolicyError
 
 EMBODIMENTS = {
     "new_embodiment": 31,
@@ -33,9 +34,9 @@ def embodiment_number(tag: str, number: int | None, count: int) -> int:
         number = 0 if count == 1 else EMBODIMENTS.get(tag)
     if number is None:
         known = ", ".join(f"{name} {value}" for name, value in EMBODIMENTS.items())
+        hint = did_you_mean(tag, EMBODIMENTS, lead=" - ")
         raise PolicyError(
-            f"nothing says which number embodiment {tag!r} has{did_you_mean(tag, EMBODIMENTS)} (known: {known}): set "
-            "embodiment_id as well"
+            f"nothing says which number embodiment {tag!r} has{hint} (known: {known}): set embodiment_id as well"
         )
     if not 0 <= number < count:
         raise PolicyError(

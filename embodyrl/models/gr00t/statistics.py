@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embodyrl.models.errors import PolicyError, did_you_mean
+from embodyrl.errors import did_you_mean
+from embodyrl.models.errors import PolicyError
 
 LEROBOT_STATE, LEROBOT_ACTION = "observation.state", "action"
 LEROBOT_TAG = "new_embodiment"
@@ -81,7 +82,7 @@ def choose_robot(
             raise PolicyError(f"{origin} has statistics of no robot: {REMEDY}")
         tag = next(iter(metadata))
     if tag not in metadata:
-        hint = did_you_mean(tag, metadata)
+        hint = did_you_mean(tag, metadata, lead=" - ")
         raise PolicyError(f"{origin} has no statistics of embodiment_tag = {tag!r}{hint} (known: {known})")
     reader = _Reader(origin)
     entry = reader.entries(metadata[tag], tag)
@@ -138,8 +139,9 @@ class _Reader:
         chosen = list(known) if keys is None else list(keys)
         for key in chosen:
             if key not in known:
+                hint = did_you_mean(key, known, lead=" - ")
                 raise PolicyError(
-                    f"{option} names {key!r}, which the statistics of {where} lack{did_you_mean(key, known)} (known: "
+                    f"{option} names {key!r}, which the statistics of {where} lack{hint} (known: "
                     f"{', '.join(known) or 'none'})"
                 )
         return chosen

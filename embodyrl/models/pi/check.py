@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config
-from embodyrl.errors import MissingPackageError
+from embodyrl.errors import MissingPackageError, did_you_mean
 from embodyrl.models.companions import choose_key
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.check import Objection
@@ -21,7 +21,6 @@ from embodyrl.models.pi.layout import Layout
 from embodyrl.models.pi.options import Frozen, PiConfig, StateInput
 from embodyrl.models.pi.ranges import Robot, robot_of
 from embodyrl.models.pi.tokens import Words, read_tokenizer
-from embodyrl.registry import near_match
 
 ABSENT = "absent"
 
@@ -72,8 +71,7 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architect
 def _check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
     for name in names:
         if name != ABSENT and name not in cameras:
-            near = near_match(name, list(cameras))
-            hint = f" - did you mean {near!r}?" if near else ""
+            hint = did_you_mean(name, list(cameras), lead=" - ")
             raise PolicyError(f"env.cameras has no {name!r}{hint} (has: {', '.join(cameras) or 'none'})")
 
 
