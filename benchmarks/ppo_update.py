@@ -29,7 +29,7 @@ from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import build_policy
-from embodyrl.pipelines.preparation import decisions_to_learn_from
+from embodyrl.pipelines.stages import decisions_to_learn_from
 from embodyrl.registry import LOSSES
 from embodyrl.rollout.batch import TrajectoryBatch
 

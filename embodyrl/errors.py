@@ -3,7 +3,9 @@ or 2."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -18,6 +20,25 @@ def has_controls(value: object) -> bool:
 def without_controls(text: str) -> str:
     """A text that a terminal only shows: control characters but newline and tab are written out."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def near_match(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the entry of `known` that `name` was probably meant to be, or None.
+
+    Args:
+        name: what was written.
+        known: what there is.
+        cutoff: how much alike they must be, from 0 to 1.
+    """
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, known: Iterable[str], *, lead: str = "", otherwise: str = "") -> str:
+    """Return the question whether `name` was meant to be one of `known`, with `lead` in front; `otherwise` if none is
+    near."""
+    near = near_match(name, known)
+    return f"{lead}did you mean {near!r}?" if near else otherwise
 
 
 class UserError(ValueError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -17,15 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
+from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError, did_you_mean
 
 E = TypeVar("E", bound="Entry")
-
-
-def near_match(name: str, known: Sequence[str]) -> str | None:
-    """The entry of `known` that `name` was probably meant to be, or None."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
 
 
 def load_target(target: str) -> Any:
@@ -165,10 +158,10 @@ class SimulatorEntry(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmEntry(Entry):
-    """An iteration graph. Target: callable (config) -> `pipelines.Graph`."""
+    """The stages of an iteration. Target: callable (config) -> list of `pipelines.Stage`."""
 
     critic: bool | None = None
-    """Whether its nodes pass a critic's values on; None: either will do."""
+    """Whether its stages pass a critic's values on; None: either will do."""
     demonstrations: bool = False
     """Whether it learns from those of `data.path`."""
     check: str | None = None
@@ -223,7 +216,7 @@ class FilterEntry(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class StageEntry(Entry):
-    """What a node of an iteration graph does: names of columns and resources, see `pipelines.Node`."""
+    """What a stage of an iteration does: names of columns and resources, see `pipelines.Stage`."""
 
     reads: Sequence[str] = ()
     """What it looks at."""
@@ -285,8 +278,7 @@ class Registry(Generic[E]):
             raise TypeError(f"{what} is registered with facts={{...}}: write them as arguments of their own, {instead}")
         for key in known:
             if key not in fields:
-                near = near_match(key, list(fields))
-                hint = f" - did you mean {near!r}?" if near else ""
+                hint = did_you_mean(key, list(fields), lead=" - ")
                 raise TypeError(
                     f"{what} is registered with {key!r}, which no {entry} has{hint} (it has {', '.join(fields)})"
                 )
@@ -323,8 +315,7 @@ class Registry(Generic[E]):
 
     def unknown(self, name: str) -> str:
         """The sentence that says `name` is not registered, with the near match and the full list."""
-        near = near_match(name, self.names())
-        hint = f" - did you mean {near!r}?" if near else ""
+        hint = did_you_mean(name, self.names(), lead=" - ")
         return f"{self.kind} {name!r} is not registered{hint} (registered: {', '.join(self.names()) or 'none'})"
 
     def load(self, name: str) -> Any:
@@ -363,7 +354,7 @@ SIMULATORS = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl
 """Simulator backends."""
 
 ALGORITHMS = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms", entry=AlgorithmEntry)
-"""Iteration graphs."""
+"""Iterations, each as a list of stages."""
 
 ADVANTAGES = Registry(
     "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages", entry=AdvantageEntry
@@ -383,7 +374,7 @@ ENCODERS = Registry("encoder", home="embodyrl.algorithms.builtin_encoders", grou
 """What turns the observations of an episode into a vector. Target: callable (images, proprio, dim=) -> `[E]`."""
 
 STAGES = Registry("stage", home="embodyrl.pipelines.builtin_stages", group="embodyrl.stages", entry=StageEntry)
-"""What a node of an iteration graph does. Target: callable (iteration) -> None."""
+"""What a stage of an iteration does. Target: callable (iteration) -> None."""
 
 OPTIMIZERS = Registry("optimizer", home="embodyrl.engine.builtin_optimizers", group="embodyrl.optimizers", entry=Entry)
 """What steps weights along gradients. Target: callable (groups of parameters, `config.schema.OptimizerConfig`) -> torch

@@ -8,8 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from embodyrl.errors import UserError
-from embodyrl.registry import near_match
+from embodyrl.errors import UserError, did_you_mean
 
 R = TypeVar("R")
 
@@ -42,8 +41,7 @@ def call_with(function: Callable[..., R], columns: Mapping[str, Any], options: M
         if name in available:
             arguments[name] = available[name]
         elif parameter.default is inspect.Parameter.empty:
-            near = near_match(name, list(available))
-            hint = f" - did you mean {near!r}?" if near else ""
+            hint = did_you_mean(name, list(available), lead=" - ")
             raise SignatureError(
                 f"{function.__module__}.{function.__qualname__} asks for {name!r}, which is not available{hint} "
                 f"(available: {', '.join(sorted(available))})"

@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckResult:
     """One line of the doctor's table."""
 
     subject: str
@@ -51,18 +51,18 @@ class Started:
     """A check under way: its process, and how to read what comes of it."""
 
     probe: Probe
-    judge: Callable[[Any, ProbeFailed | None], Finding]
+    judge: Callable[[Any, ProbeFailed | None], CheckResult]
     """What the process printed, or how it failed -> finding."""
 
 
-def judged(subject: str, is_fine: bool, found: str, remedy: str, *, needed: bool = True) -> Finding:
+def judged(subject: str, is_fine: bool, found: str, remedy: str, *, needed: bool = True) -> CheckResult:
     """A finding whose remedy is only said where something is wrong."""
     if is_fine:
-        return Finding(subject=subject, status=Status.ok, found=found)
-    return Finding(subject=subject, status=Status.fault if needed else Status.absent, found=found, remedy=remedy)
+        return CheckResult(subject=subject, status=Status.ok, found=found)
+    return CheckResult(subject=subject, status=Status.fault if needed else Status.absent, found=found, remedy=remedy)
 
 
-def python() -> Finding:
+def python() -> CheckResult:
     """The interpreter."""
     version = sys.version.split()[0]
     return judged(
@@ -80,7 +80,7 @@ print(json.dumps([torch.__version__, torch.version.cuda, names]))
 def start_torch(machine: Inventory, *, needs_cuda: bool) -> Started:
     """Whether torch can be imported, and fits the GPUs that the kernel shows."""
 
-    def judge(result: Any, failure: ProbeFailed | None) -> Finding:
+    def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         if failure is not None:
             return judged("torch", False, str(failure), "install it: make setup")
         version, cuda, names = result
@@ -95,17 +95,17 @@ def start_torch(machine: Inventory, *, needs_cuda: bool) -> Started:
     return Started(probe=Probe(TORCH), judge=judge)
 
 
-def cpus(machine: Inventory) -> Finding:
+def cpus(machine: Inventory) -> CheckResult:
     """CPUs that exist, that this process may use, and that can be busy at once."""
     total, allowed = os.cpu_count() or 1, len(machine.cpus)
     limits = [f"{allowed} of {total} allowed"] if allowed < total else [f"{total}"]
     if machine.cores < allowed:
         limits.append(f"time for {machine.cores} (control group)")
     nodes = f", {len(machine.usable_nodes)} NUMA nodes" if len(machine.usable_nodes) > 1 else ""
-    return Finding(subject="CPUs", status=Status.ok, found=f"{', '.join(limits)}{nodes}")
+    return CheckResult(subject="CPUs", status=Status.ok, found=f"{', '.join(limits)}{nodes}")
 
 
-def memory() -> Finding:
+def memory() -> CheckResult:
     """Memory that a run can have."""
     state = psutil.virtual_memory()
     return judged(
@@ -116,7 +116,7 @@ def memory() -> Finding:
     )
 
 
-def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
+def shared_memory(place: Path = Path("/dev/shm")) -> CheckResult:
     """The folder for shared memory, which torch uses between its processes (simulators need none of it)."""
     if not place.is_dir():
         return judged("/dev/shm", False, "missing", "mount it: containers have it by default", needed=False)
@@ -125,7 +125,7 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Finding:
     return judged("/dev/shm", size.free >= LEAST_SHM, found, "docker run --shm-size=1g, or empty it", needed=False)
 
 
-def disk(folder: Path) -> Finding:
+def disk(folder: Path) -> CheckResult:
     """Space where runs are written; the folder itself need not exist yet."""
     place = folder.resolve()
     while not place.is_dir():
@@ -137,7 +137,7 @@ def disk(folder: Path) -> Finding:
     return judged("disk", free >= LEAST_DISK, found, f"{LEAST_DISK / GIB:.0f} GiB at least: make room, or set run.dir")
 
 
-def simulator(entry: SimulatorEntry, *, needed: bool) -> Finding:
+def simulator(entry: SimulatorEntry, *, needed: bool) -> CheckResult:
     """Whether a simulator's packages and libraries are here."""
     missing = entry.missing()
     if missing:
@@ -153,7 +153,7 @@ def _versions(entry: SimulatorEntry) -> str:
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
-def assets(entry: SimulatorEntry) -> Finding | None:
+def assets(entry: SimulatorEntry) -> CheckResult | None:
     """Which of a simulator's downloads are here; None for one that has none, or is not here itself.
 
     Whether a config's own downloads are here is one of the rules that it is checked by.
@@ -168,7 +168,7 @@ def assets(entry: SimulatorEntry) -> Finding | None:
 def start_rendering(check: RenderingCheck, *, needed: bool) -> Started:
     """Whether something renders, as a simulator says how to try it."""
 
-    def judge(result: Any, failure: ProbeFailed | None) -> Finding:
+    def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         if result is not None:
             return judged(check.subject, True, f"draws with {result}{check.note}", "")
         found = "no device that can draw" if failure is None else str(failure)
@@ -188,7 +188,7 @@ print(json.dumps(av.__version__))
 def start_films(*, needed: bool) -> Started:
     """Whether evaluation episodes can be filmed."""
 
-    def judge(result: Any, failure: ProbeFailed | None) -> Finding:
+    def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         found = f"PyAV {result} writes H.264" if failure is None else str(failure)
         return judged("films", failure is None, found, "pip install --force-reinstall av", needed=needed)
 

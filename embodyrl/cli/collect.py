@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.faults import KeyPath
+from embodyrl.config.issues import KeyPath
 from embodyrl.config.schema import Observe
 from embodyrl.errors import UserError, without_controls
 from embodyrl.registry import EXPERTS

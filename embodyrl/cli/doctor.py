@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from embodyrl.cli import checkup
-from embodyrl.cli.checkup import Finding, Started, Status
+from embodyrl.cli.checkup import CheckResult, Started, Status
 from embodyrl.cli.probe import ProbeFailed
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Device
@@ -38,7 +38,7 @@ def run(loaded: LoadedConfig | None) -> int:
     return 1 if any(finding.status is Status.fault for finding in findings) else 0
 
 
-def examine(loaded: LoadedConfig | None) -> list[Finding]:
+def examine(loaded: LoadedConfig | None) -> list[CheckResult]:
     """All findings, in the order of the table."""
     machine = inventory()
     started = _start(loaded, machine)
@@ -77,7 +77,7 @@ def _rendering_checks(simulator: SimulatorEntry | None, machine: Inventory) -> l
     return [check for function in dict.fromkeys(declared) for check in load_target(function)(machine)]
 
 
-def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[Finding]:
+def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[CheckResult]:
     """What can be seen at once."""
     config = loaded.config if loaded is not None else None
     folder = Path("runs") if config is None or config.run.dir is None else Path(config.run.dir)
@@ -96,14 +96,14 @@ def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[Finding]:
     return findings
 
 
-def _finish(check: Started, deadline: float) -> Finding:
+def _finish(check: Started, deadline: float) -> CheckResult:
     try:
         return check.judge(check.probe.result(deadline), None)
     except ProbeFailed as failure:
         return check.judge(None, failure)
 
 
-def _table(findings: Sequence[Finding]) -> Table:
+def _table(findings: Sequence[CheckResult]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -115,7 +115,7 @@ def _table(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def verdict(findings: Sequence[Finding], loaded: LoadedConfig | None) -> str:
+def verdict(findings: Sequence[CheckResult], loaded: LoadedConfig | None) -> str:
     """The last line."""
     faults = [finding.subject for finding in findings if finding.status is Status.fault]
     absent = [finding.subject for finding in findings if finding.status is Status.absent]

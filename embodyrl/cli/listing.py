@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from embodyrl.config.sources import builtin_folder, list_experiments, list_groups, list_options
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import (
     ADVANTAGES,
     ALGORITHMS,
@@ -23,7 +23,6 @@ from embodyrl.registry import (
     STAGES,
     Registry,
     SupportedModel,
-    near_match,
 )
 
 SECTIONS: dict[str, tuple[Registry[Any], ...]] = {
@@ -46,8 +45,7 @@ def show(what: str | None) -> None:
     """
     known = [*SECTIONS, CONFIGS]
     if what is not None and what not in known:
-        near = near_match(what, known)
-        hint = f" - did you mean {near!r}?" if near else ""
+        hint = did_you_mean(what, known, lead=" - ")
         raise UserError(f"cannot list {what!r}{hint} (one of {', '.join(known)})")
     console = Console()
     for section in [what] if what else known:

@@ -314,22 +314,13 @@ def doctor(
 
 
 @app.command()
-def graph(
-    words: Words = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Draw it into an SVG file.", show_default=False)
-    ] = None,
-    mermaid: Annotated[
-        bool, typer.Option("--mermaid", help="Print Mermaid; without --svg, that is what it does anyway.")
-    ] = False,
-    trust: Trust = False,
-) -> None:
-    """Draw what happens in an iteration: its nodes, and the columns that they pass on."""
+def graph(words: Words = None, trust: Trust = False) -> None:
+    """Draw what happens in an iteration, as Mermaid: its stages, and the columns that they pass on."""
     from embodyrl.cli import graph as drawing
     from embodyrl.config import load_config
 
     source, overrides = split_words(words)
-    drawing.show(load_config(source, overrides, trust=trust), svg, mermaid)
+    drawing.show(load_config(source, overrides, trust=trust))
 
 
 @app.command("list")

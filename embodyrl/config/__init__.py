@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embodyrl.config.build import config_hash, to_plain
     from embodyrl.config.document import to_commented_yaml
-    from embodyrl.config.faults import ConfigError, Fault
+    from embodyrl.config.issues import ConfigError, ConfigIssue
     from embodyrl.config.load import LoadedConfig, load_config
     from embodyrl.config.rules import Use
     from embodyrl.config.sources import list_experiments, list_groups, list_options
@@ -17,8 +17,8 @@ _HOMES = {
     "config_hash": "build",
     "to_plain": "build",
     "to_commented_yaml": "document",
-    "ConfigError": "faults",
-    "Fault": "faults",
+    "ConfigError": "issues",
+    "ConfigIssue": "issues",
     "LoadedConfig": "load",
     "load_config": "load",
     "list_experiments": "sources",
@@ -28,7 +28,7 @@ _HOMES = {
 
 __all__ = [
     "ConfigError",
-    "Fault",
+    "ConfigIssue",
     "LoadedConfig",
     "Use",
     "config_hash",

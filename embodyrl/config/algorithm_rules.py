@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from embodyrl.config.rules import Finding, fact, rule
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import fact, rule
 from embodyrl.config.schema import Bootstrap, Config, Episodes, Level, OldLogprobs, RewardLevel
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, SupportedModel, load_target
 
@@ -21,16 +22,18 @@ def _comparing(config: Config) -> str | None:
 
 
 @rule
-def groups_are_compared(config: Config) -> Iterator[Finding]:
+def groups_are_compared(config: Config) -> Iterator[ConfigIssue]:
     """What compares a group's episodes gets groups, and where nothing does there are none."""
     name, size, comparing = config.algorithm.advantage.name, config.rollout.group_size, _comparing(config)
     if comparing is not None and size == 1:
         paths = ("rollout.group_size", "algorithm.filter.name" if "filter" in comparing else "algorithm.advantage.name")
         message = f"{comparing} compares the episodes of a group, but rollout.group_size is 1"
-        yield Finding(paths, message, f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}")
+        yield ConfigIssue(
+            paths, message, f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}"
+        )
     if comparing is None and size > 1 and fact(ADVANTAGES, name, "group") is not None:
         so_set = " with these options" if fact(ADVANTAGES, name, "group") else ""
-        yield Finding(
+        yield ConfigIssue(
             ("rollout.group_size", "algorithm.advantage.name"),
             f"rollout.group_size = {size} has no use: advantage {name!r}{so_set} does not compare the episodes of a "
             f"group, and no filter does",
@@ -44,7 +47,7 @@ def _group_sizes(config: Config) -> str:
 
 
 @rule
-def whole_episodes_are_collected(config: Config) -> Iterator[Finding]:
+def whole_episodes_are_collected(config: Config) -> Iterator[ConfigIssue]:
     """What looks at whole episodes gets them."""
     if config.rollout.episodes is Episodes.whole:
         return
@@ -57,7 +60,7 @@ def whole_episodes_are_collected(config: Config) -> Iterator[Finding]:
     }
     named = {key: name for key, (name, wants) in wanting.items() if wants}
     if named:
-        yield Finding(
+        yield ConfigIssue(
             ("rollout.episodes", *(f"algorithm.{key}.name" for key in named)),
             f"{' and '.join(f'{key} {name!r}' for key, name in named.items())} {'need' if len(named) > 1 else 'needs'} "
             f"whole episodes, but rollout.episodes is {config.rollout.episodes.value!r}",
@@ -66,11 +69,11 @@ def whole_episodes_are_collected(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def collections_wait_for_a_filter(config: Config) -> Iterator[Finding]:
+def collections_wait_for_a_filter(config: Config) -> Iterator[ConfigIssue]:
     """It collects more than once only to replace groups that were dropped."""
     most, name = config.algorithm.max_collections, config.algorithm.filter.name
     if most > 1 and fact(FILTERS, name, "group") is False:
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.max_collections", "algorithm.filter.name"),
             f"algorithm.max_collections = {most} has no use: filter {name!r} drops no group",
             "set algorithm.max_collections to 1, or choose a filter",
@@ -78,7 +81,7 @@ def collections_wait_for_a_filter(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def components_can_run_so(config: Config) -> Iterator[Finding]:
+def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """What losses, advantages, rewards and filters themselves can say about the config."""
     settings = config.algorithm
     for registry, name in (
@@ -89,15 +92,15 @@ def components_can_run_so(config: Config) -> Iterator[Finding]:
     ):
         check = fact(registry, name, "check")
         for path, message, remedy in load_target(check)(config) if check else ():
-            yield Finding((path,), message, remedy)
+            yield ConfigIssue((path,), message, remedy)
 
 
 @rule
-def behaviour_policy_is_known(config: Config) -> Iterator[Finding]:
+def behaviour_policy_is_known(config: Config) -> Iterator[ConfigIssue]:
     """A loss that weighs by the policy that decided gets its log-probs."""
     settings = config.algorithm
     if settings.loss.name == "decoupled_ppo" and settings.old_logprobs is OldLogprobs.recompute:
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.old_logprobs", "algorithm.loss.name"),
             "algorithm.old_logprobs = 'recompute' takes the log-probs with which decisions were taken from loss "
             "'decoupled_ppo', which weighs by them",
@@ -106,20 +109,20 @@ def behaviour_policy_is_known(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def rewards_of_actions_are_used(config: Config) -> Iterator[Finding]:
+def rewards_of_actions_are_used(config: Config) -> Iterator[ConfigIssue]:
     """Advantages of single actions come from an estimator that knows them and meet log-probs of single actions."""
     settings = config.algorithm
     if settings.reward_level is not RewardLevel.action:
         return
     if fact(ADVANTAGES, settings.advantage.name, "actions") is False:
         able = [entry.name for entry in ADVANTAGES.entries() if entry.actions]
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.reward_level", "algorithm.advantage.name"),
             f"algorithm.reward_level is 'action', but advantage {settings.advantage.name!r} compares decisions",
             f"set algorithm.reward_level to chunk, or algorithm.advantage to {' or '.join(able)}",
         )
     if settings.logprob_level is Level.chunk:
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.logprob_level", "algorithm.reward_level"),
             "algorithm.reward_level is 'action', but algorithm.logprob_level is 'chunk': a decision cannot have the "
             "advantages of its actions",
@@ -128,14 +131,14 @@ def rewards_of_actions_are_used(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def graph_fits_advantage(config: Config) -> Iterator[Finding]:
-    """A graph that passes a critic's values on has an estimator that wants them, and the other way round."""
-    graph = fact(ALGORITHMS, config.algorithm.name, "critic")
+def stages_fit_advantage(config: Config) -> Iterator[ConfigIssue]:
+    """An algorithm whose stages pass a critic's values on has an estimator that wants them, and the other way round."""
+    algorithm = fact(ALGORITHMS, config.algorithm.name, "critic")
     advantage = config.algorithm.advantage.name
     estimator = fact(ADVANTAGES, advantage, "critic")
-    if graph is not None and estimator is not None and graph is not estimator:
+    if algorithm is not None and estimator is not None and algorithm is not estimator:
         fitting = [entry.name for entry in ALGORITHMS.entries() if entry.critic is estimator]
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.advantage.name", "algorithm.name"),
             f"advantage {advantage!r} {'uses a' if estimator else 'has no'} critic, and algorithm "
             f"{config.algorithm.name!r} is made for one {'without' if estimator else 'with'}",
@@ -144,11 +147,11 @@ def graph_fits_advantage(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def bootstrap_has_critic(config: Config) -> Iterator[Finding]:
+def bootstrap_has_critic(config: Config) -> Iterator[ConfigIssue]:
     """Only an advantage with a critic can estimate what was cut off."""
     name, bootstrap = config.algorithm.advantage.name, config.algorithm.bootstrap
     if fact(ADVANTAGES, name, "critic") is False and bootstrap is not Bootstrap.none:
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.bootstrap", "algorithm.advantage.name"),
             f"algorithm.bootstrap = {bootstrap.value!r} needs a critic, and advantage {name!r} has none",
             "set algorithm.bootstrap to none",
@@ -156,11 +159,11 @@ def bootstrap_has_critic(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def value_loss_has_critic(config: Config) -> Iterator[Finding]:
+def value_loss_has_critic(config: Config) -> Iterator[ConfigIssue]:
     """Without a critic there is no value loss to weigh."""
     name, weight = config.algorithm.advantage.name, config.algorithm.value_coef
     if fact(ADVANTAGES, name, "critic") is False and weight > 0:
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.value_coef", "algorithm.advantage.name"),
             f"algorithm.value_coef = {weight:g} weighs the loss of a critic, and advantage {name!r} has none",
             "set algorithm.value_coef to 0",
@@ -168,12 +171,12 @@ def value_loss_has_critic(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def model_has_critic(config: Config) -> Iterator[Finding]:
+def model_has_critic(config: Config) -> Iterator[ConfigIssue]:
     """An advantage that needs values gets a model that predicts them."""
     name, model = config.algorithm.advantage.name, config.model.name
     if fact(ADVANTAGES, name, "critic") and fact(SupportedModel, model, "critic") is False:
         without = [entry.name for entry in ADVANTAGES.entries() if not entry.critic]
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.advantage.name", "model.name"),
             f"advantage {name!r} needs values, and model {model!r} predicts none",
             f"choose another model, or an advantage without a critic ({', '.join(without)})",
@@ -181,12 +184,43 @@ def model_has_critic(config: Config) -> Iterator[Finding]:
 
 
 @rule
-def srpo_rewards_progress(config: Config) -> Iterator[Finding]:
-    """The graph of SRPO is GRPO's; what makes it SRPO is its reward."""
+def srpo_rewards_progress(config: Config) -> Iterator[ConfigIssue]:
+    """The stages of SRPO are those of GRPO; what makes it SRPO is its reward."""
     settings = config.algorithm
     if settings.name == "srpo" and settings.reward.name != "srpo":
-        yield Finding(
+        yield ConfigIssue(
             ("algorithm.reward.name", "algorithm.name"),
             f"algorithm.name is 'srpo', but algorithm.reward is {settings.reward.name!r}, which makes it GRPO",
             "set algorithm.reward to srpo, or algorithm.name to grpo",
         )
+
+
+@rule
+def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
+    """Who learns from demonstrations has some, and others name none."""
+    name, path = config.algorithm.name, config.data.path
+    if name not in ALGORITHMS:
+        return  # which has been reported
+    learns = bool(fact(ALGORITHMS, name, "demonstrations"))
+    if learns and path is None:
+        yield ConfigIssue(
+            ("data.path", "algorithm.name"),
+            f"algorithm {name!r} learns from demonstrations, but data.path is null",
+            "name the folder of a LeRobotDataset v3; `embodyrl collect CONFIG --out DIR --episodes N` records one",
+        )
+    if path is not None and not learns and ALGORITHMS.entry(name).source == "built-in" and not config.pipeline.insert:
+        yield ConfigIssue(
+            ("data.path", "algorithm.name"),
+            f"data.path has no use: algorithm {name!r} learns from rollouts",
+            "set data.path to null, or algorithm to sft",
+        )
+
+
+@rule
+def algorithm_can_run_so(config: Config) -> Iterator[ConfigIssue]:
+    """What the algorithm itself can say about the config."""
+    check = fact(ALGORITHMS, config.algorithm.name, "check")
+    if check is None:
+        return
+    for path, message, remedy in load_target(check)(config):
+        yield ConfigIssue((path,), message, remedy)

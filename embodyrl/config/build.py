@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from embodyrl.config.faults import KeyPath
 from embodyrl.config.fields import class_at, settings_of
+from embodyrl.config.issues import KeyPath
 from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.schema import Config
 from embodyrl.config.values import escape, is_missing, nested

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Collection
 from typing import Any
 
 from embodyrl.config.compose import COMPONENTS, Settings
-from embodyrl.config.faults import Fault, KeyPath, Location, dotted
 from embodyrl.config.fields import (
     Setting,
     all_paths,
@@ -22,15 +20,16 @@ from embodyrl.config.fields import (
     registry_of,
     settings_of,
 )
+from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.moved import moved_below, where_it_went
 from embodyrl.config.sources import list_options
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
-from embodyrl.errors import UserError, has_controls, without_controls
+from embodyrl.errors import UserError, has_controls, near_match, without_controls
 from embodyrl.registry import Registry
 
 
-def check_settings(settings: Settings, schema: type, whole: Location, incomplete: Collection[str]) -> list[Fault]:
+def check_settings(settings: Settings, schema: type, whole: Location, incomplete: Collection[str]) -> list[ConfigIssue]:
     """Check everything that can be said about single settings.
 
     Args:
@@ -56,7 +55,7 @@ class _Checker:
         self.schema = schema
         self.whole = whole
         self.incomplete = incomplete
-        self.faults: list[Fault] = []
+        self.faults: list[ConfigIssue] = []
         self.known = list(all_paths(schema, settings.data))
 
     def fault(self, path: KeyPath, message: str, remedy: str, *, at_key: bool = False) -> None:
@@ -68,7 +67,7 @@ class _Checker:
                 break
         else:
             location = self.whole
-        self.faults.append(Fault(path, message, remedy, location))
+        self.faults.append(ConfigIssue((path,), message, remedy, location))
 
     def section(self, section: type, data: dict[str, Any], path: KeyPath) -> None:
         """Check a section: its keys, then each of its settings."""
@@ -121,8 +120,7 @@ class _Checker:
         elsewhere = [known for known in self.known if known[-1] == key]
         if len(self.faults) > MOST_GUESSES:
             return "remove it"
-        near = difflib.get_close_matches(key, legal, n=1, cutoff=0.6)
-        is_close = bool(near) and difflib.SequenceMatcher(None, key, near[0]).ratio() >= 0.8
+        near, is_close = near_match(key, legal), near_match(key, legal, cutoff=0.8) is not None
         if here in COMPONENTS and not is_close and (owners := owners_of(COMPONENTS[here], key)):
             chosen = chosen_name(COMPONENTS[here], self.settings.get(here))
             return (
@@ -131,11 +129,10 @@ class _Checker:
         if elsewhere and not is_close:
             return f"did you mean {' or '.join(repr(dotted(known)) for known in elsewhere[:3])}?"
         if near:
-            return f"did you mean {dotted((*here, near[0]))!r}?"
+            return f"did you mean {dotted((*here, near))!r}?"
         leaves = {str(known[-1]): known for known in self.known}
-        far = difflib.get_close_matches(key, list(leaves), n=1, cutoff=0.8)
-        if far:
-            return f"did you mean {dotted(leaves[far[0]])!r}?"
+        if far := near_match(key, leaves, cutoff=0.8):
+            return f"did you mean {dotted(leaves[far])!r}?"
         return f"remove it (keys {'of ' + dotted(here) if here else 'here'}: {', '.join(legal)})"
 
     def setting(self, setting: Setting, value: Any, path: KeyPath) -> None:
@@ -198,7 +195,7 @@ class _Checker:
             return
         problem = check_value(value, kinds, setting.field.metadata, example)
         if problem is not None:
-            self.fault(path, f"{dotted(path)} {problem.message}", problem.remedy)
+            self.fault(path, f"{dotted(path)} {problem.message}", problem.hint)
         elif setting.registry is not None:
             self.component(setting.registry, value, path)
 

@@ -18,8 +18,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from embodyrl.config.defaults import Choices, read_choices
-from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
 from embodyrl.config.fields import chosen_name, component_sections
+from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location
 from embodyrl.config.marks import Document, Origin, read_document
 from embodyrl.config.schema import Config
 from embodyrl.config.sources import Source, find_config, readable_path
@@ -139,7 +139,7 @@ class Composed:
     """What the files say, before the command line's values and any check."""
 
     settings: Settings
-    faults: list[Fault]
+    faults: list[ConfigIssue]
     files: list[str]
     """The files that took part, the user's first."""
     entries: dict[str, Location]
@@ -177,7 +177,7 @@ def compose(source: Source, main: Document, group_overrides: Mapping[str, str]) 
 
 def _merge_in_hydras_order(
     settings: Settings, source: Source, group_overrides: Mapping[str, str], documents: dict[Path, Document]
-) -> list[Fault]:
+) -> list[ConfigIssue]:
     """Merge the files as the defaults lists say; returns what Hydra objects to."""
     chosen = [f"{group}={_quoted(option)}" for group, option in group_overrides.items()]
     overrides = [f"hydra.searchpath=[{_quoted(f'file://{source.folders[1]}')}]", *chosen]
@@ -190,9 +190,8 @@ def _merge_in_hydras_order(
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if isinstance(error, RecursionError):
             why = "a file's list leads back to the file itself"
-        return [
-            Fault(("defaults",), f"defaults: {why}", "mend the list", documents[source.path].origins["defaults",].key)
-        ]
+        place = documents[source.path].origins["defaults",].key
+        return [ConfigIssue("defaults", f"defaults: {why}", "mend the list", place)]
     for item in order:
         package = str(item.package or "")
         if package.split(".")[0] != "hydra":

@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location
+from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location
 from embodyrl.config.marks import UNREADABLE, Document, read_document
-from embodyrl.config.sources import Source, builtin_folder, find_config, list_groups, list_options, readable_path
-from embodyrl.registry import near_match
+from embodyrl.config.sources import (
+    Source,
+    builtin_folder,
+    find_config,
+    list_groups,
+    list_options,
+    near_option,
+    readable_path,
+)
+from embodyrl.errors import did_you_mean, near_match
 
 _KEYWORDS = re.compile(r"^(?:(?:override|optional)\s+)*")
 
@@ -35,7 +43,7 @@ class Choices:
     """What the defaults list of the user's file chooses."""
 
     entries: list[Choice] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[ConfigIssue] = field(default_factory=list)
     broken: set[Path] = field(default_factory=set)
     """Group files that cannot be used, for what is in them or below them."""
 
@@ -56,7 +64,7 @@ def read_choices(source: Source, group_overrides: Mapping[str, str], documents: 
         if group not in listed:
             message = f"{group}={option} chooses from a group that the file's defaults list does not have"
             remedy = f"add `- {group}: {option}` to that list, or set single values, as in {group}.name=..."
-            choices.faults.append(Fault((group,), message, remedy, Location(COMMAND_LINE)))
+            choices.faults.append(ConfigIssue(((group,),), message, remedy, Location(COMMAND_LINE)))
     return choices
 
 
@@ -106,7 +114,7 @@ class _Reader:
         target = option.lstrip("/") if option.startswith("/") else f"{group or folder}/{option}".lstrip("/")
         file = find_config(self.source.folders, target)
         if file is None and "optional" not in written.split():
-            self.choices.faults.append(Fault(path, *self.why_missing(group, option, target), location))
+            self.choices.faults.append(ConfigIssue((path,), *self.why_missing(group, option, target), location))
         elif file is not None and not self.follow(file):
             self.choices.broken.add(file)
         place = package or (group if written else target.rpartition("/")[0]).replace("/", ".")
@@ -128,8 +136,7 @@ class _Reader:
         """What is wrong with an entry that leads to no file, and what to do."""
         if not group:
             options = sorted(path.stem for path in self.source.path.parent.glob("*.yaml"))
-            near = near_match(target, options)
-            hint = f"did you mean {near!r}?" if near else "choose from a group, as in `- env: metaworld/reach`"
+            hint = did_you_mean(target, options, otherwise="choose from a group, as in `- env: metaworld/reach`")
             return f"no config file {target + '.yaml'!r}", hint
         options = list_options(group, self.source.folders)
         if not options:
@@ -140,14 +147,12 @@ class _Reader:
 
     def fault(self, document: Document, path: KeyPath, message: str, remedy: str) -> None:
         """Record a fault at the place of `path`."""
-        self.choices.faults.append(Fault(path, message, remedy, document.origins[path].value))
+        self.choices.faults.append(ConfigIssue((path,), message, remedy, document.origins[path].value))
 
 
 def nearest_option(option: str, options: list[str]) -> str:
     """The remedy for an option that does not exist."""
-    by_name = {name.rpartition("/")[2]: name for name in options}
-    near = near_match(option, options) or by_name.get(near_match(option.rpartition("/")[2], list(by_name)) or "")
-    return _suggest(near, "options", options)
+    return _suggest(near_option(option, options), "options", options)
 
 
 def _suggest(near: str | None, what: str, names: list[str]) -> str:

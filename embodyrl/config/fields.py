@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 import embodyrl.registry
-from embodyrl.config.faults import KeyPath
+from embodyrl.config.issues import KeyPath
 from embodyrl.errors import UserError
 from embodyrl.registry import Registry
 

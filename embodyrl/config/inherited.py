@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodyrl.config.compose import Composed
-from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath
 from embodyrl.config.fields import settings_of
+from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath
 from embodyrl.config.schema import Config, OfTasks
 from embodyrl.config.values import show
 
@@ -25,7 +25,7 @@ class Inherited:
 
     what: OfTasks
     """Whether it is a fault."""
-    fault: Fault
+    fault: ConfigIssue
     """What to say about it."""
 
 
@@ -50,7 +50,7 @@ def inherited_values(config: Config, composed: Composed) -> Iterator[Inherited]:
         where = f"env: {place.rpartition('env/')[2].removesuffix('.yaml')}" if place in composed.entries else place
         message = f"{key} = {show(value)} was written for {_names(others[place])} ({where}), not for {_names(tasks)}"
         remedy = f"write {key}=... {beside}, with what holds for these tasks (if the same holds, that)"
-        yield Inherited(OfTasks(what), Fault(TASKS, message, remedy, origin.value))
+        yield Inherited(OfTasks(what), ConfigIssue((TASKS,), message, remedy, origin.value))
 
 
 def _names(tasks: Any) -> str:

@@ -13,11 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from embodyrl.config.compose import Settings
-from embodyrl.config.faults import Fault, KeyPath, dotted
 from embodyrl.config.fields import all_paths, defaults_below
+from embodyrl.config.issues import ConfigIssue, KeyPath, dotted
 from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.values import LARGEST_TEXT, REFERENCE, escape, nested, show
-from embodyrl.registry import near_match
+from embodyrl.errors import near_match
 
 _NAME = re.compile(r"\$\{([\w.]+)\}")
 LONGEST_CHAIN = 50
@@ -32,7 +32,7 @@ class _Unresolved(Exception):
 class Resolved:
     """What became of the texts with `${...}`."""
 
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[ConfigIssue] = field(default_factory=list)
     environment: dict[KeyPath, str] = field(default_factory=dict)
     """Texts that read environment variables, also through others."""
 
@@ -59,7 +59,7 @@ def resolve_interpolations(settings: Settings, schema: type, *, may_read: bool =
                 why = (str(error).splitlines() or [type(error).__name__])[0]
                 message = f"{dotted(path)} = {show(text)} cannot be resolved ({why})"
                 remedy = _remedy(text, [dotted(known) for known in all_paths(schema, settings.data)])
-                found.faults.append(Fault(path, message, remedy, settings.origins[path].value))
+                found.faults.append(ConfigIssue((path,), message, remedy, settings.origins[path].value))
             _replace(settings.data, path, value)
     found.environment = {path: texts[path] for path in texts if path in resolver.from_environment}
     return found

@@ -14,9 +14,9 @@ import embodyrl.config.engine_rules  # noqa: F401 - both add their rules
 from embodyrl.config.build import build_draft, count_settings, with_values
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import COMPONENTS, Composed, Settings, compose
-from embodyrl.config.faults import ConfigError, Fault, KeyPath, dotted, in_reading_order
 from embodyrl.config.inherited import inherited_values
 from embodyrl.config.interpolation import resolve_interpolations
+from embodyrl.config.issues import ConfigError, ConfigIssue, KeyPath, dotted, in_reading_order
 from embodyrl.config.marks import read_document
 from embodyrl.config.moved import convert_saved
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
@@ -89,7 +89,7 @@ def load_config(
         UntrustedError: it would run code, and nobody says that it is to be trusted.
     """
     found = find_source(source, plugin_dir)
-    if isinstance(found, Fault):
+    if isinstance(found, ConfigIssue):
         raise ConfigError([found])
     saved = None if found.is_builtin else read_saved(found.path)
     if saved is not None and plugin_dir is None:
@@ -113,7 +113,7 @@ def load_config(
 
 def _finish(
     composed: Composed, asked: Overrides, source: Source, use: Use, saved: Saved | None, trust: bool
-) -> tuple[Config, list[Fault], list[str], dict[KeyPath, tuple[str, Any]]]:
+) -> tuple[Config, list[ConfigIssue], list[str], dict[KeyPath, tuple[str, Any]]]:
     """Bring the settings into their final form and check them; returns the config, all faults, what is worth a note,
     and what came from the environment. What is `saved` has to be this user's own if it names code or environment
     variables, unless he says `trust`, and may be of an earlier version."""
@@ -141,7 +141,7 @@ def _finish(
     faults += check_rules(config, composed, doubtful, use)
     inherited = [] if use is Use.show else list(inherited_values(config, composed))
     faults += [each.fault for each in inherited if each.what is OfTasks.fault]
-    notes = [f"{each.fault.message}: {each.fault.remedy}" for each in inherited if each.what is OfTasks.note]
+    notes = [f"{each.fault.message}: {each.fault.hint}" for each in inherited if each.what is OfTasks.note]
     if use is Use.elsewhere:
         notes += [f"unchecked until the run: {each.message}" for each in simulator_runs_here(config)]
     return config, faults, notes, environment
@@ -162,7 +162,7 @@ def _chooses(override: Override) -> bool:
     return path in COMPONENTS or (path[-1] == "name" and path[:-1] in COMPONENTS)
 
 
-def _apply(settings: Settings, overrides: Sequence[Override]) -> list[Fault]:
+def _apply(settings: Settings, overrides: Sequence[Override]) -> list[ConfigIssue]:
     """Lay command-line values over the settings; returns those that cannot be."""
     faults = (apply_override(settings, override, Config) for override in overrides)
     return [fault for fault in faults if fault is not None]

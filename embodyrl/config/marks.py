@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from omegaconf._utils import get_yaml_loader
 
-from embodyrl.config.faults import Fault, KeyPath, Location, dotted
+from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.values import DEEPEST, LARGEST_TEXT, MOST_VALUES, check_interpolations
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -58,7 +58,7 @@ class Document:
     """Name of the file in messages."""
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[ConfigIssue] = field(default_factory=list)
     """What is wrong with the file as YAML."""
     readable: bool = True
     """False if the faults leave no data to look at."""
@@ -118,7 +118,7 @@ def _too_large(document: Document, why: str) -> None:
 
 def _unreadable(document: Document, location: Location, message: str, remedy: str) -> None:
     document.data, document.origins, document.readable = {}, {}, False
-    document.faults.append(Fault((), message, remedy, location))
+    document.faults.append(ConfigIssue((), message, remedy, location))
 
 
 def _at(mark: yaml.Mark, label: str) -> Location:
@@ -161,7 +161,7 @@ class _Walker:
 
     def fault(self, node: yaml.Node, path: KeyPath, message: str, remedy: str) -> None:
         """Record a fault at the node's place."""
-        self.document.faults.append(Fault(path, message, remedy, _at(node.start_mark, self.document.label)))
+        self.document.faults.append(ConfigIssue((path,), message, remedy, _at(node.start_mark, self.document.label)))
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         """The plain data of any node."""
@@ -203,7 +203,7 @@ class _Walker:
             self.fault(node, path, message, f"write {value} if that is meant")
         problem = check_interpolations(value) if isinstance(value, str) else None
         if problem is not None:
-            self.fault(node, path, f"{dotted(path)} {problem.message}", problem.remedy)
+            self.fault(node, path, f"{dotted(path)} {problem.message}", problem.hint)
             return UNREADABLE
         return value
 

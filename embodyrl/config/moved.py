@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from embodyrl.config.compose import Settings
-from embodyrl.config.faults import KeyPath, dotted
 from embodyrl.config.fields import component_sections, find_setting, owners_of
+from embodyrl.config.issues import KeyPath, dotted
 
 MOVED = {
     "algorithm.clip_low": "algorithm.loss.clip_low",

@@ -11,8 +11,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from embodyrl.config.compose import Settings
-from embodyrl.config.faults import COMMAND_LINE, Fault, KeyPath, Location, dotted
 from embodyrl.config.fields import find_setting
+from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.values import DEEPEST, check_interpolations
 
 _KEY = re.compile(r"^(\+\+|\+|~)?([\w-]+(?:[./][\w-]+)*)$")
@@ -43,12 +43,12 @@ class Overrides:
     groups: dict[str, str] = field(default_factory=dict)
     """Choices of config groups: `env` -> `maniskill/push_cube`."""
     values: list[Override] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[ConfigIssue] = field(default_factory=list)
 
 
-def on_command_line(path: KeyPath, message: str, remedy: str) -> Fault:
+def on_command_line(path: KeyPath, message: str, remedy: str) -> ConfigIssue:
     """A fault of the command line."""
-    return Fault(path, message, remedy, Location(COMMAND_LINE))
+    return ConfigIssue((path,), message, remedy, Location(COMMAND_LINE))
 
 
 def parse_overrides(texts: Sequence[str], is_group: Callable[[str], bool]) -> Overrides:
@@ -110,7 +110,7 @@ def _read(text: str) -> tuple[Any, str]:
     return parsed.value(), ""
 
 
-def apply_override(settings: Settings, override: Override, schema: type) -> Fault | None:
+def apply_override(settings: Settings, override: Override, schema: type) -> ConfigIssue | None:
     """Lay one value over the settings, or say why not."""
     setting, is_inside_map = find_setting(schema, settings.data, override.path)
     above = find_setting(schema, settings.data, override.path[:-1])[0]
@@ -137,7 +137,7 @@ def apply_override(settings: Settings, override: Override, schema: type) -> Faul
         return on_command_line(override.path[:1], message, "flatten it")
     problem = check_interpolations(value) if isinstance(value, str) else None
     if problem is not None:
-        return on_command_line(override.path, f"{dotted(override.path)} {problem.message}", problem.remedy)
+        return on_command_line(override.path, f"{dotted(override.path)} {problem.message}", problem.hint)
     settings.override(override.path, value)
     return None
 

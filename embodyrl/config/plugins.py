@@ -12,17 +12,17 @@ from pathlib import Path
 
 import embodyrl
 from embodyrl.config.compose import Settings
-from embodyrl.config.faults import Fault, KeyPath
+from embodyrl.config.issues import ConfigIssue, KeyPath
 from embodyrl.config.schema import Config
-from embodyrl.errors import without_controls
-from embodyrl.registry import all_registries, near_match
+from embodyrl.errors import did_you_mean, without_controls
+from embodyrl.registry import all_registries
 
 _announced: set[tuple[str, str]] = set()
 NAME_CODE: tuple[KeyPath, ...] = (("plugins",), ("pipeline", "function"))
 """The settings that name code; they are looked at before all others."""
 
 
-def import_plugins(settings: Settings, folder: Path) -> list[Fault]:
+def import_plugins(settings: Settings, folder: Path) -> list[ConfigIssue]:
     """Import every plug-in, from `folder` or from what is installed, after saying so on stderr; returns what went wrong
     with each."""
     modules = dict(named_modules(settings))
@@ -39,7 +39,7 @@ def import_plugins(settings: Settings, folder: Path) -> list[Fault]:
     for path, name in modules.items():
         problem = _import(name, folder)
         if problem is not None:
-            faults.append(Fault(path, *problem, settings.origins[path].value))
+            faults.append(ConfigIssue((path,), *problem, settings.origins[path].value))
     return faults
 
 
@@ -84,11 +84,10 @@ def _import(name: str, folder: Path) -> tuple[str, str] | None:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            near = near_match(name.removesuffix(".py"), [path.stem for path in folder.glob("*.py")])
-            remedy = f"put {name}.py there, or install its package"
+            beside, remedy = [path.stem for path in folder.glob("*.py")], f"put {name}.py there, or install its package"
             return (
                 f"plug-in {name!r} is neither in {folder} nor installed",
-                f"did you mean {near!r}?" if near else remedy,
+                did_you_mean(name.removesuffix(".py"), beside, otherwise=remedy),
             )
         return f"plug-in {name!r} needs {error.name!r}, which is not installed", f"pip install {error.name}"
     except Exception as error:  # whatever a stranger's module raises

@@ -414,7 +414,7 @@ class AlgorithmConfig:
     """The learning algorithm. docs/algorithms.md says which settings make which published algorithm."""
 
     name: str = setting(registry="ALGORITHMS")
-    """Iteration graph; `embodyrl list algorithms` shows them."""
+    """The stages of an iteration; `embodyrl list algorithms` shows them."""
     reward: RewardConfig = component(RewardConfig)
     """What is learned from: dense (the simulator's own reward), success (1 when the task is solved), difference (what
     the dense reward gained), srpo (success, and progress of failures)."""
@@ -501,32 +501,32 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InsertedNode:
-    """A node more in the iteration graph."""
+class InsertedStage:
+    """A stage more in the iteration. It runs right after the last one that writes or changes a column it names."""
 
     name: str = setting()
-    """Name of the node."""
+    """Name of the stage."""
     stage: str = setting(registry="STAGES")
-    """What it does; `embodyrl list stages` shows them. The stage declares what it reads, writes and changes."""
+    """What it does; `embodyrl list stages` shows them, and each declares what it reads, writes and changes."""
     after: list[str] = setting([])
-    """Nodes that must have run before, apart from those whose columns it needs."""
+    """Stages that it must come after, besides."""
     before: list[str] = setting([])
-    """Nodes that may only run afterwards, apart from those that need its columns."""
+    """Stages that it must come before, even if they change a column it names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """Changes to the iteration graph; `embodyrl graph` draws it."""
+    """Changes to the stages of an iteration; `embodyrl graph` draws them."""
 
     function: str | None = setting(None)
-    """`module:function` that takes the config and returns the graph, instead of the one that algorithm.name chooses.
-    The module is imported from the config file's folder or installed, and runs with your rights."""
+    """`module:function` that takes the config and returns a list of stages, instead of that of algorithm.name. The
+    module is imported from the config file's folder or installed, and runs with your rights."""
     drop: list[str] = setting([])
-    """Nodes to leave out; those that followed them follow what they followed."""
+    """Stages to leave out."""
     replace: dict[str, str] = setting({}, registry="STAGES")
-    """Another stage for a node: `{node: stage}`."""
-    insert: list[InsertedNode] = setting([])
-    """Nodes to add."""
+    """Something else to do for a stage: `{name: stage}`."""
+    insert: list[InsertedStage] = setting([])
+    """Stages to add."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -675,7 +675,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     """Demonstrations to learn from."""
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    """Changes to the iteration graph."""
+    """Changes to the stages of an iteration."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Where and how the policy computes and learns."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

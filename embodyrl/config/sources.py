@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from embodyrl.config.faults import Fault, Location
-from embodyrl.registry import near_match
+from embodyrl.config.issues import ConfigIssue, Location
+from embodyrl.errors import near_match
 
 DEFAULT_EXPERIMENT = "metaworld_reach"
 """What `embodyrl run` does without a file."""
@@ -77,7 +77,7 @@ class Source:
         return any(os.path.isdir(folder / name) for folder in self.folders) and bool(list_options(name, self.folders))
 
 
-def find_source(source: str | Path | None, plugin_dir: Path | None = None) -> Source | Fault:
+def find_source(source: str | Path | None, plugin_dir: Path | None = None) -> Source | ConfigIssue:
     """The config that `source` means: a file, else a built-in experiment; None is the default experiment."""
     if source is not None and os.path.isfile(source):
         path = Path(source).absolute()
@@ -90,22 +90,27 @@ def find_source(source: str | Path | None, plugin_dir: Path | None = None) -> So
     return _missing(Path(source))
 
 
-def _missing(path: Path) -> Fault:
+def _missing(path: Path) -> ConfigIssue:
     """The fault for a file that is not there."""
     where = Location(str(path))
     experiments = list_experiments()
     if os.path.isdir(path):
         inside = sorted(child.name for child in path.glob("*.yaml"))
         remedy = f"name the file in it, as in {path / inside[0]}" if inside else "name a YAML file"
-        return Fault((), "is a folder, not a config file", remedy, where)
+        return ConfigIssue((), "is a folder, not a config file", remedy, where)
     near = near_match(path.name, sorted(child.name for child in path.parent.glob("*.y*ml")))
     if near:
-        return Fault((), "no such file", f"did you mean {str(path.with_name(near))!r}?", where)
+        return ConfigIssue((), "no such file", f"did you mean {str(path.with_name(near))!r}?", where)
     name = str(path).removesuffix(".yaml")
-    by_stem = {experiment.removeprefix("experiment/"): experiment for experiment in experiments}
-    near = near_match(name, experiments) or by_stem.get(near_match(name, list(by_stem)) or "")
+    near = near_option(name, experiments)
     hint = f"did you mean {near!r}?" if near else f"built-in experiments: {', '.join(experiments)}"
-    return Fault((), "no such file", hint, where)
+    return ConfigIssue((), "no such file", hint, where)
+
+
+def near_option(name: str, options: list[str]) -> str | None:
+    """Return the option `group/option` that was probably meant: near to it as a whole, else in its last part."""
+    by_last = {option.rpartition("/")[2]: option for option in options}
+    return near_match(name, options) or by_last.get(near_match(name.rpartition("/")[2], by_last) or "")
 
 
 def readable_path(path: Path) -> str:

@@ -6,15 +6,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from embodyrl.errors import has_controls, without_controls
-from embodyrl.registry import near_match
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.errors import did_you_mean, has_controls, without_controls
 
 LARGEST_TEXT = 1_000_000
 """Characters of a config, and of what its interpolations stand for."""
@@ -34,12 +33,9 @@ _KNOWN = re.compile(_START + r"\s*(?:\.*[\w.\[\]-]+\s*\}|(?!oc\.(?:select|create
 _ANY = re.compile(_START)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a value: `<setting> <message> - <remedy>`."""
-
-    message: str
-    remedy: str
+def _wrong(message: str, hint: str) -> ConfigIssue:
+    """What is wrong with a value, to be said of its setting: `<setting> <message> - <hint>`."""
+    return ConfigIssue((), message, hint)
 
 
 def nested(value: Any) -> Iterator[Any]:
@@ -83,23 +79,23 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def check_interpolations(text: str) -> Problem | None:
+def check_interpolations(text: str) -> ConfigIssue | None:
     """Whether the `${...}` in a text are well-formed."""
     if "${" in text:
         if text.count("${") > MOST_INTERPOLATIONS:
-            return Problem(f"holds more than {MOST_INTERPOLATIONS} interpolations", "write the value out")
+            return _wrong(f"holds more than {MOST_INTERPOLATIONS} interpolations", "write the value out")
         try:
             OmegaConf.create({"text": text})
         except OmegaConfBaseException:
             message = f"= {show(text)} is no complete interpolation"
-            return Problem(message, "write ${section.setting}, or \\${ for the characters themselves")
+            return _wrong(message, "write ${section.setting}, or \\${ for the characters themselves")
         if len(_ANY.findall(text)) > len(_KNOWN.findall(text)):
             message = f"= {show(text)} is no interpolation that is known here"
-            return Problem(message, "write ${section.setting}, ${oc.env:NAME}, or \\${ for the characters themselves")
+            return _wrong(message, "write ${section.setting}, ${oc.env:NAME}, or \\${ for the characters themselves")
     return None
 
 
-def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], example: Any) -> Problem | None:
+def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], example: Any) -> ConfigIssue | None:
     """Check a single value (no section, list or map).
 
     Args:
@@ -109,7 +105,7 @@ def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], e
         example: a value that would be right, or None.
     """
     if has_controls(value):
-        return Problem(f"= {without_controls(show(value))} holds control characters", WITHOUT_CONTROLS)
+        return _wrong(f"= {without_controls(show(value))} holds control characters", WITHOUT_CONTROLS)
     words = limits.get("words") or ()
     if words and isinstance(value, str):
         return _check_word(value, words, limits)
@@ -118,37 +114,36 @@ def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], e
             return _check_enum(value, kind)
     if kinds == (bool,):
         return (
-            None if isinstance(value, bool) else Problem(f"must be a switch, got {show(value)}", "write true or false")
+            None if isinstance(value, bool) else _wrong(f"must be a switch, got {show(value)}", "write true or false")
         )
     if kinds == (str,):
         return None if isinstance(value, str) else _not_text(value)
     return _check_number(value, kinds, limits, example)
 
 
-def _not_text(value: Any) -> Problem:
+def _not_text(value: Any) -> ConfigIssue:
     quoted = "" if isinstance(value, list | dict) else "put it in quotes"
-    return Problem(f"must be text, got {show(value)}", quoted or "write a single name")
+    return _wrong(f"must be text, got {show(value)}", quoted or "write a single name")
 
 
-def _check_enum(value: Any, kind: type[Enum]) -> Problem | None:
+def _check_enum(value: Any, kind: type[Enum]) -> ConfigIssue | None:
     allowed = [member.name for member in kind]
     if isinstance(value, str) and value in allowed:
         return None
-    near = near_match(value.lower(), allowed) if isinstance(value, str) else None
-    remedy = f"did you mean {near!r}?" if near else "choose one of them"
+    written = value.lower() if isinstance(value, str) else ""
+    remedy = did_you_mean(written, allowed, otherwise="choose one of them")
     if isinstance(value, bool):
         remedy = "choose one of them (YAML reads on, off, yes and no as true and false unless they are in quotes)"
-    return Problem(f"must be one of {', '.join(allowed)}; got {show(value)}", remedy)
+    return _wrong(f"must be one of {', '.join(allowed)}; got {show(value)}", remedy)
 
 
-def _check_word(value: str, words: tuple[str, ...], limits: Mapping[str, Any]) -> Problem | None:
+def _check_word(value: str, words: tuple[str, ...], limits: Mapping[str, Any]) -> ConfigIssue | None:
     if value in words:
         return None
     if _as_number(value) is not None:
-        return Problem(f"must be a whole number or {_either(words)}, got the text {show(value)}", "remove the quotes")
-    near = near_match(value, words)
-    remedy = f"did you mean {near!r}?" if near else f"write a number{_range(limits)}, or {_either(words)}"
-    return Problem(f"must be a whole number or {_either(words)}, got {show(value)}", remedy)
+        return _wrong(f"must be a whole number or {_either(words)}, got the text {show(value)}", "remove the quotes")
+    remedy = did_you_mean(value, words, otherwise=f"write a number{_range(limits)}, or {_either(words)}")
+    return _wrong(f"must be a whole number or {_either(words)}, got {show(value)}", remedy)
 
 
 def _either(words: tuple[str, ...]) -> str:
@@ -162,7 +157,7 @@ def _as_number(text: str) -> float | None:
         return None
 
 
-def _check_number(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], example: Any) -> Problem | None:
+def _check_number(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], example: Any) -> ConfigIssue | None:
     is_whole = float not in kinds
     wanted = "a whole number" if is_whole else "a number"
     words = limits.get("words") or ()
@@ -170,25 +165,25 @@ def _check_number(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any],
     suggestion = f"write {wanted}, as in {show(example)}" if example is not None else f"write {wanted}{_range(limits)}"
     if isinstance(value, str):
         remedy = "remove the quotes" if _as_number(value) is not None else suggestion
-        return Problem(f"must be {wanted}, got the text {show(value)}", remedy)
+        return _wrong(f"must be {wanted}, got the text {show(value)}", remedy)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return Problem(f"must be {wanted}, got {show(value)}", suggestion)
+        return _wrong(f"must be {wanted}, got {show(value)}", suggestion)
     if isinstance(value, int) and abs(value) >= 2**63:
-        return Problem(f"= {show(value)} does not fit into 64 bits", f"use a value{_range(limits) or ' below 2**63'}")
+        return _wrong(f"= {show(value)} does not fit into 64 bits", f"use a value{_range(limits) or ' below 2**63'}")
     if not math.isfinite(value):
-        return Problem(f"must be a finite number, got {show(value)}", suggestion)
+        return _wrong(f"must be a finite number, got {show(value)}", suggestion)
     if is_whole and isinstance(value, float):
         remedy = f"write {int(value)}" if value == int(value) else f"write {math.floor(value)} or {math.ceil(value)}"
-        return Problem(f"must be {wanted}, got {show(value)}", remedy)
+        return _wrong(f"must be {wanted}, got {show(value)}", remedy)
     return _check_range(value, limits)
 
 
-def _check_range(value: float, limits: Mapping[str, Any]) -> Problem | None:
+def _check_range(value: float, limits: Mapping[str, Any]) -> ConfigIssue | None:
     low, high, above, below = (limits.get(name) for name in ("low", "high", "above", "below"))
     too_small = (low is not None and value < low) or (above is not None and value <= above)
     too_large = (high is not None and value > high) or (below is not None and value >= below)
     if too_small or too_large:
-        return Problem(f"= {show(value)} is too {'small' if too_small else 'large'}", f"use a value{_range(limits)}")
+        return _wrong(f"= {show(value)} is too {'small' if too_small else 'large'}", f"use a value{_range(limits)}")
     return None
 
 

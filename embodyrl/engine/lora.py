@@ -23,11 +23,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from embodyrl.config.schema import LoraConfig, ModelConfig
+from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
 from embodyrl.models.saved import ADAPTER_FOLDER, BASE_FILE, HEADS_FILE
 from embodyrl.models.weights import fill
-from embodyrl.registry import near_match
 from embodyrl.seeding import derive_seed
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -89,8 +89,7 @@ def choose_layers(policy: Policy, targets: list[str]) -> list[str]:
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in learning):
             endings = sorted({name.rpartition(".")[2] for name in learning})
-            near = near_match(target, endings)
-            hint = f" - did you mean {near!r}?" if near else ""
+            hint = did_you_mean(target, endings, lead=" - ")
             raise PolicyError(
                 f"engine.lora.targets: no layer of model {policy.name!r} that learns ends in {target!r}{hint} "
                 f"(layers end in {', '.join(endings)})"

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from embodyrl.envs.images import timed_rendering
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec, nothing_executed
-from embodyrl.errors import RunError, UnknownNameError, UserError
-from embodyrl.registry import near_match
+from embodyrl.errors import RunError, UnknownNameError, UserError, did_you_mean
 
 
 class SimulatorError(RunError):
@@ -437,8 +436,7 @@ def check_tasks(tasks: Iterable[str], known: Iterable[str], backend: str) -> Non
     names = list(known)
     for task in tasks:
         if task not in names:
-            near = near_match(task, names)
-            hint = f" - did you mean {near!r}?" if near else ""
+            hint = did_you_mean(task, names, lead=" - ")
             raise UnknownNameError(f"{backend} has no task {task!r}{hint} (tasks: {', '.join(names) or 'none'})")
 
 
@@ -456,8 +454,7 @@ def check_cameras(cameras: Sequence[str], known: Iterable[str], backend: str) ->
     names = list(known)
     for index, camera in enumerate(cameras):
         if camera not in names:
-            near = near_match(camera, names)
-            hint = f" - did you mean {near!r}?" if near else ""
+            hint = did_you_mean(camera, names, lead=" - ")
             raise UnknownNameError(f"{backend} has no camera {camera!r}{hint} (cameras: {', '.join(names) or 'none'})")
         if camera in cameras[:index]:
             raise UserError(f"env.cameras names {camera!r} twice: name each camera once")

@@ -10,7 +10,7 @@ import torch
 from embodyrl.config.build import build_section
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import Settings
-from embodyrl.config.faults import Location
+from embodyrl.config.issues import Location
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError

@@ -1,7 +1,5 @@
-"""An iteration as a graph of named nodes."""
+"""An iteration as a list of named stages."""
 
-from embodyrl.pipelines.graph import Graph, GraphError, Node
-from embodyrl.pipelines.iteration import Iteration
-from embodyrl.pipelines.pipeline import NodeError, Pipeline
+from embodyrl.pipelines.pipeline import Iteration, Pipeline, PipelineError, Stage, StageError
 
-__all__ = ["Graph", "GraphError", "Iteration", "Node", "NodeError", "Pipeline"]
+__all__ = ["Iteration", "Pipeline", "PipelineError", "Stage", "StageError"]

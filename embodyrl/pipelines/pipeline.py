@@ -1,211 +1,354 @@
-"""A graph that fits together, and running it: every node as soon as its own predecessors are done."""
+"""An iteration as a list of stages: building it from a config, checking it before anything runs, running, drawing.
+
+A stage is a function under a name. It declares which columns of the batch, and which resources, it reads, writes and
+changes; a name with a question mark (`values?`) need not be there. Stages run in order, one after the other.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import threading
+import html
+import itertools
+import re
+import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from embodyrl.errors import UserError
-from embodyrl.pipelines.dataflow import Dataflow, analyse
-from embodyrl.pipelines.graph import RESOURCES, Graph, Node, certain, plain
-from embodyrl.pipelines.iteration import Iteration
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.schema import Config, InsertedStage
+from embodyrl.errors import UnknownNameError, UserError, did_you_mean
+from embodyrl.registry import ALGORITHMS, STAGES
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the stages of a config can be looked at without torch
+    from embodyrl.data.batches import Demonstrations
+    from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.rollout.batch import TrajectoryBatch
+    from embodyrl.rollout.collector import Collector, Rollout
+
+RESOURCES = ("simulators", "policy", "demonstrations")
+"""What is there before the first stage: `Iteration.collector`, `Iteration.engine` and `Iteration.demonstrations`."""
+
+NAME = re.compile(r"[A-Za-z]\w*")
 
 
-class NodeError(UserError):
-    """Raised when a node does something else than it declares."""
+@dataclass(kw_only=True)
+class Iteration:
+    """What the stages of one iteration work with and on."""
+
+    config: Config
+    collector: Collector
+    """The resource `simulators`."""
+    engine: HybridEngine
+    """The resource `policy`."""
+    demonstrations: Demonstrations | None = None
+    """The resource `demonstrations`, where the config names some."""
+    batch: TrajectoryBatch | None = None
+    """Set by the stage that collects; others add columns to it or put another one in its place."""
+    rollouts: list[Rollout] = field(default_factory=list)
+    """What was collected."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Where stages leave their metrics."""
+    warn: Callable[[str, str], None] = lambda kind, text: None
+    """Says a warning on screen and in run.log at once; of each kind the first one alone."""
+
+
+StageFunction = Callable[[Iteration], None]
+
+
+class PipelineError(UserError):
+    """Raised with everything that is wrong with a list of stages at once, before any of them runs."""
+
+    exit_code = 2
+
+    def __init__(self, issues: Sequence[ConfigIssue]) -> None:
+        self.issues = tuple(issues)
+        super().__init__("the iteration's stages are wrong:\n" + "\n".join(f"  {issue}" for issue in issues))
+
+
+class StageError(UserError):
+    """Raised when a stage leaves out what it declares."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of an iteration.
+
+    A function from the registry declares what it reads, writes and changes where it is registered; what is said here
+    comes on top.
+    """
+
+    name: str
+    function: str | StageFunction
+    """What it does: a name from the registry, or a function."""
+    reads: tuple[str, ...] = ()
+    """Columns of the batch, or resources, that it looks at."""
+    writes: tuple[str, ...] = ()
+    """Columns that it adds."""
+    changes: tuple[str, ...] = ()
+    """Columns that it replaces, or resources that it uses up or alters; it may look at them too."""
+
+    def declared(self) -> Stage:
+        """Return the stage with everything that its function declares.
+
+        Raises:
+            UnknownNameError: no such function is registered.
+        """
+        if not isinstance(self.function, str):
+            return self
+        entry = STAGES.entry(self.function)
+        reads, writes, changes = ((*getattr(entry, key), *getattr(self, key)) for key in ("reads", "writes", "changes"))
+        return replace(self, reads=reads, writes=writes, changes=changes)
+
+    def load(self) -> StageFunction:
+        """Return the function, imported if need be."""
+        found: StageFunction = STAGES.load(self.function) if isinstance(self.function, str) else self.function
+        return found
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of all that it looks at, without question marks."""
+        return plain((*self.reads, *self.changes))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of all that it adds or replaces, without question marks."""
+        return plain((*self.writes, *self.changes))
+
+
+def plain(names: Iterable[str]) -> tuple[str, ...]:
+    """Return each name once, without its question mark."""
+    return tuple(dict.fromkeys(name.removesuffix("?") for name in names))
+
+
+def certain(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that have no question mark."""
+    return tuple(name for name in names if not name.endswith("?"))
 
 
 class Pipeline:
     """An iteration that can be run.
 
     Args:
-        graph: its nodes.
+        stages: what it consists of, in order.
 
     Raises:
-        GraphError: the nodes do not fit together; with all faults.
+        PipelineError: the stages do not fit together; with everything that is wrong.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.dataflow: Dataflow = analyse(graph)
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """In an order in which they could run one by one."""
-        return self.dataflow.nodes
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        if issues := list(check_stages(stages)):
+            raise PipelineError(issues)
+        self.stages = tuple(stage.declared() for stage in stages)
 
     def run(self, iteration: Iteration) -> None:
-        """Run every node; fills `iteration.batch`, and `iteration.metrics` with those of the nodes and
-        `time/node/<name>` [s]. The times of nodes that ran at once overlap.
+        """Run every stage; fills `iteration.batch`, and `iteration.metrics` with theirs and `time/stage/<name>` [s].
 
-        The first exception of a node ends the iteration once the nodes at work are done; it says which node it is from.
+        An exception of a stage ends the iteration; a note in it names the stage.
 
         Raises:
-            NodeError: a node reads, writes or changes what it does not declare, or leaves out what it does.
+            StageError: a stage leaves out a column that it declares to write.
         """
-        work = _Work(self.dataflow, iteration)
-        with ThreadPoolExecutor(len(self.nodes), thread_name_prefix="node") as threads:
-            work.run(threads)
-        for node in self.nodes:
-            iteration.metrics |= work.metrics.get(node.name, {})
-        failed = [node.name for node in self.nodes if node.name in work.errors]
-        if failed:
-            error = work.errors[failed[0]]
-            for other in failed[1:]:
-                error.add_note(f"(meanwhile in node {other!r}: {work.errors[other]!r})")
-            raise error
+        for stage in self.stages:
+            start = time.perf_counter()
+            try:
+                stage.load()(iteration)
+                batch = iteration.batch
+                if missing := [name for name in certain(stage.writes) if batch is None or name not in batch]:
+                    raise StageError(f"stage {stage.name!r} declares that it writes {_listed(missing)}, but did not")
+            except BaseException as error:
+                error.add_note(f"(in stage {stage.name!r} of the iteration)")
+                raise
+            iteration.metrics[f"time/stage/{stage.name}"] = time.perf_counter() - start
+
+    def to_mermaid(self) -> str:
+        """Draw the stages as a Mermaid flow chart, which Markdown viewers show; edges carry columns."""
+        lines = ["flowchart TD"]
+        lines += [f'  {each.name}["<b>{each.name}</b><br/>{"<br/>".join(_notes(each))}"]' for each in self.stages]
+        for (source, target), columns in self._edges().items():
+            link = f'-- "{", ".join(columns)}" -->' if columns else "-.->"
+            lines.append(f"  {source} {link} {target}")
+        return "\n".join(lines) + "\n"
+
+    def _edges(self) -> dict[tuple[str, str], list[str]]:
+        """Columns from stage to stage, each from the last one that wrote or changed it; none where one only follows."""
+        edges: dict[tuple[str, str], list[str]] = {}
+        last: dict[str, str] = {}
+        for before, stage in zip((None, *self.stages), self.stages, strict=False):
+            for column in stage.inputs:
+                if column in last:
+                    edges.setdefault((last[column], stage.name), []).append(column)
+            if before is not None:
+                edges.setdefault((before.name, stage.name), [])
+            last |= {column: stage.name for column in stage.outputs if column in last or column in plain(stage.writes)}
+        return edges
 
 
-class _Work:
-    """One run of a graph.
+def _notes(stage: Stage) -> list[str]:
+    """What is said below a stage's name: its function, and the resources it uses."""
+    changes = [name for name in RESOURCES if name in plain(stage.changes)]
+    reads = [name for name in RESOURCES if name in plain(stage.reads) and name not in changes]
+    notes = [stage.function if isinstance(stage.function, str) else stage.function.__name__]
+    notes += [f"reads {', '.join(reads)}"] if reads else []
+    notes += [f"changes {', '.join(changes)}"] if changes else []
+    return [html.escape(note) for note in notes]
 
-    Nodes that change a resource run in the thread that called, since simulator processes die with the thread that
-    started them, and each thread has a current GPU of its own. All others run in threads of a pool.
-    """
 
-    def __init__(self, dataflow: Dataflow, iteration: Iteration) -> None:
-        self.nodes = dataflow.nodes
-        self.iteration = iteration
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.errors: dict[str, BaseException] = {}
-        self._waiting = {name: set(before) for name, before in dataflow.predecessors.items()}
-        self._started: set[str] = set()
-        self._running = 0
-        self._lock = threading.Lock()
-        self._mine: SimpleQueue[Node | None] = SimpleQueue()
-        """Nodes for the thread that called; None: that was all."""
+Where = Callable[[str], tuple[str, ...]]
+"""The settings that brought a stage in, by its name."""
 
-    def run(self, threads: ThreadPoolExecutor) -> None:
-        """Run everything, or until something fails; returns once nothing runs any more."""
-        with self._lock:
-            self._start_those_ready(threads)
-        while (node := self._mine.get()) is not None:
-            self._perform(node, threads)
 
-    def _start_those_ready(self, threads: ThreadPoolExecutor) -> None:
-        """Start every node that waits for nothing; the lock is held."""
-        for node in self.nodes:
-            if node.name not in self._started and not self._waiting[node.name] and not self.errors:
-                self._started.add(node.name)
-                self._running += 1
-                if set(plain(node.changes)) & set(RESOURCES):
-                    self._mine.put(node)
-                else:
-                    threads.submit(self._perform, node, threads)
-        if not self._running:
-            self._mine.put(None)
+def check_stages(stages: Sequence[Stage], where: Where = lambda name: ()) -> Iterator[ConfigIssue]:
+    """Find what keeps stages from running one after the other; looks at their columns once their names are sound."""
+    issues = list(_check_names(stages, where))
+    yield from issues or _check_columns([stage.declared() for stage in stages], where)
 
-    def _perform(self, node: Node, threads: ThreadPoolExecutor) -> None:
-        """Run one node, and start those that waited for it."""
+
+def _check_names(stages: Sequence[Stage], where: Where) -> Iterator[ConfigIssue]:
+    """Find names that occur twice or are none, and functions that are not registered."""
+    names = [stage.name for stage in stages]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            yield ConfigIssue(where(name), f"{names.count(name)} stages are called {name!r}", "rename all but one")
+        if not NAME.fullmatch(name):
+            yield ConfigIssue(where(name), f"{name!r} is no name for a stage", "use letters, digits and _")
+    for stage in stages:
         try:
-            self._execute(node)
-        except BaseException as error:  # raised again in the thread that called
-            error.add_note(f"(in node {node.name!r} of the iteration)")
-            self.errors[node.name] = error
-        with self._lock:
-            self._running -= 1
-            for before in self._waiting.values():
-                before.discard(node.name)
-            self._start_those_ready(threads)
-
-    def _execute(self, node: Node) -> None:
-        if self.errors:
-            return  # something failed while this one was queueing
-        stage = node.function()
-        with self._lock:
-            own = _own_iteration(node, self.iteration)
-        before = _contents(own.batch)
-        start = time.perf_counter()
-        stage(own)
-        self.metrics[node.name] = own.metrics | {f"time/node/{node.name}": time.perf_counter() - start}
-        with self._lock:
-            _take_over(node, own.batch, before, self.iteration)
+            stage.declared()
+        except UnknownNameError as error:
+            yield ConfigIssue(where(stage.name), f"stage {stage.name!r}: {error}", "name one of them")
 
 
-def _own_iteration(node: Node, iteration: Iteration) -> Iteration:
-    """What a node may see: the columns and resources that it declares."""
-    declared = plain((*node.reads, *node.changes))
-    batch = iteration.batch
-    undeclared: Any = _Undeclared(node.name)
-    return dataclasses.replace(
-        iteration,
-        collector=iteration.collector if "simulators" in declared else undeclared,
-        engine=iteration.engine if "policy" in declared else undeclared,
-        demonstrations=iteration.demonstrations if "demonstrations" in declared else undeclared,
-        batch=None if batch is None else batch.select(*(name for name in batch.columns() if name in declared)),
-        metrics={},
-    )
+def _check_columns(stages: Sequence[Stage], where: Where) -> Iterator[ConfigIssue]:
+    """Find columns that are written twice, and those that are read and not written before."""
+    for one, other in itertools.combinations(stages, 2):
+        if both := [column for column in plain(one.writes) if column in plain(other.writes)]:
+            what = f"stages {one.name!r} and {other.name!r} write the same column{'s' if len(both) > 1 else ''}"
+            hint = "let one write and the others declare it under `changes`"
+            yield ConfigIssue((*where(other.name), *where(one.name)), f"{what} {_listed(both)}", hint)
+    writers = {column: stage.name for stage in reversed(stages) for column in plain(stage.writes)}
+    known, there = sorted({*writers, *RESOURCES}), set(RESOURCES)
+    for stage in stages:
+        for column in set(RESOURCES).intersection(plain(stage.writes)):
+            message = f"stage {stage.name!r} writes {column!r}, which is a resource"
+            yield ConfigIssue(where(stage.name), message, "declare it under `changes`")
+        wanted = [*(("reads", name) for name in certain(stage.reads))]
+        wanted += [("changes", name) for name in certain(stage.changes)]
+        for verb, column in wanted:
+            what, writer = f"stage {stage.name!r} {verb} column {column!r}", writers.get(column)
+            if column not in there and writer is None:
+                hint = did_you_mean(column, known, otherwise=f"one of {', '.join(known)}")
+                yield ConfigIssue(where(stage.name), f"{what}, which no stage writes", hint)
+            elif column not in there:
+                yield ConfigIssue(where(stage.name), f"{what} before stage {writer!r} writes it", "change their order")
+        there.update(plain(stage.writes))
 
 
-class _Undeclared:
-    """Stands where a resource would be that a node does not declare."""
-
-    def __init__(self, node: str) -> None:
-        self._node = node
-
-    def __getattr__(self, name: str) -> Any:
-        raise NodeError(
-            f"node {self._node!r} uses {name!r} of a resource that it does not declare: add 'policy' (the engine), "
-            f"'simulators' (the collector) or 'demonstrations' to what it reads or changes"
-        )
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
-def _contents(batch: TrajectoryBatch | None) -> dict[str, tuple[Any, ...]]:
-    """Each column with its version, which tells a column that was changed in place."""
-    if batch is None:
-        return {}
-    return {name: (batch.data[name], *_versions(batch.data[name])) for name in batch.columns()}
+def build_pipeline(config: Config) -> Pipeline:
+    """Build the iteration that a config asks for: the algorithm's stages, or those of `pipeline.function`, with the
+    changes of the section `pipeline`. Imports no stage.
+
+    Raises:
+        PipelineError: the stages do not fit together, or the config changes stages that are not there.
+        UnknownNameError: there is no such algorithm.
+    """
+    changes = config.pipeline
+    stages = _of_function(config) if changes.function else list(ALGORITHMS.load(config.algorithm.name)(config))
+    unknown = list(_unknown_names(config, stages))
+    stages = [stage for stage in stages if stage.name not in changes.drop]
+    stages = [Stage(each.name, changes.replace[each.name]) if each.name in changes.replace else each for each in stages]
+    misplaced = [issue for number in range(len(changes.insert)) for issue in _insert(stages, number, changes.insert)]
+
+    def where(name: str) -> tuple[str, ...]:
+        return tuple(_settings(name, config))
+
+    # A name that is not known leaves stages where they do not belong, so that their columns say nothing.
+    check = _check_names if unknown else check_stages
+    if issues := [*unknown, *misplaced, *check(stages, where)]:
+        raise PipelineError(issues)
+    return Pipeline(stages)
 
 
-def _versions(column: Any) -> list[int]:
-    leaves = column.values(True, True) if hasattr(column, "batch_size") else [column]
-    return [0 if leaf.is_inference() else leaf._version for leaf in leaves]
+def _of_function(config: Config) -> list[Stage]:
+    """Call the user's own function for the stages; its module was imported when the config was loaded."""
+
+    def wrong(message: str, hint: str) -> PipelineError:
+        return PipelineError([ConfigIssue(("pipeline.function",), message, hint)])
+
+    name = str(config.pipeline.function)
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise wrong(f"pipeline.function = {name!r} names no function", "write module:function")
+    if module not in sys.modules:
+        raise wrong(f"the module of {name} was not imported", "load the config with load_config")
+    known = vars(sys.modules[module])
+    if attribute not in known:
+        functions = sorted(each for each, value in known.items() if callable(value) and not each.startswith("_"))
+        hint = did_you_mean(attribute, functions, otherwise=f"one of {', '.join(functions) or 'none'}")
+        raise wrong(f"module {module!r} has no {attribute!r}", hint)
+    try:
+        stages = known[attribute](config)
+    except Exception as error:  # whatever a stranger's function raises
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{name} failed: {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        raise wrong(what, "mend the function") from error
+    if not isinstance(stages, list) or not all(isinstance(stage, Stage) for stage in stages):
+        raise wrong(f"{name} returned a {type(stages).__name__}", "return a list of embodyrl.pipelines.Stage")
+    return stages
 
 
-def _take_over(
-    node: Node, batch: TrajectoryBatch | None, before: dict[str, tuple[Any, ...]], iteration: Iteration
-) -> None:
-    """Check what a node left in its batch against what it declares, and pass it on to the nodes after it."""
-    contents = _contents(batch)
-    changed = [name for name, content in contents.items() if not _is_same(before.get(name), content)]
-    allowed = plain((*node.writes, *node.changes))
-    for name in changed:
-        if name not in allowed:
-            verb = "changes" if name in before else "writes"
-            raise NodeError(
-                f"node {node.name!r} {verb} column {name!r}, which it does not declare (declared: "
-                f"{', '.join(allowed) or 'none'})"
-            )
-    missing = [name for name in certain(node.writes) if name not in contents]
-    if missing:
-        raise NodeError(f"node {node.name!r} declares that it writes {', '.join(map(repr, missing))}, but did not")
-    if batch is not None and changed:
-        iteration.batch = _merged(node, iteration.batch, batch, changed)
+def _unknown_names(config: Config, stages: Sequence[Stage]) -> Iterator[ConfigIssue]:
+    """Find names in the section `pipeline` that no stage has."""
+    changes, known = config.pipeline, [stage.name for stage in stages]
+    left = [*(name for name in known if name not in changes.drop), *(each.name for each in changes.insert)]
+    named = [(f"pipeline.drop.{place}", name, known) for place, name in enumerate(changes.drop)]
+    named += [(f"pipeline.replace.{name}", name, known) for name in changes.replace]
+    for number, inserted in enumerate(changes.insert):
+        for key, names in (("after", inserted.after), ("before", inserted.before)):
+            named += [(f"pipeline.insert.{number}.{key}.{place}", name, left) for place, name in enumerate(names)]
+    for setting, name, there in named:
+        if name not in there:
+            hint = did_you_mean(name, there, otherwise=f"one of {', '.join(there) or 'none'}")
+            yield ConfigIssue((setting,), f"the iteration has no stage {name!r}", hint)
 
 
-def _is_same(one: tuple[Any, ...] | None, other: tuple[Any, ...]) -> bool:
-    return one is not None and one[0] is other[0] and one[1:] == other[1:]
+def _insert(stages: list[Stage], number: int, insertions: Sequence[InsertedStage]) -> Iterator[ConfigIssue]:
+    """Insert a stage where its `after` and `before`, and those of earlier insertions, let it be; within these limits
+    right behind the last stage that writes or changes a column it names. Yields what is wrong if there is no place."""
+    inserted, earlier = insertions[number], insertions[:number]
+    followed = {*inserted.after, *(each.name for each in earlier if inserted.name in each.before)}
+    preceded = {*inserted.before, *(each.name for each in earlier if inserted.name in each.after)}
+    low = max((place + 1 for place, stage in enumerate(stages) if stage.name in followed), default=0)
+    high = min((place for place, stage in enumerate(stages) if stage.name in preceded), default=len(stages))
+    if low > high:
+        one, other = _listed(sorted(followed)), _listed(sorted(preceded))
+        message = f"stage {inserted.name!r} cannot come after {one} and before {other}"
+        names = ", ".join(stage.name for stage in stages)
+        yield ConfigIssue((f"pipeline.insert.{number}",), message, f"the others run in the order {names}")
+    columns = set(_declared(Stage(inserted.name, inserted.stage)).inputs) - set(RESOURCES)
+    behind = [place + 1 for place, stage in enumerate(stages) if columns & set(_declared(stage).outputs)]
+    wanted = max(behind, default=low or high)
+    stages.insert(max(low, min(wanted, high)), Stage(inserted.name, inserted.stage))
 
 
-def _merged(node: Node, whole: TrajectoryBatch | None, batch: TrajectoryBatch, changed: list[str]) -> TrajectoryBatch:
-    """The batch of the iteration with a node's columns laid over it."""
-    if whole is None or whole.size == batch.size:
-        merged = batch.select() if whole is None else whole.select(*whole.columns())
-        for name in changed:
-            merged[name] = batch[name]
-        if "task" in changed:
-            merged.sentences = list(batch.sentences)
-        return merged
-    left = [name for name in whole.columns() if name not in changed]
-    if left:
-        raise NodeError(
-            f"node {node.name!r} changes the batch from [K, B] = {list(whole.size)} to {list(batch.size)}, but leaves "
-            f"{', '.join(map(repr, left))} as before: declare under `changes` whatever must change with it"
-        )
-    return batch.select(*changed)
+def _declared(stage: Stage) -> Stage:
+    """The stage with what its function declares, as far as that is registered."""
+    return stage.declared() if stage.function in STAGES else stage
+
+
+def _settings(name: str, config: Config) -> Iterator[str]:
+    """What may have to be changed for a stage: what brought it in, the section, the algorithm."""
+    changes = config.pipeline
+    yield from (f"pipeline.insert.{number}" for number, each in enumerate(changes.insert) if each.name == name)
+    if name in changes.replace:
+        yield f"pipeline.replace.{name}"
+    if changes.drop:
+        yield "pipeline.drop"
+    if changes.function is not None:
+        yield "pipeline.function"
+    yield from ("pipeline", "algorithm.name")

@@ -1,4 +1,4 @@
-"""What the nodes of the built-in graphs do. Each reads and writes columns of the batch, as its text says."""
+"""What the stages that come with embodyrl do. Each reads and writes columns of the batch, as its text says."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from embodyrl.algorithms.advantages import explained_variance, normalize
+from embodyrl.algorithms.aggregation import entry_weights, sequence_numbers
 from embodyrl.algorithms.call import asks_for, call_with, options_of
-from embodyrl.algorithms.levels import in_chunks
+from embodyrl.algorithms.levels import (
+    decision_rewards,
+    entries_at,
+    executed_actions,
+    in_chunks,
+    in_time,
+    spread_to,
+    valid_at,
+)
 from embodyrl.algorithms.options import EncodingRewardConfig
-from embodyrl.config.schema import Config, RewardConfig, RewardLevel
-from embodyrl.pipelines.iteration import Iteration
-from embodyrl.pipelines.preparation import decisions_to_learn_from, executed_in, steps_of_actions, steps_of_decisions
+from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardConfig, RewardLevel
+from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
 from embodyrl.rollout.collector import Rollout
@@ -206,5 +215,66 @@ def imitate(iteration: Iteration) -> None:
 
 def _batch(iteration: Iteration) -> TrajectoryBatch:
     if iteration.batch is None:
-        raise BatchError("no node has collected a batch yet: a graph starts with a node that does")
+        raise BatchError("no stage has collected a batch yet: an iteration starts with a stage that does")
     return iteration.batch
+
+
+def executed_in(batch: TrajectoryBatch) -> Tensor:
+    """Which actions were executed, bool `[K, B, C]`."""
+    return executed_actions(batch["steps"], batch["valid"], batch["rewards"].shape[2])
+
+
+def steps_of_decisions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[str, Tensor]:
+    """Columns `[K, B]` for an advantage estimator: a chunk's rewards are summed, in float64."""
+    per_action = settings.discount_per is DiscountPer.action
+    columns = {name: batch[name] for name in ("values", "terminated", "valid") if name in batch} | {
+        "rewards": decision_rewards(batch["shaped_rewards"].double(), settings.gamma if per_action else 1.0),
+        "ended": batch["terminated"] | batch["truncated"],
+        "discounts": settings.gamma ** (batch["steps"].float() if per_action else batch["valid"].float()),
+    }
+    if "next_values" in batch:
+        cut_off = batch["truncated"] & (settings.bootstrap is Bootstrap.none)
+        columns["next_values"] = batch["next_values"].masked_fill(cut_off, 0.0)
+    return columns
+
+
+def steps_of_actions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[str, Tensor]:
+    """Columns `[K*C, B]` for an advantage estimator: every action is a step of its own; rewards are float64."""
+    executed = executed_in(batch)
+    last = executed & (executed.cumsum(2) == batch["steps"].unsqueeze(2))
+    discounted = executed if settings.discount_per is DiscountPer.action else last
+    ended = last & (batch["terminated"] | batch["truncated"]).unsqueeze(2)
+    return {
+        "rewards": in_time(batch["shaped_rewards"].double()),
+        "valid": in_time(executed),
+        "ended": in_time(ended),
+        "discounts": settings.gamma ** in_time(discounted).float(),
+    }
+
+
+def decisions_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDictBase:
+    """The valid decisions `[M]` of a batch, with the columns that `HybridEngine.update` takes."""
+    level, chunk_size = config.algorithm.logprob_level, batch["rewards"].shape[2]
+    per_action = batch["logprobs"].shape[2] // chunk_size
+    executed = executed_in(batch)
+    observed = [name for name in ("proprio", "images") if name in batch]
+    critic = ["returns"] if "values" in batch else []
+    decisions = batch.decisions("task", "trace", "version", "valid", *observed, *critic)
+    columns = {
+        "executed": executed,
+        "old_logprobs": entries_at(level, batch["logprobs"], executed),
+        "advantages": spread_to(level, batch["advantages"], executed, per_action),
+        "valid": valid_at(level, executed, per_action),
+        "sequence": sequence_numbers(batch["episode"]),
+    }
+    if critic:
+        columns["old_values"] = batch["values"]
+    taken = torch.nonzero(batch["valid"].flatten()).squeeze(1)
+    for name, column in columns.items():
+        decisions[name] = column.flatten(0, 1)
+    decisions = decisions[taken]
+    longest = config.rollout.chunks * int(decisions["valid"][0].numel()) if len(taken) else 1
+    decisions["weights"] = entry_weights(
+        decisions["valid"], decisions["sequence"], config.algorithm.aggregation, longest
+    )
+    return decisions

@@ -97,7 +97,7 @@ def place_here(config: Config, environ: Mapping[str, str] = os.environ) -> Place
             "engine.parallel.ranks=auto"
         )
     for finding in shares_of_ranks(config, size):  # of the config's own number a rule has said so
-        raise RanksError(f"{finding.message}: {finding.remedy}")
+        raise RanksError(f"{finding.message}: {finding.hint}")
     return Place(
         rank=int(environ["RANK"]),
         size=size,

@@ -71,7 +71,7 @@ COLUMNS: Mapping[str, Column] = {
     "version": Column("K B", I64, "engine version that decided", required=True),
 }
 """Columns with a fixed meaning. Beside them there is `trace`, a table `[K, B, ...]` of what `Policy.evaluate` needs.
-Nodes of a pipeline may add further columns, which begin with `[K, B]`."""
+Stages of a pipeline may add further columns, which begin with `[K, B]`."""
 
 
 def type_name(dtype: torch.dtype) -> str:

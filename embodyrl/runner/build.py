@@ -15,8 +15,7 @@ from embodyrl.config.schema import Config, Observe
 from embodyrl.envs.manager import EnvManager
 from embodyrl.files import write_whole
 from embodyrl.models.saved import from_own_folder, stands_alone, with_kept
-from embodyrl.pipelines.build import build_pipeline
-from embodyrl.pipelines.drawing import to_svg
+from embodyrl.pipelines.pipeline import build_pipeline
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import ONLY, Place, own_share
 from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
@@ -69,7 +68,7 @@ def open_runner(
         demonstrations = None if config.data.path is None else open_demonstrations(config, manager, engine)
         pipeline = build_pipeline(config)
         if place.is_first:
-            write_whole(directory.path / GRAPH_FILE, to_svg(pipeline.dataflow))
+            write_whole(directory.path / GRAPH_FILE, pipeline.to_mermaid())
         runner = Runner(
             loaded,
             directory,

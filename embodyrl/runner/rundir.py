@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embodyrl.config import LoadedConfig, load_config, to_commented_yaml, to_plain
-from embodyrl.config.faults import KeyPath
+from embodyrl.config.issues import KeyPath
 from embodyrl.config.schema import Config
 from embodyrl.config.trust import ORIGIN_FILE, claims, read_origin, sign
 from embodyrl.config.values import escape

@@ -20,8 +20,7 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.states import changes, simulator_versions
 from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
-from embodyrl.pipelines.iteration import Iteration
-from embodyrl.pipelines.pipeline import Pipeline
+from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.evaluation import borrowed, evaluate, evaluation_noise, held_out_episodes
 from embodyrl.runner.film import Film

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,8 @@ from embodyrl.tracking.time_report import where_time_went
 
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
-GRAPH_FILE = "graph.svg"
-"""Drawing of the iteration, which a run leaves in its directory when it starts."""
+GRAPH_FILE = "graph.mmd"
+"""Mermaid flow chart of the iteration, which a run leaves in its directory when it starts."""
 VIDEOS = "videos"
 """Folder of films of evaluation episodes."""
 WIDTH, HEIGHT, MARGIN = 420, 200, 44
@@ -110,7 +109,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Build report.html from summary.json, config.yaml, metrics.jsonl (no curves without it), graph.svg and videos/ of
+    """Build report.html from summary.json, config.yaml, metrics.jsonl (no curves without it), graph.mmd and videos/ of
     a run directory; returns its path.
 
     Raises:
@@ -149,13 +148,10 @@ def films(run_dir: Path) -> str:
 
 
 def drawn_iteration(path: Path) -> str:
-    """The section with the drawing of the iteration, as a picture, in which no script runs, whoever wrote the file;
-    empty for a run that left none."""
+    """The section with the Mermaid text of the iteration; empty for a run that left none."""
     if not path.is_file():
         return ""
-    picture = base64.b64encode(path.read_bytes()).decode()
-    source = f"data:image/svg+xml;base64,{picture}"
-    return f'<h2>Iteration</h2>\n<div style="overflow-x: auto"><img alt="iteration" src="{source}"></div>\n'
+    return f"<h2>Iteration</h2>\n<pre>{html.escape(path.read_text(errors='replace'))}</pre>\n"
 
 
 def sorted_evaluations(summary: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:

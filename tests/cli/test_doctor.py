@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from embodyrl.cli import checkup
-from embodyrl.cli.checkup import Finding, Status
+from embodyrl.cli.checkup import CheckResult, Status
 from embodyrl.cli.doctor import verdict
 from embodyrl.cli.probe import Probe, ProbeFailed
 from embodyrl.envs.mujoco import rendering
@@ -155,9 +155,9 @@ def test_little_memory_and_little_space(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_last_line() -> None:
-    fine = Finding(subject="a", status=Status.ok, found="")
-    odd = Finding(subject="b", status=Status.absent, found="")
-    bad = Finding(subject="c", status=Status.fault, found="")
+    fine = CheckResult(subject="a", status=Status.ok, found="")
+    odd = CheckResult(subject="b", status=Status.absent, found="")
+    bad = CheckResult(subject="c", status=Status.fault, found="")
     assert verdict([fine], None) == "everything that every run needs is here"
     assert verdict([fine, odd], None).endswith("; absent, needed by some runs: b")
     assert verdict([fine, odd, bad, bad], None) == "2 faults: c, c"

@@ -41,7 +41,7 @@ SHOWS: dict[str, Callable[[dict[str, float], str], bool]] = {
     "custom_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      linear" in screen,
     "custom_reward": lambda row, screen: row["rollout/shaped_reward_per_step"] < row["rollout/reward_per_step"],
     "custom_simulator": lambda row, screen: row["env/steps"] == 64.0 and "simulator  point_mass" in screen,
-    "custom_stage": lambda row, screen: row["mine/effort"] > 0.0 and row["time/node/effort"] > 0.0,
+    "custom_stage": lambda row, screen: row["mine/effort"] > 0.0 and row["time/stage/effort"] > 0.0,
 }
 """How each one is seen in the first row of metrics, or on the screen."""
 
@@ -225,9 +225,9 @@ SECTIONS = [
     ("algorithms.md", "A reward, filter, advantage, loss or encoder of your own"),
     ("models.md", "Adding a model"),
     ("simulators.md", "Writing one"),
-    ("pipelines.md", "Changing the graph in YAML"),
+    ("pipelines.md", "Changing the stages in YAML"),
     ("pipelines.md", "A stage of one's own"),
-    ("pipelines.md", "A graph of one's own"),
+    ("pipelines.md", "Stages listed by a function of one's own"),
 ]
 """What a page says to whoever writes a plug-in."""
 

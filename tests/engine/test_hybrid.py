@@ -8,6 +8,7 @@ import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, weights
 
+from embodyrl.algorithms.arguments import GIVEN
 from embodyrl.algorithms.losses import LossOutput
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.engine.columns import draw_minibatches, to_columns
@@ -17,7 +18,6 @@ from embodyrl.envs import Observation
 from embodyrl.errors import UserError
 from embodyrl.models import build_policy
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.pipelines.arguments import GIVEN
 from embodyrl.registry import LOSSES
 
 

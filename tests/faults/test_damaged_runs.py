@@ -199,7 +199,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "policy a list": (POLICY, containing("[]")),
     "policy with a dangling link": ("checkpoints/last/policy/link", lambda path: path.symlink_to("nowhere")),
     "manifest torn": ("checkpoints/last/manifest.json", torn),
-    "graph of bytes": ("graph.svg", containing(b"\xff\xfe<svg")),
+    "graph of bytes": ("graph.mmd", containing(b"\xff\xfe")),
 }  # fmt: skip
 
 

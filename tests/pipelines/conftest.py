@@ -1,4 +1,4 @@
-"""Nodes that work on a small batch, without simulators and policy."""
+"""Stages that work on a small batch, without simulators and policy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from embodyrl.pipelines.graph import Graph
-from embodyrl.pipelines.iteration import Iteration
-from embodyrl.pipelines.pipeline import Pipeline
+from embodyrl.pipelines.pipeline import Iteration, Pipeline, Stage
 from embodyrl.rollout.batch import TrajectoryBatch
 
 K, B, C = 3, 4, 1
@@ -44,12 +42,12 @@ def begin(iteration: Iteration) -> None:
 
 
 @pytest.fixture
-def run() -> Callable[[Graph], Iteration]:
-    """Runs a graph once; returns the iteration."""
+def run() -> Callable[..., Iteration]:
+    """Runs stages once; returns the iteration."""
 
-    def run_once(graph: Graph) -> Iteration:
+    def run_once(*stages: Stage) -> Iteration:
         iteration = Iteration(config=None, collector=None, engine=None)  # type: ignore[arg-type]
-        Pipeline(graph).run(iteration)
+        Pipeline(stages).run(iteration)
         return iteration
 
     return run_once

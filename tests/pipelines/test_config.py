@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
+import html
 import json
 import subprocess
 import sys
@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.config.schema import InsertedNode, PipelineConfig
-from embodyrl.pipelines.build import build_pipeline
-from embodyrl.pipelines.graph import RESOURCES, plain
+from embodyrl.config.schema import InsertedStage, PipelineConfig
+from embodyrl.pipelines.pipeline import RESOURCES, build_pipeline, plain
 from embodyrl.registry import ALGORITHMS, STAGES
 
 SMALL = """\
@@ -58,20 +57,20 @@ def embodyrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def names(*overrides: str) -> list[str]:
-    return [node.name for node in build_pipeline(load_config("experiment/gym_pendulum", overrides).config).nodes]
+    return [stage.name for stage in build_pipeline(load_config("experiment/gym_pendulum", overrides).config).stages]
 
 
-def test_every_built_in_graph_can_be_built_and_loads_its_stages() -> None:
+def test_every_built_in_algorithm_can_be_built_and_loads_its_stages() -> None:
     config = load_config("experiment/gym_pendulum").config
     for entry in ALGORITHMS.entries():
         if entry.source == "built-in":
-            nodes = entry.load()(config).nodes
+            stages = entry.load()(config)
             first = "update" if entry.demonstrations else "rollout"
-            assert nodes[0].name == first and nodes[-1].name == "update"
-            assert all(callable(node.function()) for node in nodes)
+            assert stages[0].name == first and stages[-1].name == "update"
+            assert all(callable(stage.load()) for stage in stages)
 
 
-def test_what_a_stage_declares_is_a_column_of_the_table_or_written_by_a_node() -> None:
+def test_what_a_stage_declares_is_a_column_of_the_table_or_written_by_a_stage() -> None:
     from embodyrl.rollout.columns import COLUMNS
 
     known = {*COLUMNS, "trace", "shaped_rewards", "advantages", "returns", *RESOURCES}
@@ -82,7 +81,7 @@ def test_what_a_stage_declares_is_a_column_of_the_table_or_written_by_a_node() -
     assert set(plain(STAGES.entry("collect").writes)) == COLUMNS.keys() - {"values", "next_values"} | {"trace"}
 
 
-def test_nodes_are_dropped_replaced_and_inserted() -> None:
+def test_stages_are_dropped_replaced_and_inserted() -> None:
     assert names() == ["rollout", "reward", "advantage", "update"]
     changed = names(
         "pipeline.drop=[reward]",
@@ -92,8 +91,8 @@ def test_nodes_are_dropped_replaced_and_inserted() -> None:
     assert changed == ["rollout", "pay", "advantage", "update"]
 
 
-def test_changed_graphs_run_on_a_real_simulator(tmp_path: Path) -> None:
-    """Everything at once: a node is dropped, one has another stage, four are new."""
+def test_changed_stages_run_on_a_real_simulator(tmp_path: Path) -> None:
+    """Everything at once: a stage is dropped, one has another function, four are new."""
     (tmp_path / "my_stages.py").write_text(STAGES_OF_ONES_OWN)
     (tmp_path / "my.yaml").write_text(
         SMALL
@@ -110,58 +109,57 @@ def test_changed_graphs_run_on_a_real_simulator(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     (row,) = [row for row in rows if row["iteration"] == 2 and "time/iteration" in row]
-    nodes = {name.removeprefix("time/node/"): value for name, value in row.items() if name.startswith("time/node/")}
-    assert nodes.keys() == {"rollout", "pay", "watch", "bonus", "later", "advantage", "update"}
-    assert nodes["rollout"] + nodes["update"] < row["time/iteration"]
+    times = {name.removeprefix("time/stage/"): value for name, value in row.items() if name.startswith("time/stage/")}
+    assert list(times) == ["rollout", "pay", "watch", "bonus", "later", "advantage", "update"]
+    assert sum(times.values()) < row["time/iteration"]
     assert row["mine/reward_at_first"] == 0.0 and row["mine/reward"] == 2.5
     assert row["train/policy_loss"] == 0.0, "there were no advantages"
-    drawing = (tmp_path / "out" / "graph.svg").read_text()
-    picture = base64.b64encode(drawing.encode()).decode()
-    assert ">bonus</text>" in drawing and picture in (tmp_path / "out" / "report.html").read_text()
+    chart = (tmp_path / "out" / "graph.mmd").read_text()
+    assert "<b>bonus</b>" in chart and html.escape(chart) in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_every_key_of_the_section_is_tested_here() -> None:
     assert [field.name for field in dataclasses.fields(PipelineConfig)] == ["function", "drop", "replace", "insert"]
-    assert [field.name for field in dataclasses.fields(InsertedNode)] == ["name", "stage", "after", "before"]
+    assert [field.name for field in dataclasses.fields(InsertedStage)] == ["name", "stage", "after", "before"]
 
 
 FUNCTION = """\
-from embodyrl.pipelines import Graph, Node
+from embodyrl.pipelines import Stage
 
 def look(iteration):
     iteration.metrics["mine/rows"] = float(iteration.batch["valid"].sum())
 
 def build(config):
-    return Graph([Node("rollout", "collect"), Node("look", look, reads=("valid",))])
+    return [Stage("rollout", "collect"), Stage("look", look, reads=("valid",))]
 """
 
 
-def test_a_function_of_ones_own_builds_the_graph(tmp_path: Path) -> None:
+def test_a_function_of_ones_own_lists_the_stages(tmp_path: Path) -> None:
     (tmp_path / "my_graph.py").write_text(FUNCTION)
     (tmp_path / "my.yaml").write_text(SMALL + "pipeline: {function: my_graph:build}\n")
     done = embodyrl(tmp_path, "validate", "my.yaml")
     assert done.returncode == 2, "collect is not told of the critic, which gae has"
-    assert "my.yaml:8:22: advantage 'gae' has a critic, but node 'rollout' does not write its columns" in done.stderr
-    assert "add writes=('values', 'next_values') to the node" in done.stderr
+    assert "my.yaml:8:22: advantage 'gae' has a critic, but stage 'rollout' does not write its columns" in done.stderr
+    assert "add writes=('values', 'next_values') to the stage" in done.stderr
     (tmp_path / "my_graph.py").write_text(FUNCTION.replace('"collect"', '"collect", writes=("values", "next_values")'))
     done = embodyrl(tmp_path, "validate", "my.yaml")
     assert "note: this config runs Python code of its own: my_graph:build" in done.stdout
     done = embodyrl(tmp_path, "validate", "my.yaml", "algorithm=reinforce_pp")
-    assert "node 'rollout' writes the columns of a critic, but advantage 'reinforce_pp' has none" in done.stderr
+    assert "stage 'rollout' writes the columns of a critic, but advantage 'reinforce_pp' has none" in done.stderr
     done = embodyrl(tmp_path, "run", "my.yaml", "run.dir=again")
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "again" / "metrics.jsonl").read_text().splitlines()[0])
     assert row["mine/rows"] == 16.0 and "train/approx_kl" not in row
 
 
-def test_a_failing_node_is_named_on_the_screen(tmp_path: Path) -> None:
+def test_a_failing_stage_is_named_on_the_screen(tmp_path: Path) -> None:
     (tmp_path / "my_stages.py").write_text(
         STAGES_OF_ONES_OWN.replace('iteration.batch["rewards"]', 'iteration.batch["reward"]')
     )
     (tmp_path / "my.yaml").write_text(SMALL + "plugins: [my_stages]\npipeline: {replace: {reward: pay_nothing}}\n")
     done = embodyrl(tmp_path, "run", "my.yaml")
     assert done.returncode == 1
-    assert "has no column 'reward' (has: rewards)" in done.stderr and "(in node 'reward'" in done.stderr
+    assert "has no column 'reward' (has: " in done.stderr and "(in stage 'reward'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -169,7 +167,10 @@ def test_a_failing_node_is_named_on_the_screen(tmp_path: Path) -> None:
     [
         (["pipeline.function=json:nothing"], "module 'json' has no 'nothing'"),
         (["pipeline.function=json:dumps"], "json:dumps failed: TypeError"),
-        (["pipeline.function=builtins:repr"], "builtins:repr returned a str - return an embodyrl.pipelines.Graph"),
+        (
+            ["pipeline.function=builtins:repr"],
+            "builtins:repr returned a str - return a list of embodyrl.pipelines.Stage",
+        ),
         (["pipeline.function=json"], "'json' names no function - write module:function"),
         (["pipeline.function=my_own.graphs:build"], "plug-in 'my_own.graphs' is neither in"),
     ],

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.arguments import GIVEN
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
-from embodyrl.pipelines.arguments import GIVEN
-from embodyrl.pipelines.iteration import Iteration
-from embodyrl.pipelines.preparation import decisions_to_learn_from
+from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.pipelines.stages import (
+    decisions_to_learn_from,
     episode_embeddings,
     estimate_advantages,
     filter_groups,

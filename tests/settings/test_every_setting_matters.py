@@ -24,8 +24,7 @@ from embodyrl.config.schema import (
 )
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.pipelines.build import build_pipeline
-from embodyrl.pipelines.iteration import Iteration
+from embodyrl.pipelines.pipeline import Iteration, build_pipeline
 from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.build import build_engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from embodyrl.registry import near_match
+from embodyrl.errors import near_match
 
 if TYPE_CHECKING:
     from embodyrl.config.schema import Config

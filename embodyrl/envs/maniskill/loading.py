@@ -21,9 +21,8 @@ from embodyrl.envs.base import RenderError
 from embodyrl.envs.maniskill.tasks import DRIVER_REMEDY, assets_missing, sentence
 from embodyrl.envs.options import ManiSkillConfig, RewardMode, Sim
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, did_you_mean
 from embodyrl.placement.turns import one_at_a_time
-from embodyrl.registry import near_match
 
 USUAL_CONTROL_MODE = "pd_joint_delta_pos"
 
@@ -156,8 +155,7 @@ def _explained(task: str, error: Exception) -> Exception:
 
 def _unlike(key: str, value: str, task: str, known: list[str]) -> str:
     """What to say about a value that `task` does not have."""
-    near = near_match(value, known)
-    hint = f" - did you mean {near!r}?" if near else ""
+    hint = did_you_mean(value, known, lead=" - ")
     return f"{key} is {value!r}, which {task!r} does not have{hint} (has: {', '.join(known) or 'none'})"
 
 

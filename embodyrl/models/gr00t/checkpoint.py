@@ -14,7 +14,8 @@ from typing import Any
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import is_discrete
-from embodyrl.models.errors import PolicyError, did_you_mean
+from embodyrl.errors import did_you_mean
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import EMBODIMENTS, Architecture, Gr00tConfig, Transformer, check_model
 from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, TOKENIZER, word_tokenizer
 from embodyrl.models.saved import parse_json
@@ -92,7 +93,7 @@ def choose_robot(
             raise PolicyError(f"{origin} has statistics of no robot: {REMEDY}")
         tag = next(iter(metadata))
     if tag not in metadata:
-        hint = did_you_mean(tag, metadata)
+        hint = did_you_mean(tag, metadata, lead=" - ")
         raise PolicyError(f"{origin} has no statistics of embodiment_tag = {tag!r}{hint} (known: {known})")
     reader = _Reader(origin)
     entry = reader.entries(metadata[tag], tag)
@@ -149,8 +150,9 @@ class _Reader:
         chosen = list(known) if keys is None else list(keys)
         for key in chosen:
             if key not in known:
+                hint = did_you_mean(key, known, lead=" - ")
                 raise PolicyError(
-                    f"{option} names {key!r}, which the statistics of {where} lack{did_you_mean(key, known)} (known: "
+                    f"{option} names {key!r}, which the statistics of {where} lack{hint} (known: "
                     f"{', '.join(known) or 'none'})"
                 )
         return chosen

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from embodyrl.config.schema import setting
-from embodyrl.models.errors import PolicyError, did_you_mean
+from embodyrl.errors import did_you_mean
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
 
 
@@ -390,9 +391,9 @@ def embodiment_number(tag: str, number: int | None, count: int) -> int:
         number = 0 if count == 1 else EMBODIMENTS.get(tag)
     if number is None:
         known = ", ".join(f"{name} {value}" for name, value in EMBODIMENTS.items())
+        hint = did_you_mean(tag, EMBODIMENTS, lead=" - ")
         raise PolicyError(
-            f"nothing says which number embodiment {tag!r} has{did_you_mean(tag, EMBODIMENTS)} (known: {known}): set "
-            "embodiment_id as well"
+            f"nothing says which number embodiment {tag!r} has{hint} (known: {known}): set embodiment_id as well"
         )
     if not 0 <= number < count:
         raise PolicyError(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config
-from embodyrl.errors import MissingPackageError
+from embodyrl.errors import MissingPackageError, did_you_mean
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import Objection
 from embodyrl.models.flow.config import check as check_flow
@@ -21,7 +21,6 @@ from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, Pi05
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.saved import parse_json, with_kept
 from embodyrl.models.vla.checkpoint import choose_key
-from embodyrl.registry import near_match
 
 PREPROCESSOR = "policy_preprocessor.json"
 """LeRobot's list of what it does to an observation."""
@@ -163,8 +162,7 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architect
 def _check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
     for name in names:
         if name != ABSENT and name not in cameras:
-            near = near_match(name, list(cameras))
-            hint = f" - did you mean {near!r}?" if near else ""
+            hint = did_you_mean(name, list(cameras), lead=" - ")
             raise PolicyError(f"env.cameras has no {name!r}{hint} (has: {', '.join(cameras) or 'none'})")
 
 

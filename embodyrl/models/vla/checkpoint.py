@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
 
 
@@ -47,6 +47,5 @@ def choose_key(statistics: Mapping[str, Any], key: str | None) -> str:
     for name in (key, f"{key}_no_noops"):
         if name in statistics:
             return name
-    near = difflib.get_close_matches(key, statistics, n=1)
-    hint = f" - did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(key, statistics, lead=" - ")
     raise PolicyError(f"the checkpoint has no statistics of unnorm_key = {key!r}{hint} (known: {known})")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from embodyrl.config.schema import Config
-from embodyrl.pipelines.graphs import grpo
+from embodyrl.pipelines.builtin import grpo
 from embodyrl.registry import ALGORITHMS
 
 

@@ -1,16 +1,16 @@
-"""Graphs of one's own, some of them wrong."""
+"""Stages of one's own, some of them wrong."""
 
 from __future__ import annotations
 
 from embodyrl.config.schema import Config
-from embodyrl.pipelines import Graph, Node
+from embodyrl.pipelines import Stage
 
 
-def build(config: Config) -> Graph:
+def build(config: Config) -> list[Stage]:
     """Collects, and that is all."""
-    return Graph([Node("rollout", "collect")])
+    return [Stage("rollout", "collect")]
 
 
-def divide(config: Config) -> Graph:
+def divide(config: Config) -> list[Stage]:
     """Fails."""
-    return Graph([Node("rollout", "collect")] * (1 // 0))
+    return [Stage("rollout", "collect")] * (1 // 0)

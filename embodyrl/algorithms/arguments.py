@@ -9,7 +9,8 @@ from typing import Any
 
 from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.config.schema import Config, RewardLevel
-from embodyrl.registry import ADVANTAGES, FILTERS, LOSSES, REWARDS, Registry, near_match
+from embodyrl.errors import did_you_mean
+from embodyrl.registry import ADVANTAGES, FILTERS, LOSSES, REWARDS, Registry
 
 COMPONENTS: Mapping[str, Registry[Any]] = {
     "reward": REWARDS,
@@ -65,8 +66,7 @@ def _why_not(key: str, parameter: inspect.Parameter, config: Config, what: str) 
     if name in options or parameter.default is not inspect.Parameter.empty:
         return None
     if name not in given:
-        near = near_match(name, [*given, *options])
-        remedy = f"did you mean {near!r}?" if near else "make it an option of its own, or give it a default"
+        remedy = did_you_mean(name, [*given, *options], otherwise="make it an option of its own, or give it a default")
         listed = f"{', '.join(given)}; options of its own: {', '.join(options) or 'none'}"
         return f"{what} names {name!r}, which is not there for it", f"{remedy} (there are {listed})"
     why, remedy = _absent(name, config) if key != "advantage" else _absent_for_advantages(name, config)
@@ -102,8 +102,7 @@ def _unused(section: Any, named: Mapping[str, Any], what: str) -> Iterator[tuple
     read_by_stage = _options(EncodingRewardConfig) if isinstance(section, EncodingRewardConfig) else []
     for option in _options(section):
         if option not in named and option not in read_by_stage:
-            near = near_match(option, list(named))
-            remedy = f"did you mean {near!r}?" if near else "let the function name it, or remove the option"
+            remedy = did_you_mean(option, list(named), otherwise="let the function name it, or remove the option")
             yield f"option {option!r} of {what} has no use: its function does not name it", remedy
 
 

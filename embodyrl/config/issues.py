@@ -21,6 +21,11 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
+def key_path(text: str) -> KeyPath:
+    """Return the keys that `env.tasks.0` stands for."""
+    return tuple(int(part) if part.isdigit() else part for part in text.split("."))
+
+
 @dataclass(frozen=True)
 class Location:
     """A place in a file, or the file as a whole."""
@@ -37,21 +42,33 @@ class Location:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One thing that is wrong."""
+class ConfigIssue:
+    """One thing that is wrong with a config."""
 
-    path: KeyPath
-    """The setting it is about; empty if it is about the file."""
+    where: str | tuple[str | KeyPath, ...]
+    """The setting it is about, `env.tasks.0` or its keys, or several that do not fit together, the one to change first
+    in front; empty if it is about a file, or if whoever asked knows."""
     message: str
     """What is wrong."""
-    remedy: str
+    hint: str = ""
     """What to do; empty if the message says it."""
-    location: Location
-    """Where it stands."""
+    location: Location | None = None
+    """Where it stands, once that is known."""
+
+    @property
+    def paths(self) -> list[KeyPath]:
+        """The settings as keys."""
+        named = (self.where,) if isinstance(self.where, str) else self.where
+        return [key_path(each) if isinstance(each, str) else each for each in named]
+
+    @property
+    def path(self) -> KeyPath:
+        """The first of the settings; empty if there is none."""
+        return next(iter(self.paths), ())
 
     def __str__(self) -> str:
-        hint = f" - {self.remedy}" if self.remedy else ""
-        return f"{self.location}: {self.message}{hint}"
+        place = f"{self.location}: " if self.location is not None else ""
+        return f"{place}{self.message}{f' - {self.hint}' if self.hint else ''}"
 
 
 class ConfigError(UserError):
@@ -59,19 +76,19 @@ class ConfigError(UserError):
 
     exit_code = 2
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[ConfigIssue]) -> None:
         self.faults = tuple(faults)
         count = len(self.faults)
         lines = [*map(str, self.faults), f"{count} fault{'' if count == 1 else 's'}; nothing was started."]
         super().__init__("\n".join(lines))
 
 
-def in_reading_order(faults: Iterable[Fault], files: Sequence[str]) -> list[Fault]:
+def in_reading_order(faults: Iterable[ConfigIssue], files: Sequence[str]) -> list[ConfigIssue]:
     """The faults without repetitions, by file (in the order of `files`, the command line last), line and column."""
     rank = {name: index for index, name in enumerate(files)}
 
-    def key(fault: Fault) -> tuple[bool, int, int, int]:
-        where = fault.location
+    def key(fault: ConfigIssue) -> tuple[bool, int, int, int]:
+        where = fault.location or Location("")
         return (where.file == COMMAND_LINE, rank.get(where.file, len(rank)), where.line, where.column)
 
     return sorted(dict.fromkeys(faults), key=key)
