@@ -131,10 +131,10 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
                 if kept:
                     writer.add(attempt.episode)
                 count.note(attempt, kept)
-                if stopper.agree() is not None or count.kept == options.episodes:
+                if stopper.agree() or count.kept == options.episodes:
                     break
-    print(count.closing(options, stopper.signal is not None), flush=True)
-    if count.kept < options.episodes and stopper.signal is None:
+    print(count.closing(options, stopper.stopped_by is not None), flush=True)
+    if count.kept < options.episodes and stopper.stopped_by is None:
         raise UserError(
             f"only {count.kept} of {options.episodes} episodes were recorded in {count.played} attempts (successes: "
             f"{count.successes}): use --keep all, a better demonstrator, or a larger env.start_states"
@@ -183,7 +183,7 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager,
             yield manager, expert
             return
 
-        from embodyrl.runner.demonstrator import PolicyDemonstrator
+        from embodyrl.runner.playing import PolicyDemonstrator
 
         assert weights is not None, "nobody else plays"
         engine = build_saved(config, manager, weights)

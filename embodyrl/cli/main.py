@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from embodyrl.cli.collect import Keep, PictureFormat
-from embodyrl.errors import RunError, UserError, without_controls
+from embodyrl.errors import RunError, UserError, explain, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.version import __version__
 
@@ -141,9 +141,9 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write a policy in its model's public layout, with a model card, and load it again to be sure."""
-    from embodyrl.cli import export as exporting
+    from embodyrl.cli import train
 
-    raise typer.Exit(exporting.run(checkpoint, out, adapter=adapter, trust=trust))
+    raise typer.Exit(train.export(checkpoint, out, adapter=adapter, trust=trust))
 
 
 @app.command()
@@ -375,17 +375,3 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.stdout.flush()
         os._exit(error.exit_code)  # threads that import torch meanwhile may keep an interpreter from ending
-
-
-def explain(error: UserError | RunError) -> int:
-    """Print an error to stderr; returns the exit code that it stands for."""
-    from embodyrl.config import ConfigError
-    from embodyrl.placement.errors import RemoteError
-
-    text = str(error)
-    if isinstance(error, RemoteError) and error.is_user_error:
-        text = error.remote_message  # tells what to do without the traceback
-    prefix = "" if isinstance(error, ConfigError) else "error: "
-    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    sys.stderr.write(without_controls(f"{prefix}{text}{notes}\n"))
-    return error.exit_code if isinstance(error, UserError) else 1
