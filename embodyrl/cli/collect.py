@@ -8,17 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embodyrl.cli.words import Keep, PictureFormat
 from embodyrl.config import LoadedConfig
-from embodyrl.config.faults import KeyPath
 from embodyrl.config.schema import Observe
 from embodyrl.errors import UserError, without_controls
 from embodyrl.registry import EXPERTS
 
 if TYPE_CHECKING:
+    from embodyrl.config.faults import KeyPath
     from embodyrl.data.experts import Demonstrator
     from embodyrl.data.recorder import Attempt
     from embodyrl.envs.manager import EnvManager
@@ -32,20 +32,6 @@ class RequestError(UserError):
     """Raised when what is asked for cannot be recorded; nothing was started."""
 
     exit_code = 2
-
-
-class Keep(StrEnum):
-    """Which episodes are kept."""
-
-    successes = "successes"
-    all = "all"
-
-
-class PictureFormat(StrEnum):
-    """How pictures are kept."""
-
-    image = "image"
-    video = "video"
 
 
 @dataclass(frozen=True, kw_only=True)
