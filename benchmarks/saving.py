@@ -23,7 +23,7 @@ from embodyrl.config import load_config
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import build_policy
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.runner.publishing import Retention
+from embodyrl.runner.checkpoint import Retention
 from embodyrl.runner.saver import Saver, Snapshot
 from embodyrl.runner.state import TrainerState
 

@@ -3,15 +3,64 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from embodyrl.version import __version__
 
-__all__ = ["__version__", "envs", "models"]
+if TYPE_CHECKING:
+    from embodyrl import envs, models
+    from embodyrl.api import ConfigSource, Run, evaluate, load_policy, make_envs, resume, train
+    from embodyrl.config import ConfigError, load_config
+    from embodyrl.envs import EpisodeSpec, Observation
+    from embodyrl.errors import RunError, UserError
+    from embodyrl.runner.callbacks import Callback
+    from embodyrl.runner.evaluation import Evaluation
+    from embodyrl.runner.playing import Envs, LoadedPolicy
+
+_HOMES = {
+    **dict.fromkeys(("ConfigSource", "Run", "evaluate", "load_policy", "make_envs", "resume", "train"), "api"),
+    **dict.fromkeys(("ConfigError", "load_config"), "config"),
+    **dict.fromkeys(("EpisodeSpec", "Observation"), "envs"),
+    **dict.fromkeys(("RunError", "UserError"), "errors"),
+    "Callback": "runner.callbacks",
+    "Evaluation": "runner.evaluation",
+    **dict.fromkeys(("Envs", "LoadedPolicy"), "runner.playing"),
+}
+"""Where each name is defined."""
+
+__all__ = [
+    "Callback",
+    "ConfigError",
+    "ConfigSource",
+    "Envs",
+    "EpisodeSpec",
+    "Evaluation",
+    "LoadedPolicy",
+    "Observation",
+    "Run",
+    "RunError",
+    "UserError",
+    "__version__",
+    "envs",
+    "evaluate",
+    "load_config",
+    "load_policy",
+    "make_envs",
+    "models",
+    "resume",
+    "train",
+]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import `embodyrl.envs` and `embodyrl.models` on first use: most commands need neither."""
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `import embodyrl` costs nothing and commands import what they need alone."""
     if name in ("envs", "models"):
         return importlib.import_module(f"embodyrl.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"embodyrl.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """For completion in notebooks."""
+    return sorted({*globals(), *__all__})

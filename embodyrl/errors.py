@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -46,6 +47,8 @@ class UserError(ValueError):
 
     exit_code: ClassVar[int] = 1
     """What the command line exits with: 1 the run failed, 2 the request is wrong and nothing was started."""
+    prefix: ClassVar[str] = "error: "
+    """What the command line puts before the text."""
 
 
 class UnknownNameError(UserError):
@@ -67,3 +70,19 @@ class PluginError(UserError):
 class RunError(RuntimeError):
     """Raised when a run cannot go on for a reason that is not the user's config: a simulator died, a loss is not a
     number."""
+
+    @property
+    def for_people(self) -> str:
+        """The text that the command line prints."""
+        return str(self)
+
+
+def explain(error: UserError | RunError) -> int:
+    """Print an error to stderr; returns the exit code that it stands for."""
+    if isinstance(error, UserError):
+        prefix, text, exit_code = error.prefix, str(error), error.exit_code
+    else:
+        prefix, text, exit_code = UserError.prefix, error.for_people, 1
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    sys.stderr.write(without_controls(f"{prefix}{text}{notes}\n"))
+    return exit_code

@@ -8,17 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embodyrl.cli.words import Keep, PictureFormat
 from embodyrl.config import LoadedConfig
-from embodyrl.config.issues import KeyPath
 from embodyrl.config.schema import Observe
 from embodyrl.errors import UserError, without_controls
 from embodyrl.registry import EXPERTS
 
 if TYPE_CHECKING:
+    from embodyrl.config.issues import KeyPath
     from embodyrl.data.experts import Demonstrator
     from embodyrl.data.recorder import Attempt
     from embodyrl.envs.manager import EnvManager
@@ -32,20 +32,6 @@ class RequestError(UserError):
     """Raised when what is asked for cannot be recorded; nothing was started."""
 
     exit_code = 2
-
-
-class Keep(StrEnum):
-    """Which episodes are kept."""
-
-    successes = "successes"
-    all = "all"
-
-
-class PictureFormat(StrEnum):
-    """How pictures are kept."""
-
-    image = "image"
-    video = "video"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +117,10 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
                 if kept:
                     writer.add(attempt.episode)
                 count.note(attempt, kept)
-                if stopper.agree() is not None or count.kept == options.episodes:
+                if stopper.agree() or count.kept == options.episodes:
                     break
-    print(count.closing(options, stopper.signal is not None), flush=True)
-    if count.kept < options.episodes and stopper.signal is None:
+    print(count.closing(options, stopper.stopped_by is not None), flush=True)
+    if count.kept < options.episodes and stopper.stopped_by is None:
         raise UserError(
             f"only {count.kept} of {options.episodes} episodes were recorded in {count.played} attempts (successes: "
             f"{count.successes}): use --keep all, a better demonstrator, or a larger env.start_states"
@@ -183,7 +169,7 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager,
             yield manager, expert
             return
 
-        from embodyrl.runner.demonstrator import PolicyDemonstrator
+        from embodyrl.runner.playing import PolicyDemonstrator
 
         assert weights is not None, "nobody else plays"
         engine = build_saved(config, manager, weights)

@@ -9,17 +9,10 @@ from typing import Annotated
 
 import typer
 
-from embodyrl.cli.collect import Keep, PictureFormat
-from embodyrl.errors import RunError, UserError, without_controls
+from embodyrl.cli.words import Elsewhere, Keep, PictureFormat, Trust, Words, split_words
+from embodyrl.errors import RunError, UserError, explain, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.version import __version__
-
-
-class CommandLineError(UserError):
-    """Raised when the words after a command make no sense."""
-
-    exit_code = 2
-
 
 app = typer.Typer(
     name="embodyrl",
@@ -32,42 +25,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 the run failed, 2 the config is wrong and nothing started, "
     "129/130/138/143 stopped by a signal (run and collect: after saving).",
 )
-
-Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust", help="Run the plug-ins of a checkpoint, run directory or exported policy that you did not make here."
-    ),
-]
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG] [KEY=VALUE]...",
-        help="A YAML file or a shipped experiment (`embodyrl list configs`), then settings to change, "
-        "e.g. seed=2 run.iterations=50 env=gym/pendulum. Without CONFIG: the built-in default.",
-        show_default=False,
-    ),
-]
-
-
-def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
-    """Tell the config from the overrides: the first word is the config unless it is KEY=VALUE.
-
-    Raises:
-        CommandLineError: a later word is not KEY=VALUE.
-    """
-    rest = list(words or [])
-    source = rest.pop(0) if rest and not _is_override(rest[0]) else None
-    for word in rest:
-        if not _is_override(word):
-            raise CommandLineError(
-                f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, for instance seed=2"
-            )
-    return source, rest
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word or word.startswith(("+", "~"))
 
 
 @app.command()
@@ -141,9 +98,9 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write a policy in its model's public layout, with a model card, and load it again to be sure."""
-    from embodyrl.cli import export as exporting
+    from embodyrl.cli import train
 
-    raise typer.Exit(exporting.run(checkpoint, out, adapter=adapter, trust=trust))
+    raise typer.Exit(train.export(checkpoint, out, adapter=adapter, trust=trust))
 
 
 @app.command()
@@ -216,12 +173,6 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) ->
     from embodyrl.cli import train
 
     raise typer.Exit(train.report(run_dir))
-
-
-Elsewhere = Annotated[
-    bool,
-    typer.Option("--elsewhere", help="It will run on another machine: what this one lacks is no fault."),
-]
 
 
 @app.command()
@@ -366,17 +317,3 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.stdout.flush()
         os._exit(error.exit_code)  # threads that import torch meanwhile may keep an interpreter from ending
-
-
-def explain(error: UserError | RunError) -> int:
-    """Print an error to stderr; returns the exit code that it stands for."""
-    from embodyrl.config import ConfigError
-    from embodyrl.placement.errors import RemoteError
-
-    text = str(error)
-    if isinstance(error, RemoteError) and error.is_user_error:
-        text = error.remote_message  # tells what to do without the traceback
-    prefix = "" if isinstance(error, ConfigError) else "error: "
-    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    sys.stderr.write(without_controls(f"{prefix}{text}{notes}\n"))
-    return error.exit_code if isinstance(error, UserError) else 1

@@ -75,6 +75,7 @@ class ConfigError(UserError):
     """Raised with every fault of a config at once, before anything starts."""
 
     exit_code = 2
+    prefix = ""  # every fault begins with its place
 
     def __init__(self, faults: Sequence[ConfigIssue]) -> None:
         self.faults = tuple(faults)

@@ -55,3 +55,8 @@ class RemoteError(WorkerError):
         self.remote_message = remote_message
         self.remote_traceback = remote_traceback
         self.is_user_error = is_user_error
+
+    @property
+    def for_people(self) -> str:
+        """The text that tells what to mend, without the traceback, if the user can mend it."""
+        return self.remote_message if self.is_user_error else str(self)

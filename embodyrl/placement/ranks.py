@@ -29,7 +29,7 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks that talk through this device alone cannot be reached from another machine."""
 _ENDED_WELL = (0, *STOPPED_CODES)
-_FOLLOW = "from embodyrl.cli.follow import main; main(*sys.argv[3:])"
+_FOLLOW = "from embodyrl.runner.ranks import main; main(*sys.argv[3:])"
 
 
 class RanksError(UserError):

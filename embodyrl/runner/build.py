@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, Observe
+from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager
 from embodyrl.files import write_whole
 from embodyrl.models.saved import from_own_folder, stands_alone, with_kept
@@ -20,6 +22,7 @@ from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import ONLY, Place, own_share
 from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
 from embodyrl.runner.rundir import RunDir
+from embodyrl.runner.stopping import end_program
 from embodyrl.tracking import Sink, SinkContext
 from embodyrl.tracking.report import GRAPH_FILE
 
@@ -30,6 +33,26 @@ if TYPE_CHECKING:
     from embodyrl.runner.runner import Runner
 
 WORKER_LOGS = "workers"
+CONSOLE = "console"
+"""The sink that shows a run on the screen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What the program that a run is part of wants of it."""
+
+    progress: bool = True
+    """Whether the run shows itself on the screen."""
+    rows: Sink | None = None
+    """Receives the metrics as well."""
+    callbacks: Sequence[object] = ()
+    """See `callbacks.Callback`."""
+    leave: Callable[[int], NoReturn] = end_program
+    """What a second Ctrl-C does; see `stopping.Stopper`."""
+
+
+PROGRAM = Host()
+"""The command line, whose process has nothing else to do."""
 
 
 @contextmanager
@@ -41,6 +64,7 @@ def open_runner(
     checkpoint: Path | None = None,
     place: Place = ONLY,
     ranks: Ranks | None = None,
+    host: Host = PROGRAM,
 ) -> Iterator[Runner]:
     """Start simulators and sinks, build policy, engine and pipeline, and close everything at the end.
 
@@ -51,14 +75,16 @@ def open_runner(
         checkpoint: verified checkpoint folder to go on from, or None.
         place: which rank this is; the first one alone writes.
         ranks: all of them, if there are several.
+        host: what the program that the run is part of wants to see of it.
     """
     with ExitStack() as stack:
         manager = stack.enter_context(open_simulators(loaded, worker_logs(directory.path, place), place))
+        stack.enter_context(settings_of_torch_kept())
 
         from embodyrl.rollout.collector import Collector
         from embodyrl.runner.checkpoint import POLICY, TRAINER
-        from embodyrl.runner.runner import Progress, Runner
-        from embodyrl.runner.state import TrainerState
+        from embodyrl.runner.runner import Runner
+        from embodyrl.runner.state import Progress, TrainerState
 
         config = loaded.config
         state = None if checkpoint is None else TrainerState.load(checkpoint / TRAINER)
@@ -69,6 +95,8 @@ def open_runner(
         pipeline = build_pipeline(config)
         if place.is_first:
             write_whole(directory.path / GRAPH_FILE, pipeline.to_mermaid())
+        opened = open_sinks(config, directory.path, progress.iteration, host) if place.is_first else nullcontext(())
+        sinks: Sequence[Sink] = stack.enter_context(opened)
         runner = Runner(
             loaded,
             directory,
@@ -85,9 +113,11 @@ def open_runner(
             ),
             pipeline=pipeline,
             demonstrations=demonstrations,
-            sinks=stack.enter_context(open_sinks(config, directory.path, progress.iteration)) if place.is_first else [],
+            sinks=sinks,
             progress=progress,
             started=started,
+            callbacks=host.callbacks,
+            leave=host.leave,
         )
         if state is not None:
             runner.restore(state)
@@ -116,15 +146,40 @@ def open_simulators(loaded: LoadedConfig, log_dir: Path, place: Place = ONLY) ->
         yield manager
 
 
+@contextmanager
+def settings_of_torch_kept() -> Iterator[None]:
+    """Give torch back what an engine sets for the whole process: its threads, and whether it computes the same every
+    time."""
+    import torch
+
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
 def worker_logs(run_dir: Path, place: Place) -> Path:
     """Where the simulator processes of a rank write."""
     folder = run_dir / WORKER_LOGS
     return folder if place.is_first else folder / f"rank-{place.rank}"
 
 
+class Offers(Protocol):
+    """What a policy is built for."""
+
+    @property
+    def spec(self) -> SimulatorSpec:
+        """What the simulators offer."""
+        ...
+
+
 def build_engine(
     config: Config,
-    manager: EnvManager,
+    manager: Offers,
     *,
     weights: Path | None,
     folder: Path | None = None,
@@ -134,7 +189,7 @@ def build_engine(
 
     Args:
         config: the run's.
-        manager: its simulators.
+        manager: its simulators, or whatever knows what they offer.
         weights: folder of a saved policy; None: the weights that the config says. It is built from that folder alone,
             unless it is adapters for weights elsewhere, or the loss needs the policy that the run began with, too.
         folder: where the engine may keep files.
@@ -161,7 +216,7 @@ def build_engine(
     )
 
 
-def build_saved(config: Config, manager: EnvManager, folder: Path) -> HybridEngine:
+def build_saved(config: Config, manager: Offers, folder: Path) -> HybridEngine:
     """The policy of a checkpoint in an engine, to be looked at, not to be held near the one that its run began with."""
     free = dataclasses.replace(config.algorithm, kl_coef=0.0)
     return build_engine(dataclasses.replace(config, algorithm=free), manager, weights=folder)
@@ -189,16 +244,18 @@ def open_demonstrations(config: Config, manager: EnvManager, engine: HybridEngin
 
 
 @contextmanager
-def open_sinks(config: Config, run_dir: Path, start_iteration: int) -> Iterator[Sequence[Sink]]:
-    """Open the sinks that the config names, and close them."""
+def open_sinks(config: Config, run_dir: Path, start_iteration: int, host: Host) -> Iterator[Sequence[Sink]]:
+    """Open the sinks that the config names, and close them; the console only where the host wants to see it."""
     context = SinkContext(
         run_dir=run_dir,
         iterations=config.run.iterations,
         start_iteration=start_iteration,
     )
     with ExitStack() as stack:
-        opened: list[Sink] = []
+        opened: list[Sink] = [] if host.rows is None else [host.rows]
         for name in config.tracking.sinks:
+            if name == CONSOLE and not host.progress:
+                continue
             sink: Sink = SINKS.load(name)(context)
             stack.callback(sink.close)
             opened.append(sink)

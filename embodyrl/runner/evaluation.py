@@ -1,14 +1,17 @@
-"""Evaluation on start states that training never sees, in the training simulators."""
+"""Evaluation on start states that training never sees, in the training simulators, and videos of it."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -20,10 +23,9 @@ from embodyrl.engine.parallel import Ranks
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
-from embodyrl.runner.film import Film
-from embodyrl.runner.statistics import wilson_interval
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
+from embodyrl.tracking.video import TiledVideo
 
 Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequence[EpisodeSpec | None]], StepResult]
 """Executes a chunk of actions: (slots, number of the episode that each plays, actions, episode that follows)."""
@@ -66,6 +68,19 @@ class Evaluation:
             "eval/sampled": float(self.sampled),
         }
 
+    @classmethod
+    def of(cls, metrics: Mapping[str, float], seconds: float) -> Evaluation:
+        """The evaluation that `metrics` came from."""
+        episodes = int(metrics["eval/episodes"])
+        return cls(
+            episodes=episodes,
+            successes=round(metrics["eval/success_once"] * episodes),
+            mean_return=metrics["eval/return"],
+            mean_length=metrics["eval/episode_length"],
+            seconds=seconds,
+            sampled=bool(metrics["eval/sampled"]),
+        )
+
     def line(self) -> str:
         """One line for people."""
         low, high = self.interval
@@ -74,6 +89,58 @@ class Evaluation:
             f"evaluation  {self.episodes} episodes{sampled}  success {self.success_once:.2f} [{low:.2f}, {high:.2f}]  "
             f"return {self.mean_return:.2f}  length {self.mean_length:.0f}  ({self.seconds:.1f} s)"
         )
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Confidence interval of a success rate, Wilson (1927), "Probable inference", with 95 % coverage at z = 1.96."""
+    rate = successes / trials
+    centre = rate + z * z / (2 * trials)
+    margin = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
+
+
+class Film:
+    """Steps simulators for an evaluation and films what they do.
+
+    Args:
+        manager: the simulators.
+        path: where the film goes.
+        episodes: those that are filmed: the first ones of the evaluation, a tile each.
+    """
+
+    def __init__(self, manager: EnvManager, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
+        self.count = len(episodes)
+        self.path = path
+        self._manager = manager
+        titles = [f"{episode.task}  start {episode.start_state}" for episode in episodes]
+        self._video = TiledVideo(path, titles, fps=manager.spec.control_frequency)
+        self._success = [False] * self.count
+
+    def step(
+        self,
+        slots: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        actions: NDArray[np.float32],
+        following: Sequence[EpisodeSpec | None],
+    ) -> StepResult:
+        """`EnvManager.step` with pictures; slot `slots[i]` plays episode `numbers[i]` of those that are filmed."""
+        result, pictures = self._manager.step_recorded(slots, actions, following)
+        for row, number in enumerate(numbers.tolist()):
+            self._video.add(number, pictures[row])
+            self._success[number] |= bool(result.success[row].any())
+            if result.ended[row]:
+                self._video.end(number, success=self._success[number])
+        return result
+
+    def __enter__(self) -> Self:
+        self._video.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._video.__exit__(kind, error, where)
 
 
 def held_out_episodes(config: Config) -> list[EpisodeSpec]:

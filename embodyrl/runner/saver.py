@@ -17,11 +17,9 @@ from embodyrl.config import LoadedConfig
 from embodyrl.engine.lora import save_policy
 from embodyrl.errors import RunError
 from embodyrl.models.policy import Policy
-from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, POLICY, TRAINER, Manifest
-from embodyrl.runner.publishing import Retention, writing
+from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, POLICY, TRAINER, Manifest, Retention, writing
 from embodyrl.runner.rundir import write_config
-from embodyrl.runner.state import TrainerState
-from embodyrl.runner.tree_file import cloned
+from embodyrl.runner.state import TrainerState, cloned
 
 
 class SaveError(RunError):
@@ -54,7 +52,8 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """About the size of the checkpoint, if the policy saves all of its weights."""
-        return sum(each.nbytes for each in self.policy.state_dict().values()) + self.trainer.nbytes
+        weights: int = sum(each.nbytes for each in self.policy.state_dict().values())
+        return weights + self.trainer.nbytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,26 +1,78 @@
 """What a run needs to go on, apart from the policy's weights: counters, optimiser, random streams, simulators' states,
-and what was collected and not learned from yet."""
+and what was collected and not learned from yet. Nested state lies in two files that run no code when they are read:
+safetensors for the tensors, JSON for the rest."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.runner.checkpoint import DamageError
-from embodyrl.runner.tree_file import cloned, load_tree, map_tensors, save_tree, tensors_in
 
 COUNTERS = "counters.json"
 ENGINE = "engine"
 SIMULATORS = "simulators"
 SURPLUS = "surplus.safetensors"
+TENSORS, STRUCTURE = ".safetensors", ".json"
+ADDED = {"restore_mismatches": 0, "comes_back": True}
+"""Counters that checkpoints did not have from the beginning."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Counters of a run; part of every checkpoint."""
+
+    iteration: int = 0
+    env_steps: int = 0
+    """Control steps of training."""
+    train_s: float = 0.0
+    """Seconds in iterations, without evaluation and saving."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase, over iterations, evaluations and checkpoints; see `tracking.clock.Phase`."""
+    wall_s: float = 0.0
+    """Seconds altogether, over all processes that worked on the run."""
+    restarts: int = 0
+    """Simulator processes that died and were replaced."""
+    restore_mismatches: int = 0
+    """Slots that did not come back from their saved states as they were, each time one did not."""
+    comes_back: bool = True
+    """Whether slots come back as they were, so far as was seen; what another version of the simulator explains does not
+    count."""
+    evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metrics of every evaluation, by iteration."""
+
+    @classmethod
+    def of(cls, state: TrainerState) -> Progress:
+        """The counters in a checkpoint.
+
+        Raises:
+            DamageError: they are not those of a run.
+        """
+        found = state.counters.get("progress")
+        if isinstance(found, dict):
+            found = ADDED | found
+        check_alike(found, vars(cls()), "the checkpoint's progress")
+        return cls(**found)  # type: ignore[arg-type]
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Metrics of the evaluation after the latest iteration; empty if there was none."""
+        return self.evaluations.get(str(self.iteration), {})
+
+    def is_best_yet(self, metric: str) -> bool:
+        """Whether this iteration's evaluation beats those after all earlier ones."""
+        earlier = [found[metric] for key, found in self.evaluations.items() if 0 < int(key) < self.iteration]
+        return metric in self.latest and all(self.latest[metric] > value for value in earlier)
 
 
 @dataclass(kw_only=True)
@@ -60,7 +112,8 @@ class TrainerState:
     def nbytes(self) -> int:
         """About the size of its files."""
         surplus = () if self.surplus is None else self.surplus.data.values(True, True)
-        return sum(each.nbytes for each in [*tensors_in(self.engine), *surplus]) + sum(map(len, self.simulators))
+        tensors: int = sum(each.nbytes for each in [*tensors_in(self.engine), *surplus])
+        return tensors + sum(map(len, self.simulators))
 
     @classmethod
     def load(cls, folder: Path) -> TrainerState:
@@ -105,3 +158,115 @@ def _differences(found: Any, expected: Any, name: str) -> Iterator[str]:
             yield from _differences(one, other, f"{name}{index}.")
     elif not isinstance(found, int | float if isinstance(expected, float) else type(expected)):
         yield f"{name[:-1]} is {found!r} instead of a {type(expected).__name__}"
+
+
+def join_slots(states: Sequence[Any]) -> Any:
+    """What ranks say about their slots as what one would say about all: lists have an entry per slot."""
+    first = states[0]
+    if isinstance(first, list):
+        return [entry for state in states for entry in state]
+    if isinstance(first, dict):
+        return {key: join_slots([state[key] for state in states]) for key in first}
+    return first
+
+
+def own_slots(state: Any, slots: range) -> Any:
+    """What a state says about some of the slots; the inverse of `join_slots`."""
+    if isinstance(state, list):
+        return state[slots.start : slots.stop]
+    if isinstance(state, dict):
+        return {key: own_slots(value, slots) for key, value in state.items()}
+    return state
+
+
+def save_tree(tree: Any, folder: Path, name: str) -> None:
+    """Write `<name>.safetensors` and `<name>.json` into an existing folder.
+
+    Args:
+        tree: dicts (keys: str or int), lists and tuples of numbers, strings, None and tensors, nested at will.
+        folder: where to.
+        name: of the files.
+
+    Raises:
+        TypeError: it holds something else; names where.
+    """
+    tensors: dict[str, Tensor] = {}
+    structure = _encode(tree, name, tensors)
+    save_file(_apart(tensors), folder / (name + TENSORS))
+    (folder / (name + STRUCTURE)).write_text(json.dumps(structure) + "\n")
+
+
+def load_tree(folder: Path, name: str) -> Any:
+    """Read what `save_tree` wrote; tensors are on the CPU.
+
+    Raises:
+        OSError, ValueError, KeyError, safetensors.SafetensorError: the files are missing or damaged.
+    """
+    structure = json.loads((folder / (name + STRUCTURE)).read_text())
+    return _decode(structure, load_file(folder / (name + TENSORS)))
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The same tree with another tensor for each of its tensors."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_tensors(function, value) for value in tree)
+    return tree
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Every tensor of a tree."""
+    found: list[Tensor] = []
+    map_tensors(lambda tensor: found.append(tensor) or tensor, tree)  # type: ignore[func-returns-value]
+    return iter(found)
+
+
+def cloned(tensor: Tensor) -> Tensor:
+    """A copy on the CPU."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """The node as JSON, in which an object with one key says what it stands for; its tensors go to `tensors`."""
+    if isinstance(node, Tensor):
+        if where in tensors:
+            raise TypeError(f"two tensors of the state would be called {where}")
+        tensors[where] = node.detach().cpu().contiguous()
+        return {"tensor": where}
+    if isinstance(node, dict):
+        return {"dict": [[key, _encode(value, f"{where}/{key}", tensors)] for key, value in node.items()]}
+    if isinstance(node, list | tuple):
+        items = [_encode(value, f"{where}/{index}", tensors) for index, value in enumerate(node)]
+        return {"tuple": items} if isinstance(node, tuple) else items
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    raise TypeError(f"{where} is a {type(node).__name__}, which a checkpoint cannot hold")
+
+
+def _decode(node: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_decode(item, tensors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((kind, content),) = node.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(_decode(item, tensors) for item in content)
+    if kind == "dict":
+        return {key: _decode(value, tensors) for key, value in content}
+    raise ValueError(f"{kind!r} stands for nothing")
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same numbers without shared memory, which the format does not know (weights that are used twice)."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return apart

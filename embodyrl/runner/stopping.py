@@ -7,12 +7,13 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from signal import Signals
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from embodyrl.placement.signals import heard, ignore_from_now_on
 
@@ -25,6 +26,9 @@ program and then its process group, and people press Ctrl-C twice [s]."""
 
 AGAIN_S = 0.5
 """How soon an `Interrupted` that got lost is raised anew [s]."""
+
+CALLBACK = 0
+"""Stands for a callback where the number of a signal says who asked to stop."""
 
 _fulfilled: list[float] = []
 """When a wish came that a `Stopper` of this process heard first, as `time.monotonic` counts: what follows it until the
@@ -96,44 +100,72 @@ def _is_handled(wanted: BaseException) -> bool:
     return error is not None
 
 
+def end_program(number: int) -> NoReturn:
+    """End this process at once. Simulator processes die with it (parent-death signal), so nothing is left behind."""
+    os._exit(128 + number)
+
+
+def raise_interrupt(number: int) -> NoReturn:
+    """Raise `KeyboardInterrupt`, as Python does where nobody else hears a Ctrl-C."""
+    raise KeyboardInterrupt
+
+
 class Stopper:
     """While active, turns a signal into a wish to stop. Those that follow change nothing, but for a second Ctrl-C that
-    does not come within `ONE_WISH_S` of the first: that is a person who does not want to wait, and ends the program.
+    does not come within `ONE_WISH_S` of the first: that is a person who does not want to wait.
+
+    Python hands signals to the main thread alone, so in another thread none is heard, and no handler is touched.
 
     Args:
         ranks: those of the run, which stop together; None: there is only this process.
         unit: what is finished first, for people.
+        leave: what that second Ctrl-C does, given its number.
     """
 
-    def __init__(self, ranks: Ranks | None = None, unit: str = "this iteration") -> None:
+    def __init__(
+        self,
+        ranks: Ranks | None = None,
+        unit: str = "this iteration",
+        leave: Callable[[int], NoReturn] = end_program,
+    ) -> None:
         self._ranks = ranks if ranks is not None and ranks.size > 1 else None
         self._unit = unit
-        self._agreed: Signals | None = None
-        self._wish: Signals | None = None
+        self._leave = leave
+        self._agreed: int | None = None
+        self._wish: int | None = None
+        """Number of the signal that asks to stop, or `CALLBACK`."""
         self._first_at: dict[int, float] = {}
         """When each of the signals came first, as `time.monotonic` counts."""
         self._previous: dict[Signals, Any] = {}
 
     @property
-    def signal(self) -> Signals | None:
-        """The signal that asked to stop by the time of the last `agree`, or None."""
-        return self._agreed
+    def stopped_by(self) -> str | None:
+        """Who asked to stop by the time of the last `agree`: the name of a signal, `callback`, or None for nobody."""
+        if self._agreed is None:
+            return None
+        return "callback" if self._agreed == CALLBACK else Signals(self._agreed).name
 
     @property
     def exit_code(self) -> int:
-        """128 + number of that signal; 0 if nobody asked to stop."""
-        return 0 if self.signal is None else 128 + self.signal.value
+        """128 + number of the signal that asked to stop; 0 if none did."""
+        return 128 + self._agreed if self._agreed else 0
 
-    def agree(self) -> Signals | None:
-        """Agree on the wish of the first rank that has one, and return it. All ranks must ask."""
+    def ask(self) -> None:
+        """Wish to stop on behalf of a callback; a signal's wish goes before that."""
+        if self._wish is None:
+            self._wish = CALLBACK
+
+    def agree(self) -> bool:
+        """Agree on the wish of the first rank that has one; returns whether there is any. All ranks must ask."""
         wishes = [self._wish] if self._ranks is None else self._ranks.gather_values(self._wish)
-        self._agreed = next((Signals(wish) for wish in wishes if wish is not None), None)
+        self._agreed = next((wish for wish in wishes if wish is not None), None)
         if self._agreed is not None:
             _leave_dead_screens()
-        return self._agreed
+        return self._agreed is not None
 
     def __enter__(self) -> Stopper:
-        self._previous = {each: signal.signal(each, self._handle) for each in heard()}
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {each: signal.signal(each, self._handle) for each in heard()}
         return self
 
     def __exit__(
@@ -149,10 +181,9 @@ class Stopper:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if number == signal.SIGINT and now - self._first_at.get(number, now) > ONE_WISH_S:
-            # Simulator processes die with this one (parent-death signal), so nothing is left behind.
-            os._exit(128 + number)
-        if self._wish is None:
-            self._wish = Signals(number)
+            self._leave(number)
+        if self._wish is None or self._wish == CALLBACK:
+            self._wish = number
             _fulfilled[:] = [now]
             _leave_dead_screens()
             _say(f"stopping after {self._unit}, then saving{_hint(number)}")

@@ -1,5 +1,5 @@
 """Where metrics go."""
 
-from embodyrl.tracking.sink import Sink, SinkContext
+from embodyrl.tracking.sinks import Sink, SinkContext
 
 __all__ = ["Sink", "SinkContext"]

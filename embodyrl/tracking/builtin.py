@@ -11,12 +11,12 @@ SINKS.register(
 )
 SINKS.register(
     "jsonl",
-    target="embodyrl.tracking.jsonl:JsonlSink",
+    target="embodyrl.tracking.sinks:JsonlSink",
     summary="metrics.jsonl, one JSON object per iteration",
 )
 SINKS.register(
     "tensorboard",
-    target="embodyrl.tracking.tensorboard:TensorboardSink",
+    target="embodyrl.tracking.sinks:TensorboardSink",
     requires=[Requirement(module="tensorboard", install="pip install tensorboard")],
     summary="event files for TensorBoard",
 )

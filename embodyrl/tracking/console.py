@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from embodyrl.tracking.clock import Phase
-from embodyrl.tracking.sink import SinkContext
+from embodyrl.tracking.sinks import SinkContext
 
 PLAIN_INTERVAL_S = 2.0
 """Shortest time between two plain lines, so that a fast run does not flood a log file [s]."""

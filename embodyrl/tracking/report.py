@@ -11,7 +11,7 @@ from typing import Any
 
 from embodyrl.errors import UserError
 from embodyrl.files import write_whole
-from embodyrl.tracking.jsonl import METRICS_FILE, read_rows
+from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 from embodyrl.tracking.time_report import where_time_went
 
 SUMMARY_FILE = "summary.json"

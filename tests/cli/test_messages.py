@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embodyrl.cli.main import explain
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, explain
 from embodyrl.placement.errors import RemoteError
 
 

@@ -101,7 +101,7 @@ def test_only_training_start_states_are_played() -> None:
 
 def test_a_policy_carries_out_its_chunks_and_decides_again_only_then() -> None:
     from embodyrl.runner.build import build_engine
-    from embodyrl.runner.demonstrator import PolicyDemonstrator
+    from embodyrl.runner.playing import PolicyDemonstrator
 
     config = load_config(
         "experiment/gym_pendulum",

@@ -20,12 +20,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from embodyrl.runner import checkpoint, publishing
-from embodyrl.runner.checkpoint import find
-from embodyrl.runner.publishing import Retention, writing
+from embodyrl.runner import checkpoint
+from embodyrl.runner.checkpoint import Retention, find, writing
 
 KEEP = Retention(last=2, best="eval/success_once")
-WATCHED = {checkpoint.__file__, publishing.__file__}
+WATCHED = {checkpoint.__file__}
 
 
 def publish(run_dir: Path, iteration: int, content: str) -> None:

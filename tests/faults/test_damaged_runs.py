@@ -14,12 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from embodyrl.cli.main import app, explain
+from embodyrl.cli.main import app
 from embodyrl.config import load_config
-from embodyrl.errors import RunError, UserError
+from embodyrl.errors import RunError, UserError, explain
 from embodyrl.files import write_whole
-from embodyrl.tracking.jsonl import read_rows
 from embodyrl.tracking.report import read_summary
+from embodyrl.tracking.sinks import read_rows
 
 pytestmark = pytest.mark.faults
 

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
-from embodyrl.cli.header import header
 from embodyrl.cli.main import app
 from embodyrl.config import load_config
 from embodyrl.envs import ActionField, Observation
 from embodyrl.models import Policy, PolicyError, SupportedModel, build_policy, load_policy
 from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options, own_folder_settings
+from embodyrl.runner.session import header
 from tests.parity import formula
 
 FOUR = ActionField(name="all", meaning="native", unit="1", low=(-1.0,) * 4, high=(1.0,) * 4)

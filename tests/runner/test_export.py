@@ -13,7 +13,7 @@ import torch
 import yaml
 from small_runs import Run
 
-from embodyrl.cli import export, train
+from embodyrl.cli import train
 from embodyrl.config import ConfigError, load_config
 from embodyrl.models import load_policy
 from embodyrl.registry import SupportedModel
@@ -33,7 +33,7 @@ algorithm: {minibatches: 2, reward: dense}
 
 def test_an_exported_policy_is_the_one_that_was_trained(small_run: Callable[..., Run], tmp_path: Path) -> None:
     run, out = small_run("run", "run.iterations=2"), tmp_path / "for others" / "policy"
-    assert export.run(run.path, out) == 0
+    assert train.export(run.path, out) == 0
     place = (run.path / "checkpoints/last").resolve()
     for name in ("model.safetensors", "policy.json"):
         assert digest(out / name) == Manifest.read(place).files[f"policy/{name}"]["sha256"]
@@ -61,7 +61,7 @@ def test_a_policy_outlives_what_it_was_made_from(
     shutil.rmtree(first.path)
     assert train.evaluate(second.path, []) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(before) and "success" in before
-    assert export.run(second.path, tmp_path / "exported") == 0
+    assert train.export(second.path, tmp_path / "exported") == 0
     assert train.resume(second.path, ["run.iterations=2"]) == 0
     name = "policy/model.safetensors"
     assert Run(second.path).digest(2, name) == whole.digest(2, name) != second.digest(1, name)
@@ -74,13 +74,13 @@ def test_nothing_is_overwritten_and_nothing_damaged_exported(small_run: Callable
     run, out = small_run("run", "run.iterations=1"), tmp_path / "policy"
     out.mkdir()
     with pytest.raises(ExportError, match="exists already and is never overwritten"):
-        export.run(run.path, out)
+        train.export(run.path, out)
     out.rmdir()
     weights = run.path / "checkpoints/last/policy/model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-4] + b"nope")
     with pytest.raises(CheckpointError, match=r"policy/model\.safetensors is altered"):
-        export.run(run.path, out)
+        train.export(run.path, out)
     assert not out.exists()
     (tmp_path / "model.safetensors").write_bytes(content[:-4])
     with pytest.raises(ExportError, match="cannot be read again"):
@@ -99,7 +99,7 @@ def test_a_vision_language_action_model_in_its_public_layout(
     Path("tiny.yaml").write_text(TINY)
     assert train.run(load_config("tiny.yaml")) == 0
     out = tmp_path / "exported"
-    assert export.run(Path("out"), out) == 0
+    assert train.export(Path("out"), out) == 0
     assert "loaded again as a policy" in capsys.readouterr().out
     for name in ("config.json", "dataset_statistics.json", "tokenizer.json", "preprocessor_config.json"):
         json.loads((out / name).read_text())
@@ -112,15 +112,15 @@ def test_a_vision_language_action_model_in_its_public_layout(
     (out / "config.json").write_text(json.dumps(told | {"auto_map": auto_map}))
     assert loaded(out).keys() == whole.keys() and not mark.exists(), "code of a checkpoint was executed"
     with pytest.raises(ExportError, match="has no adapters"):
-        export.run(Path("out"), tmp_path / "no adapters", adapter=True)
+        train.export(Path("out"), tmp_path / "no adapters", adapter=True)
 
     pytest.importorskip("peft", reason="needs peft")
     adapted = ["engine.lora.rank=2", "engine.optimizer.lr=0.01", f"model.checkpoint={out}", "run.dir=adapted"]
     adapted += ["algorithm=ppo", "rollout.group_size=1"]  # it has a critic, which learns in full
     assert train.run(load_config("tiny.yaml", adapted)) == 0
     merged, alone = tmp_path / "merged", tmp_path / "alone"
-    assert export.run(Path("adapted"), merged) == 0
-    assert export.run(Path("adapted"), alone, adapter=True) == 0
+    assert train.export(Path("adapted"), merged) == 0
+    assert train.export(Path("adapted"), alone, adapter=True) == 0
     assert {"adapter_config.json", "adapter_model.safetensors", "heads.safetensors"} <= {
         path.name for path in alone.iterdir()
     }

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.runner.checkpoint import DamageError, VersionError, find, published, verify
-from embodyrl.runner.publishing import Retention, writing
+from embodyrl.runner.checkpoint import DamageError, Retention, VersionError, find, published, verify, writing
 
 BEST = Retention(last=2, best="eval/success_once")
 

@@ -14,9 +14,7 @@ from small_runs import Run
 
 from embodyrl.cli import train
 from embodyrl.runner.checkpoint import DamageError, digest
-from embodyrl.runner.runner import ADDED, Progress
-from embodyrl.runner.state import TrainerState, check_alike
-from embodyrl.runner.tree_file import load_tree, save_tree
+from embodyrl.runner.state import ADDED, Progress, TrainerState, check_alike, load_tree, save_tree
 
 COUNTERS = "trainer/counters.json"
 

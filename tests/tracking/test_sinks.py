@@ -7,8 +7,7 @@ import pytest
 
 from embodyrl.tracking import SinkContext
 from embodyrl.tracking.console import ConsoleSink
-from embodyrl.tracking.jsonl import JsonlSink
-from embodyrl.tracking.tensorboard import TensorboardSink
+from embodyrl.tracking.sinks import JsonlSink, TensorboardSink
 
 METRICS = {
     "env/steps": 1024.0,

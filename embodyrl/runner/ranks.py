@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodyrl.config.schema import Config
-from embodyrl.errors import RunError, UserError
+from embodyrl.errors import RunError, UserError, explain
 from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import Peers, Place, use_own_gpu
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
-from embodyrl.runner.build import WORKER_LOGS
+from embodyrl.runner.build import PROGRAM, WORKER_LOGS, Host, open_runner
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 
 if TYPE_CHECKING:
@@ -50,13 +50,12 @@ def leading(config: Config, place: Place, run_dir: Path, checkpoint: Path | None
         peers.close()
 
 
-def follow(config: Config, place: Place, *, started: float) -> int:
-    """Take part in a run as a rank other than the first; returns the exit code."""
+def follow(config: Config, place: Place, *, started: float, host: Host = PROGRAM) -> tuple[Path, int]:
+    """Take part in a run as a rank other than the first; returns the run directory and the exit code."""
     use_own_gpu(place, config.engine.device, inventory())
 
     from embodyrl.engine.hybrid import choose_device
     from embodyrl.engine.parallel import connected
-    from embodyrl.runner.build import open_runner
 
     device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s
     with connected(place, device, timeout_s, lambda ranks: None) as ranks:
@@ -69,21 +68,20 @@ def follow(config: Config, place: Place, *, started: float) -> int:
             checkpoint=checkpoint,
             place=place,
             ranks=ranks,
+            host=host,
         ) as runner:
-            return runner.run()
+            return run_dir, runner.run()
 
 
 def main(parent: str, run_dir: str, place: str) -> None:
     """Entry point of a rank that the first one started; dies with it."""
-    from embodyrl.cli.main import explain
-
     die_with_parent(int(parent))
     leave_to_parent()
     faulthandler.enable()
     started = time.monotonic()
     try:
         config = read_config(Path(run_dir), [], SOURCES, trust=True).config  # as the first rank does
-        sys.exit(follow(config, Place.from_json(place), started=started))
+        sys.exit(follow(config, Place.from_json(place), started=started)[1])
     except (UserError, RunError) as error:
         sys.exit(explain(error))
     finally:

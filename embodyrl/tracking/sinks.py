@@ -1,17 +1,45 @@
-"""metrics.jsonl: one JSON object per iteration."""
+"""Where metrics go: the protocol of sinks, and those that write files."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from embodyrl.files import write_whole
-from embodyrl.tracking.sink import SinkContext
 
 METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkContext:
+    """What a sink may want to know about the run."""
+
+    run_dir: Path
+    """Folder of the run; exists."""
+    iterations: int
+    """Iterations that the run will have at its end."""
+    start_iteration: int
+    """Iterations that were done before (0, or more when a run is resumed); what a sink wrote of later ones is void."""
+
+
+class Sink(Protocol):
+    """Receives the metrics of a run. Built by calling the registered target with a `SinkContext`."""
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of one finished iteration (1, 2, ...; 0 is the evaluation before training)."""
+        ...
+
+    def message(self, text: str) -> None:
+        """A line for people: an evaluation, a checkpoint, a warning."""
+        ...
+
+    def close(self) -> None:
+        """The run is over; write what is still in memory."""
+        ...
 
 
 class JsonlSink:
@@ -59,3 +87,25 @@ def _is_number(value: object) -> bool:
     if type(value) is int:
         return abs(value) < 1 << 63
     return isinstance(value, float) and math.isfinite(value)
+
+
+class TensorboardSink:
+    """Writes every metric as a scalar under `tensorboard/`, over the iterations."""
+
+    def __init__(self, context: SinkContext) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # imports torch
+
+        purge = context.start_iteration + 1 if context.start_iteration else None
+        self._writer = SummaryWriter(str(context.run_dir / "tensorboard"), purge_step=purge)
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Write one point per metric."""
+        for key, value in metrics.items():
+            self._writer.add_scalar(key, value, iteration)
+
+    def message(self, text: str) -> None:
+        """Messages are for people, not for these files."""
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()

@@ -1,9 +1,10 @@
-"""Running out of memory: what it looks like, and what helps."""
+"""Running out of memory: what it looks like, what is saved before it ends a run, and what helps."""
 
 from __future__ import annotations
 
 import gc
 import traceback
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,9 +12,47 @@ from embodyrl.config.schema import Config, Offload
 from embodyrl.errors import RunError
 from embodyrl.registry import SupportedModel
 
+if TYPE_CHECKING:
+    from embodyrl.runner.runner import Runner
+
 
 class OutOfMemoryError(RunError):
     """Raised when memory of the machine or of the GPU runs out; its text says what takes less."""
+
+
+def iterate_or_rescue(runner: Runner) -> dict[str, float]:
+    """Run one iteration; returns its metrics.
+
+    Raises:
+        OutOfMemoryError: memory ran out in it. What was learned before is saved, if that was possible.
+    """
+    try:
+        return runner.iterate()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        release(error)
+        reason = reason_of(error)
+    fate = _rescue(runner)  # outside of the handler, which would hold on to what the iteration used
+    raise OutOfMemoryError(
+        f"memory ran out in iteration {runner.progress.iteration + 1}: {reason}. {fate}. Less memory is needed with "
+        f"{remedies(runner.config)}: embodyrl resume {runner.run_dir} KEY=VALUE"
+    )
+
+
+def _rescue(runner: Runner) -> str:
+    """Save outside of the usual turn, without the episodes in progress; says what became of it. The last iteration may
+    have learned in part, which is no harm."""
+    if runner.is_saved:
+        return "The iteration before it is saved"
+    if runner.ranks.size > 1:
+        return "What was learned since the last checkpoint is lost, because the other ranks cannot be asked for it"
+    runner.collector.give_up_episodes()
+    try:
+        runner.save_without_copy()
+    except (RunError, RuntimeError, MemoryError) as error:
+        return f"What was learned since the last checkpoint is lost, because saving failed as well ({error})"
+    return "What was learned before it is saved"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

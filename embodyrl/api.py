@@ -1,0 +1,448 @@
+"""embodyrl from Python: train, resume, evaluate, load a policy, step simulators."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from embodyrl.config import ConfigError, LoadedConfig, Use, list_options, load_config, to_plain
+from embodyrl.config.issues import Location
+from embodyrl.config.schema import Config
+from embodyrl.config.sources import list_experiments
+from embodyrl.config.trust import TRAINING_FILE
+from embodyrl.config.values import escape
+from embodyrl.envs import SimulatorSpec
+from embodyrl.errors import UserError, did_you_mean, without_controls
+from embodyrl.models.saved import from_own_folder
+from embodyrl.runner.build import Host, Offers, build_engine, build_saved, open_simulators, settings_of_torch_kept
+from embodyrl.runner.callbacks import check_callbacks
+from embodyrl.runner.checkpoint import POLICY, find
+from embodyrl.runner.rundir import SOURCES, read_config, read_saved
+from embodyrl.runner.session import Ending, go_on, start
+from embodyrl.runner.stopping import raise_interrupt
+from embodyrl.tracking.report import read_summary
+from embodyrl.tracking.sinks import METRICS_FILE, read_rows
+
+if TYPE_CHECKING:  # these import torch
+    from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.runner.evaluation import Evaluation
+    from embodyrl.runner.playing import Envs, LoadedPolicy
+
+ConfigSource = str | Path | Mapping[str, Any] | Config | LoadedConfig
+"""What a config can be given as: a YAML file, the name of a shipped experiment, what such a file would hold as a dict,
+or a config that is loaded already."""
+FILMED = 4
+"""Episodes on a video of an evaluation where the config films none."""
+IN_PYTHON = "config"
+"""How messages call a config that is no file."""
+
+
+class Run:
+    """A run that ended: what it measured, and what it learned. Everything is read from its directory when it is asked
+    for.
+
+    Args:
+        path: the run directory.
+    """
+
+    path: Path
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._rows: list[dict[str, float]] = []
+        self._spec: SimulatorSpec | None = None
+        self._is_own = False
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """A row per iteration, with `iteration`; also one for the evaluation before training (iteration 0), and one for
+        an evaluation that was made up for after a signal. A number that JSON has no word for is NaN in rows that an
+        earlier process wrote. Without the sink `jsonl` there are only rows of this process."""
+        path = self.path / METRICS_FILE
+        own = self._rows
+        earlier = read_rows(path)[0] if path.is_file() else []
+        first = max(0, len(earlier) - len(own))
+        if [row["iteration"] for row in earlier[first:]] == [row["iteration"] for row in own]:
+            earlier = earlier[:first]  # the rest of the file is what this process wrote
+        return [{key: math.nan if value is None else value for key, value in row.items()} for row in earlier] + own
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What summary.json holds: name, iterations, env_steps, wall_s, seed, versions, `evaluations` by iteration, ...
+
+        Raises:
+            SummaryError: it is missing or damaged.
+        """
+        return read_summary(self.path)
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Who stopped the run before its end: `callback`, the name of a signal, or None."""
+        found: str | None = self.summary.get("stopped_by")
+        return found
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The last evaluation; None if there was none."""
+        from embodyrl.runner.evaluation import Evaluation
+
+        evaluations = self.summary["evaluations"]
+        if not evaluations:
+            return None
+        last = max(evaluations, key=int)
+        seconds = [row["time/eval"] for row in self.metrics if row["iteration"] == int(last) and "time/eval" in row]
+        return Evaluation.of(evaluations[last], seconds[-1] if seconds else math.nan)
+
+    @cached_property
+    def policy(self) -> LoadedPolicy:
+        """The policy of the last checkpoint, loaded when it is first asked for."""
+        return _load(*_saved(self.path, (), None, trust=self._is_own, progress=False), self._spec)
+
+
+def train(
+    config: ConfigSource,
+    overrides: Sequence[str] = (),
+    *,
+    progress: bool = False,
+    callbacks: Sequence[object] = (),
+    trust: bool = False,
+) -> Run:
+    """Train from the start, as `embodyrl run` does.
+
+    Args:
+        config: see `ConfigSource`.
+        overrides: settings to change, as on the command line: `["seed=3", "env=gym/pendulum"]`.
+        progress: show on the screen what the command line shows.
+        callbacks: are told about iterations and evaluations, and may stop the run; see `Callback`.
+        trust: run the plug-ins of a config that somebody else's run has left.
+
+    Raises:
+        UserError: something that the user can mend, in words; `ConfigError` with every fault of the config.
+        RunError: the run cannot go on.
+        KeyboardInterrupt: Ctrl-C; the iteration was finished and saved. A second one, 2 s later, does not wait.
+        SystemExit: SIGTERM, SIGHUP or SIGUSR1, in the same way, with the code 128 + number of the signal.
+    """
+    check_callbacks(callbacks)
+    rows = Rows()
+    loaded = load(config, overrides, use=Use.run, trust=trust)
+    return _run(start(loaded, _host(progress, rows, callbacks)), rows)
+
+
+def resume(
+    run_dir: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    progress: bool = False,
+    callbacks: Sequence[object] = (),
+    trust: bool = False,
+) -> Run:
+    """Go on with a run from its last checkpoint, as `embodyrl resume` does.
+
+    Args:
+        run_dir: the run directory.
+        overrides: settings to change, e.g. `["run.iterations=160"]`.
+        progress, callbacks, trust: see `train`.
+
+    Raises:
+        UserError, RunError, KeyboardInterrupt, SystemExit: see `train`.
+    """
+    check_callbacks(callbacks)
+    rows = Rows()
+    ending = go_on(Path(run_dir), _checked(overrides), trust=trust, host=_host(progress, rows, callbacks))
+    return _run(ending, rows)
+
+
+def evaluate(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    episodes: int | None = None,
+    config: ConfigSource | None = None,
+    video: str | Path | None = None,
+    progress: bool = False,
+    trust: bool = False,
+) -> Evaluation:
+    """Evaluate a policy on held-out start states, as `embodyrl eval` does.
+
+    Args:
+        path: a checkpoint, a run directory (its last checkpoint), `<run directory>/last` or `/best`, an exported
+            policy; with `config`, also a folder of public weights.
+        overrides: settings to change, e.g. `["eval.seed=20000"]`.
+        episodes: how many; None: as many as the config says.
+        config: what to evaluate public weights with.
+        video: where an MP4 of the first episodes goes.
+        progress: show on the screen what the command line shows.
+        trust: run the plug-ins of a checkpoint that somebody else made.
+
+    Raises:
+        UserError, RunError: see `train`.
+    """
+    video = None if video is None else Path(video)
+    if video is not None and video.suffix != ".mp4":
+        raise UserError(f"--video {video}: films are MP4 files, so name one that ends in .mp4")
+    wanted = [*_checked(overrides), *([] if episodes is None else [f"eval.episodes={episodes}"])]
+    loaded, weights, place = _saved(Path(path), wanted, config, trust=trust, progress=progress)
+
+    from embodyrl.runner.evaluation import Film, evaluation_noise, held_out_episodes
+    from embodyrl.runner.evaluation import evaluate as play
+
+    settings = loaded.config
+    _say(progress, f"evaluating {place}: {settings.eval.episodes} episodes of {', '.join(settings.env.tasks)}")
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        open_simulators(loaded, Path(logs)) as manager,
+        settings_of_torch_kept(),
+    ):
+        engine = _engine(loaded, weights, manager)
+        chosen, noise = held_out_episodes(settings), evaluation_noise(settings, engine)
+        if video is None:
+            result = play(manager, engine, chosen, noise=noise)
+            _say(progress, result.line())
+        else:
+            with Film(manager, video, chosen[: settings.tracking.video.episodes or FILMED]) as film:
+                result = play(manager, engine, chosen, film, noise)
+                _say(progress, result.line())
+            _say(progress, f"filmed the first {film.count}: {video}")
+    return result
+
+
+def load_policy(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    config: ConfigSource | None = None,
+    envs: Envs | None = None,
+    trust: bool = False,
+) -> LoadedPolicy:
+    """Load a policy that acts.
+
+    Args:
+        path, overrides, config, trust: see `evaluate`.
+        envs: simulators that it is to act in. None: one is started for a moment, to learn what actions mean there.
+
+    Raises:
+        UserError, RunError: see `train`.
+    """
+    loaded, weights, _ = _saved(Path(path), _checked(overrides), config, trust=trust, progress=False)
+    return _load(loaded, weights, path, None if envs is None else envs.spec)
+
+
+def make_envs(
+    config: ConfigSource,
+    num_envs: int | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    chunk_size: int | None = None,
+    seed: int = 0,
+    trust: bool = False,
+) -> Envs:
+    """Start simulators to step by hand.
+
+    Args:
+        config: a shipped environment (`metaworld/reach`; `embodyrl list configs` names all), a run directory or a
+            checkpoint, or a config, of which the section `env` is used.
+        num_envs: slots, in as many processes as fit this machine; None: as the config says.
+        overrides: settings to change, e.g. `["env.cameras=[corner2]"]`.
+        chunk_size: `C`, actions per step; None: `rollout.chunk_size` of the config.
+        seed: decides which training episodes the slots play.
+        trust: see `evaluate`.
+
+    Raises:
+        UserError: there is no such environment, or it cannot be started here.
+        WorkerError: a simulator failed to start.
+    """
+    loaded = _environment(config, _checked(overrides), trust)
+
+    from embodyrl.envs.manager import EnvManager
+    from embodyrl.runner.playing import Envs
+
+    env = loaded.config.env
+    if num_envs is not None:
+        env = dataclasses.replace(env, num_envs=num_envs, workers="auto")
+    manager = EnvManager(
+        env,
+        chunk_size=loaded.config.rollout.chunk_size if chunk_size is None else chunk_size,
+        plugins=loaded.config.plugins,
+        plugin_path=str(loaded.plugin_dir),
+    )
+    return Envs(manager, env, seed=seed)
+
+
+class Rows:
+    """A sink that keeps the rows of a run."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Keep a row."""
+        self.rows.append({"iteration": iteration} | dict(metrics))
+
+    def message(self, text: str) -> None:
+        """Messages are for people."""
+
+    def close(self) -> None:
+        """Rows are in memory."""
+
+
+def load(
+    config: ConfigSource,
+    overrides: Sequence[str] = (),
+    *,
+    use: Use = Use.check,
+    not_needed: Sequence[tuple[str | int, ...]] = (),
+    trust: bool = False,
+) -> LoadedConfig:
+    """Load and check a config, however it is given; see `config.load_config`.
+
+    Raises:
+        ConfigError: with every fault.
+    """
+    overrides = _checked(overrides)
+    if isinstance(config, LoadedConfig):
+        if not overrides:
+            return config
+        config = config.config
+    if isinstance(config, str | Path):
+        return load_config(config, overrides, use=use, not_needed=not_needed, trust=trust)
+    settings = escape(to_plain(config)) if isinstance(config, Config) else config
+    if not isinstance(settings, Mapping):
+        raise UserError(f"the config is a {type(config).__name__}: give a path, a shipped experiment's name, or a dict")
+    try:
+        text = yaml.safe_dump(_plain(settings), sort_keys=False)
+    except yaml.representer.RepresenterError as error:
+        raise UserError(f"the config holds {error.args[1]!r:.60}: use numbers, texts, lists and dicts alone") from error
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(text)
+        try:
+            loaded = load_config(path, overrides, plugin_dir=Path.cwd(), use=use, not_needed=not_needed, trust=trust)
+        except ConfigError as error:  # places in a file that nobody wrote would only confuse
+            own = [fault.location is not None and fault.location.file == str(path) for fault in error.faults]
+            raise ConfigError(
+                [
+                    dataclasses.replace(fault, location=Location(IN_PYTHON)) if mine else fault
+                    for fault, mine in zip(error.faults, own, strict=True)
+                ]
+            ) from None
+    return dataclasses.replace(loaded, source=IN_PYTHON, path=None)
+
+
+def _plain(value: Any) -> Any:
+    """The same with what YAML has words for."""
+    if isinstance(value, Mapping):
+        return {key: _plain(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(child) for child in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _checked(overrides: object) -> list[str]:
+    if not isinstance(overrides, Sequence) or isinstance(overrides, str):
+        raise UserError(f"overrides = {overrides!r:.60}: give a list of texts, for instance ['seed=3']")
+    for override in overrides:
+        if not isinstance(override, str):
+            raise UserError(f"overrides hold {override!r:.60}: give texts, for instance ['seed=3']")
+    return list(overrides)
+
+
+def _host(progress: bool, rows: Rows, callbacks: Sequence[object]) -> Host:
+    return Host(progress=progress, rows=rows, callbacks=callbacks, leave=raise_interrupt)
+
+
+def _run(ending: Ending, rows: Rows) -> Run:
+    """The run that ended so, or what a signal that stopped it means in Python."""
+    if ending.exit_code == 130:
+        raise KeyboardInterrupt(f"stopped and saved: embodyrl.resume({str(ending.run_dir)!r}) goes on")
+    if ending.exit_code:
+        raise SystemExit(ending.exit_code)
+    run = Run(ending.run_dir)
+    run._rows, run._spec, run._is_own = rows.rows, ending.spec, True
+    return run
+
+
+def _say(progress: bool, text: str) -> None:
+    if progress:
+        print(without_controls(text), flush=True)
+
+
+def _saved(
+    path: Path, overrides: Sequence[str], config: ConfigSource | None, *, trust: bool, progress: bool
+) -> tuple[LoadedConfig, Path | None, Path]:
+    """A policy on the disk: the config to build it with, the folder of its weights (None: the config names it), and
+    what to call it."""
+    unread = [("data", "path")]
+    if config is not None:
+        if not path.is_dir():
+            raise UserError(f"{path} is no folder: give the folder of the weights")
+        quoted = str(path).replace("\\", "\\\\").replace("'", "\\'")
+        named = [f"model.checkpoint='{quoted}'", *overrides]
+        return load(config, named, use=Use.run, not_needed=unread, trust=trust), None, path
+    if (path / TRAINING_FILE).is_file():
+        loaded = load_config(path / TRAINING_FILE, overrides, not_needed=[*unread, *SOURCES], trust=trust)
+        model = from_own_folder(loaded.config.model, path)
+        return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, model=model)), None, path
+    found = find(path)
+    if found.warning is not None and progress:
+        _say(progress, found.warning)
+    elif found.warning is not None:
+        warnings.warn(found.warning.removeprefix("warning: "), stacklevel=3)
+    return read_saved(found.place, overrides, trust=trust), found.place / POLICY, found.place
+
+
+def _engine(loaded: LoadedConfig, weights: Path | None, offers: Offers) -> HybridEngine:
+    """The policy in an engine, to be looked at."""
+    if weights is not None:
+        return build_saved(loaded.config, offers, weights)
+    free = dataclasses.replace(loaded.config.algorithm, kl_coef=0.0)
+    return build_engine(dataclasses.replace(loaded.config, algorithm=free), offers, weights=None)
+
+
+def _load(loaded: LoadedConfig, weights: Path | None, place: str | Path, spec: SimulatorSpec | None) -> LoadedPolicy:
+    """The policy for simulators that offer `spec`; None: those of its config."""
+    from embodyrl.runner.playing import LoadedPolicy
+
+    if spec is None:
+        env = dataclasses.replace(loaded.config.env, num_envs=1, workers=1)
+        single = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, env=env))
+        with tempfile.TemporaryDirectory() as logs, open_simulators(single, Path(logs)) as manager:
+            spec = manager.spec
+    with settings_of_torch_kept():
+        return LoadedPolicy(loaded.config, _engine(loaded, weights, Offered(spec)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Offered:
+    """What simulators offered that need not run any more."""
+
+    spec: SimulatorSpec
+
+
+def _environment(config: ConfigSource, overrides: list[str], trust: bool) -> LoadedConfig:
+    """A config whose section `env` is what is asked for; its other sections need not go with it."""
+    if not isinstance(config, str | Path):
+        return load(config, overrides, use=Use.show, trust=trust)
+    path, name = Path(config), str(config)
+    if path.is_dir() or path.name in ("last", "best"):
+        place = find(path).place
+        return read_config(place, overrides, [("data", "path"), *SOURCES], trust=trust)
+    known = list_options("env")
+    if name in known:
+        defaults = [{"env": name}, {"model": "mlp"}, {"algorithm": "ppo"}, "_self_"]
+        return load({"defaults": defaults}, overrides, use=Use.show, trust=trust)
+    experiments = [found.removeprefix("experiment/") for found in list_experiments()]
+    if not path.is_file() and name.removeprefix("experiment/") not in experiments:
+        hint = did_you_mean(name, [*known, *experiments], lead=" - ")
+        raise UserError(f"there is no environment {name!r}{hint} (shipped: {', '.join(known)})")
+    return load_config(config, overrides, use=Use.show, trust=trust)

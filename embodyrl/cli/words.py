@@ -1,0 +1,72 @@
+"""The words of the command line that several commands share, or that take one of a few values; quick to import."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from embodyrl.errors import UserError
+
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the plug-ins of a checkpoint, run directory or exported policy that you did not make here."
+    ),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [KEY=VALUE]...",
+        help="A YAML file or a shipped experiment (`embodyrl list configs`), then settings to change, "
+        "e.g. seed=2 run.iterations=50 env=gym/pendulum. Without CONFIG: the built-in default.",
+        show_default=False,
+    ),
+]
+
+
+Elsewhere = Annotated[
+    bool,
+    typer.Option("--elsewhere", help="It will run on another machine: what this one lacks is no fault."),
+]
+
+
+class Keep(StrEnum):
+    """Which episodes are kept."""
+
+    successes = "successes"
+    all = "all"
+
+
+class PictureFormat(StrEnum):
+    """How pictures are kept."""
+
+    image = "image"
+    video = "video"
+
+
+class CommandLineError(UserError):
+    """Raised when the words after a command make no sense."""
+
+    exit_code = 2
+
+
+def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """Tell the config from the overrides: the first word is the config unless it is KEY=VALUE.
+
+    Raises:
+        CommandLineError: a later word is not KEY=VALUE.
+    """
+    rest = list(words or [])
+    source = rest.pop(0) if rest and not _is_override(rest[0]) else None
+    for word in rest:
+        if not _is_override(word):
+            raise CommandLineError(
+                f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, for instance seed=2"
+            )
+    return source, rest
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith(("+", "~"))

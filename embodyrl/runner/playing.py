@@ -1,0 +1,199 @@
+"""Policies that act outside of a run, and simulators that are stepped by hand.
+
+Shapes: `B` slots, `C` actions in a chunk, `D` action dims.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embodyrl.config.schema import Config, EnvConfig
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
+from embodyrl.envs.manager import EnvManager, StepResult
+from embodyrl.errors import UserError
+from embodyrl.models.policy import Policy
+from embodyrl.rollout.episodes import EpisodeSource
+
+
+class LoadedPolicy:
+    """A trained policy, ready to act.
+
+    Args:
+        config: what it was trained with, or is to act with.
+        engine: holds its weights.
+    """
+
+    config: Config
+    policy: Policy
+    """The torch module: its weights, `spec`, `preprocess`, `act`, `evaluate`."""
+
+    def __init__(self, config: Config, engine: HybridEngine) -> None:
+        self.config = config
+        self.policy = engine.policy
+        self._engine = engine
+
+    @property
+    def chunk_size(self) -> int:
+        """`C`, actions in a decision."""
+        return self.policy.spec.chunk_size
+
+    @property
+    def action_dim(self) -> int:
+        """`D`, entries of an action."""
+        return self.policy.spec.action_dim
+
+    def act(self, observation: Observation, *, sample: bool = False) -> NDArray[np.float32]:
+        """Decide for every slot of an observation.
+
+        Args:
+            observation: of `B` slots, as `Envs` gives it: images uint8 `[B, V, H, W, 3]` or None, proprio float32
+                `[B, S]` or None, and `B` task descriptions.
+            sample: draw from the policy's distribution instead of taking the most likely actions.
+
+        Returns:
+            Actions `[B, C, D]` in the simulator's units.
+        """
+        return self._engine.act(observation, "train" if sample else "eval").actions.cpu().numpy()
+
+
+class Envs:
+    """Simulators in processes of their own, stepped by hand. A slot whose episode ends begins the next one at once.
+
+    Close them, or use them in a `with` block; they end with the thread that made them.
+
+    Args:
+        manager: started simulators.
+        config: of the simulators.
+        seed: decides which training episodes the slots play.
+    """
+
+    manager: EnvManager
+    """What this is built on: single slots, states, rendering, asynchronous steps."""
+    spec: SimulatorSpec
+    """Task descriptions, action fields and limits, cameras, frequency."""
+    num_envs: int
+    """`B`, the slots."""
+    chunk_size: int
+    """`C`, actions per step."""
+
+    def __init__(self, manager: EnvManager, config: EnvConfig, *, seed: int) -> None:
+        self.manager = manager
+        self.spec = manager.spec
+        self.num_envs = manager.num_envs
+        self.chunk_size = manager.chunk_size
+        self._slots = np.arange(manager.num_envs)
+        self._source = EpisodeSource(tasks=config.tasks, start_states=config.start_states, group_size=1, seed=seed)
+        self._begun = np.zeros(manager.num_envs, np.int64)
+        """Episodes of the source that each slot has begun."""
+
+    def reset(self, episodes: Sequence[EpisodeSpec] | None = None) -> Observation:
+        """Begin an episode in every slot, whatever it was doing.
+
+        Args:
+            episodes: one for each slot; None: the next training episodes.
+
+        Returns:
+            images uint8 `[B, V, H, W, 3]` (None without cameras), proprio float32 `[B, S]` (None without), and `B` task
+            descriptions.
+
+        Raises:
+            ValueError: there is not an episode for every slot.
+            WorkerError: a simulator failed; only `close` works then.
+        """
+        if episodes is None:
+            episodes = self._following()
+            self._begun += 1
+        return _apart(self.manager.reset(self._slots, episodes))
+
+    def step(self, actions: ArrayLike) -> StepResult:
+        """Execute a chunk of actions in every slot.
+
+        Args:
+            actions: `[B, C, D]` in the simulator's units; `[B, D]` where C is 1. Clipped to the action space.
+
+        Returns:
+            rewards float32 and success bool `[B, C]` (0 and False for what was not executed), terminated and truncated
+            bool `[B]` (`ended` is either), steps int32 `[B]` (actions executed), `observation` (that of the next
+            episode where one ended), and `final_observation` (at the end of the chunk, before any reset).
+
+        Raises:
+            UserError: the actions have another shape.
+            WorkerError: a simulator failed; only `close` works then.
+        """
+        wanted = (self.num_envs, self.chunk_size, self.spec.action_dim)
+        given = np.asarray(actions, np.float32)
+        chunks = given[:, None] if given.ndim == 2 and self.chunk_size == 1 else given
+        if chunks.shape != wanted:
+            raise UserError(
+                f"actions have shape {given.shape}, want [num_envs, chunk_size, action dims] = {wanted}: chunk_size=C "
+                "of make_envs decides how many actions a step executes"
+            )
+        result = self.manager.step(self._slots, chunks, self._following())
+        self._begun += result.ended | result.lost
+        observation = _apart(result.observation)
+        final = result.final_observation
+        final = observation if final is result.observation else _apart(final)
+        return replace(result, observation=observation, final_observation=final)
+
+    def close(self) -> None:
+        """End the simulators. Harmless when repeated."""
+        self.manager.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _following(self) -> list[EpisodeSpec]:
+        """The training episode that comes next in each slot."""
+        return [self._source.episode(slot, number) for slot, number in enumerate(self._begun.tolist())]
+
+
+def _apart(observation: Observation) -> Observation:
+    """The same with images that the simulators do not draw into again."""
+    return observation if observation.images is None else replace(observation, images=observation.images.copy())
+
+
+class PolicyDemonstrator:
+    """Lets a policy decide; its chunks are carried out one action at a time.
+
+    Args:
+        env: the simulator's config.
+        engine: the policy.
+        mode: `eval` takes the most likely actions, `train` draws them.
+    """
+
+    def __init__(self, env: EnvConfig, engine: HybridEngine, mode: Literal["train", "eval"]) -> None:
+        self.env = env
+        self._engine = engine
+        self._mode = mode
+        self._left: dict[int, deque[NDArray[np.float32]]] = {}
+        """Actions of each slot's chunk that are still to be executed."""
+
+    def begin(self, slot: int, episode: EpisodeSpec) -> None:
+        """See `Demonstrator`."""
+        self._left[slot] = deque()
+
+    def act(self, slots: NDArray[np.int64], observation: Observation) -> NDArray[np.float32]:
+        """See `Demonstrator`."""
+        rows = np.flatnonzero([not self._left[slot] for slot in slots.tolist()])
+        if len(rows):
+            chunks = self._engine.act(observation.take(rows), self._mode).actions.cpu().numpy()
+            for row, chunk in zip(rows.tolist(), chunks, strict=True):
+                self._left[int(slots[row])].extend(chunk)
+        return np.stack([self._left[slot].popleft() for slot in slots.tolist()])
+
+    def recorded(self, observation: Observation) -> Observation:
+        """See `Demonstrator`."""
+        return observation

@@ -1,0 +1,289 @@
+"""A run from its first line on the screen to its last: what the command line and Python start."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from embodyrl.config import LoadedConfig
+from embodyrl.config.build import differences
+from embodyrl.config.plugins import code_of_its_own, where_from
+from embodyrl.config.rules import fact
+from embodyrl.config.schema import Config, Device, ModelConfig, Precision
+from embodyrl.config.trust import KEY_PLACE, can_sign
+from embodyrl.envs import SimulatorSpec
+from embodyrl.errors import UserError, without_controls
+from embodyrl.models.saved import other_options
+from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
+from embodyrl.placement.ranks import Place, is_follower, own_share, place_here
+from embodyrl.registry import SupportedModel
+from embodyrl.runner.build import PROGRAM, Host, open_runner
+from embodyrl.runner.checkpoint import Manifest, find
+from embodyrl.runner.ranks import follow, leading
+from embodyrl.runner.rundir import SOURCES, RunDir, mend, read_config, sources_not_needed, write_config
+from embodyrl.runner.stopping import Interrupted
+from embodyrl.tracking.report import SummaryError, read_summary
+from embodyrl.version import __version__
+
+RESUMABLE = (
+    *("run.", "tracking.", "env.workers", "env.numa", "env.offload", "env.max_restarts"),
+    *("engine.offload", "engine.micro_batch_size", "engine.gradient_checkpointing", "engine.parallel."),
+)
+"""Settings that may change when a run goes on, because they do not change what is learned (micro-batches: but for
+rounding); a dot at the end stands for the whole section."""
+FIXED = ("run.name", "run.dir")
+"""Settings of those sections that may not."""
+SHOWN_TASKS = 3
+"""More tasks are counted, not named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What became of a run."""
+
+    run_dir: Path
+    exit_code: int = 0
+    """0: it came to its end, or a callback stopped it; 128 + number of the signal that stopped it."""
+    spec: SimulatorSpec | None = None
+    """What its simulators offered, if it started any here."""
+
+
+def start(loaded: LoadedConfig, host: Host = PROGRAM) -> Ending:
+    """Train from the start."""
+    started = time.monotonic()
+    place = place_here(loaded.config)
+    if is_follower():
+        run_dir, exit_code = follow(loaded.config, place, started=started, host=host)
+        return Ending(run_dir=run_dir, exit_code=exit_code)
+    with held(RunDir.create(loaded.config)) as directory:
+        write_config(directory.path, loaded)
+        show(directory, header(loaded, directory.path), host)
+        return _train(loaded, directory, place, host, started=started, checkpoint=None)
+
+
+def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host: Host = PROGRAM) -> Ending:
+    """Go on from the last checkpoint of a run directory; `trust` runs its plug-ins, whoever made it."""
+    started = time.monotonic()
+    if is_follower():
+        config = read_config(run_dir, overrides, SOURCES, trust=trust).config
+        _, exit_code = follow(config, place_here(config), started=started, host=host)
+        return Ending(run_dir=run_dir, exit_code=exit_code)
+    with held(RunDir.open(run_dir)) as directory:
+        found = find(run_dir)
+        if (mended := mend(run_dir, found.place)) is not None:
+            show(directory, mended, host)
+        sources = sources_not_needed(found.place)
+        loaded = read_config(run_dir, overrides, sources, trust=trust)
+        if loaded.config.algorithm.kl_coef > 0.0:  # the policy stays near the one that the run began with
+            loaded = read_config(run_dir, overrides, trust=trust)
+        refuse_another_run(read_config(found.place, [], sources, trust=trust).config, loaded.config)
+        if is_over(Manifest.read(found.place), loaded.config) and _has_summary(run_dir):
+            show(directory, f"{run_dir} is done. For more: embodyrl resume {run_dir} run.iterations=N", host)
+            return Ending(run_dir=run_dir)
+        write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
+        show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}", host)
+        if found.warning is not None:
+            show(directory, found.warning, host)
+        place = place_here(loaded.config)
+        return _train(loaded, directory, place, host, started=started, checkpoint=found.place)
+
+
+def _train(
+    loaded: LoadedConfig, directory: RunDir, place: Place, host: Host, *, started: float, checkpoint: Path | None
+) -> Ending:
+    if host.progress:
+        print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
+    with (
+        leading(loaded.config, place, directory.path, checkpoint) as ranks,
+        open_runner(
+            loaded, directory, started=started, checkpoint=checkpoint, place=place, ranks=ranks, host=host
+        ) as runner,
+    ):
+        exit_code = runner.run()
+        summary, spec = runner.summary(), runner.manager.spec
+    show(directory, closing_lines(summary, directory.path), host)
+    return Ending(run_dir=directory.path, exit_code=exit_code, spec=spec)
+
+
+@contextmanager
+def held(directory: RunDir) -> Iterator[RunDir]:
+    """Release a run directory at the end; what goes wrong meanwhile goes into its log as well."""
+    try:
+        yield directory
+    except Exception as error:
+        directory.note(without_controls(f"failed: {error}"))
+        raise
+    except (Interrupted, KeyboardInterrupt) as error:
+        directory.note(str(error) or "stopped by SIGINT, at once")
+        raise
+    finally:
+        directory.close()
+
+
+def show(directory: RunDir, text: str, host: Host) -> None:
+    """Put text into run.log, and on the screen if that is wanted."""
+    text = without_controls(text)
+    if host.progress:
+        print(text, flush=True)
+    directory.note(text)
+
+
+def _has_summary(run_dir: Path) -> bool:
+    """Whether the run has left its summary, undamaged."""
+    try:
+        read_summary(run_dir)
+    except SummaryError:
+        return False
+    return True
+
+
+def is_over(manifest: Manifest, config: Config) -> bool:
+    """Whether a run has nothing left to do: it has come to its end, and what that is worth is known."""
+    success, target = manifest.metrics.get("eval/success_once"), config.run.stop_at_success
+    enough = manifest.iteration >= config.run.iterations or (target is not None and (success or 0.0) >= target)
+    return success is not None and enough
+
+
+def refuse_another_run(saved: Config, wanted: Config) -> None:
+    """Compare the settings of a checkpoint with those that the run is to go on with.
+
+    Raises:
+        UserError: some that make it a different run have changed; names them.
+    """
+    changed = [
+        f"{key} = {now!r} (it was {before!r})"
+        for key, (before, now) in differences(saved, wanted).items()
+        if key in FIXED or not key.startswith(RESUMABLE)
+    ]
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)} cannot change when a run goes on: only settings of the sections run and tracking, "
+            f"{', '.join(key.rstrip('.') for key in RESUMABLE[2:])} can; start a new run for anything else"
+        )
+
+
+def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
+    """The last lines on the screen: what came of it, and what to do next."""
+    evaluations = summary["evaluations"]
+    rates = [f"{evaluations[key]['eval/success_once']:.2f}" for key in sorted(evaluations, key=int)]
+    success = f"   success {' -> '.join(rates)}" if rates else ""
+    ending = "done" if summary["stopped_by"] is None else f"stopped by {summary['stopped_by']}, saved"
+    return (
+        f"{ending} in {summary['wall_s']:.1f} s   {summary['env_steps']} env steps, "
+        f"{summary['env_steps_per_s']:.0f} per second{success}\n"
+        f"report: {run_dir / 'report.html'}\n"
+        f"next: embodyrl eval {run_dir}   |   "
+        f"embodyrl resume {run_dir} run.iterations={2 * summary['iterations']}   |   tensorboard --logdir {run_dir}"
+    )
+
+
+def header(loaded: LoadedConfig, run_dir: Path) -> str:
+    """The lines before the first iteration."""
+    config = loaded.config
+    rows = [
+        ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (--print-config shows them)"),
+        ("machine", machine(config)),
+        ("placement", placement(config)),
+        ("model", model(config)),
+        ("simulator", simulator(config)),
+        *(("", f"note: {note}") for note in loaded.notes),
+        ("algorithm", algorithm(config)),
+        ("output", f"{run_dir}/  (metrics.jsonl, checkpoints/, report.html, ...)"),
+    ]
+    if code := code_of_its_own(config):
+        rows.insert(-1, ("plug-ins", ", ".join(f"{name} ({where_from(name)})" for name in code)))
+        if not can_sign():
+            rows.insert(-1, ("", f"no key can be kept in {KEY_PLACE}, so resume and eval will need --trust"))
+    if changed := other_options(config.model):
+        rows.insert(4, ("", f"the checkpoint was saved with other options: {', '.join(changed)}"))
+    title = f"embodyrl {__version__}   run {config.run.name}   ({loaded.source})"
+    return loaded.hide("\n".join([title, *(f"  {name:<11}{text}" for name, text in rows)]))
+
+
+def machine(config: Config) -> str:
+    """Cores that this process may use, memory, and where and in what the policy will compute."""
+    device = config.engine.device
+    cores = len(os.sched_getaffinity(0))
+    memory = psutil.virtual_memory().total / 2**30
+    gpu = has_nvidia_gpu()
+    precision = computes_in(config, on_gpu=gpu and device is not Device.cpu)
+    if device is Device.auto:
+        place = (
+            f"policy on CUDA, {precision} (auto)" if gpu else f"policy on the CPU, {precision} (auto: no NVIDIA GPU)"
+        )
+    else:
+        place = f"policy on {device.value}, {precision}"
+    return f"{cores} usable cores, {memory:.0f} GiB, {'NVIDIA GPU' if gpu else 'no GPU'} -> {place}"
+
+
+def computes_in(config: Config, *, on_gpu: bool) -> str:
+    """What forward passes compute in; as `engine.precision.choose_precision`, which has looked at the policy."""
+    wanted = config.engine.precision
+    if wanted is not Precision.auto:
+        return wanted.value
+    large = on_gpu and fact(SupportedModel, config.model.name, "blocks")
+    return "bfloat16" if large or _held_in(config.model) == "bfloat16" else "float32"
+
+
+def _held_in(options: ModelConfig) -> str | None:
+    """Type of the weights, where the model leaves the choice."""
+    return getattr(options, "dtype", None)
+
+
+def placement(config: Config) -> str:
+    """How many ranks and simulator processes there will be, and what becomes of NUMA."""
+    here, place = inventory(), place_here(config)
+    near = policy_gpu(config.engine.device, here)
+    workers = plan_env_workers(own_share(config.env, place, here), here, near)
+    processes = "1 simulator process" if len(workers) == 1 else f"{len(workers)} simulator processes"
+    ranks = "" if place.size == 1 else f"{place.size} ranks, each with {config.env.num_envs // place.size} slots in "
+    return f"{ranks}{processes}; {describe_binding(config.env.numa, here, workers, near)}"
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the NVIDIA driver shows a GPU (torch is not asked: importing it takes seconds)."""
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return gpus.is_dir() and any(gpus.iterdir())
+
+
+def model(config: Config) -> str:
+    """Name and origin of the policy, and what its weights are held in."""
+    origin = "random weights" if config.model.checkpoint is None else f"weights from {config.model.checkpoint}"
+    held = _held_in(config.model)
+    return f"{config.model.name}, {origin}" + (f" held in {held}" if held else "")
+
+
+def simulator(config: Config) -> str:
+    """Tasks, pictures and slots."""
+    env = config.env
+    more = f" and {len(env.tasks) - SHOWN_TASKS} other tasks" if len(env.tasks) > SHOWN_TASKS else ""
+    pictures = f"   cameras {', '.join(env.cameras)} ({env.image_size[0]}x{env.image_size[1]})" if env.cameras else ""
+    return (
+        f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{pictures}   {env.num_envs} slots, "
+        f"episodes of {env.max_episode_steps} steps"
+    )
+
+
+def algorithm(config: Config) -> str:
+    """What an iteration consists of."""
+    settings, rollout = config.algorithm, config.rollout
+    if config.data.path is not None:
+        data = config.data
+        return (
+            f"{settings.name}   {config.run.iterations} iterations of {data.steps} x {data.batch_size} chunks of "
+            f"{rollout.chunk_size} action(s) from {data.path}"
+        )
+    columns = config.env.num_envs * rollout.episodes_per_slot
+    decisions = rollout.chunks * columns
+    return (
+        f"{settings.name} ({settings.advantage.name}, {settings.loss.name})   {config.run.iterations} iterations of "
+        f"{rollout.chunks} x {columns} decisions of {rollout.chunk_size} action(s), "
+        f"{settings.epochs} passes in minibatches of {decisions // settings.minibatches}"
+    )
