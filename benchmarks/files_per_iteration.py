@@ -46,7 +46,7 @@ class Tracer:
             sys.setprofile(self._note)
         elif iteration == TRACED:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     def message(self, text: str) -> None:
         """Not of interest."""

@@ -6,8 +6,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from embodyrl.algorithms.aggregation import entry_weights, sequence_numbers
 from embodyrl.algorithms.levels import decision_rewards, entries_at, executed_actions, in_time, spread_to, valid_at
+from embodyrl.algorithms.losses import entry_weights, sequence_numbers
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer
 from embodyrl.rollout.batch import TrajectoryBatch
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithms.advantages import explained_variance, normalize
-from embodyrl.algorithms.call import asks_for, call_with, options_of
 from embodyrl.algorithms.levels import in_chunks
-from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.algorithms.options import EncodingRewardConfig, asks_for, call_with, options_of
 from embodyrl.config.schema import Config, RewardConfig, RewardLevel
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.preparation import decisions_to_learn_from, executed_in, steps_of_actions, steps_of_decisions
@@ -200,7 +199,7 @@ def imitate(iteration: Iteration) -> None:
     steps = iteration.config.data.steps
     batches = iteration.demonstrations.batches(iteration.engine.version * steps, steps)
     with iteration.engine.train_mode():
-        iteration.metrics |= iteration.engine.imitate((batch.observation, batch.actions) for batch in batches)
+        iteration.metrics |= iteration.engine.sft_step((batch.observation, batch.actions) for batch in batches)
     iteration.metrics |= iteration.engine.offload.metrics()
 
 

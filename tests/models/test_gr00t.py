@@ -41,7 +41,7 @@ from embodyrl.models.options import WeightType
 from embodyrl.models.pi.options import Pi0Config
 from embodyrl.models.saved import DESCRIPTION_FILE, other_options, read_description, with_kept
 from embodyrl.models.shards import INDEX_FILE, SINGLE_FILE
-from embodyrl.models.weightless import build_weightless
+from embodyrl.planning.weightless import build_weightless
 from tests.parity.formula import SPEC, TASKS
 from tests.parity.gr00t_formula import CHUNK, HORIZON, TAG, two_views, write_checkpoint
 

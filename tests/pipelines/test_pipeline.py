@@ -13,7 +13,7 @@ from embodyrl.errors import RunError
 from embodyrl.pipelines.graph import Graph, Node, Stage
 from embodyrl.pipelines.iteration import Iteration
 from embodyrl.pipelines.pipeline import NodeError
-from embodyrl.rollout.columns import BatchError
+from embodyrl.rollout.batch import BatchError
 from tests.pipelines.conftest import COLUMNS, B, K, begin
 
 Run = Callable[[Graph], Iteration]
@@ -183,7 +183,7 @@ def test_not_writing_what_is_declared_names_node_and_column(run: Run) -> None:
 def test_another_number_of_slots_must_be_declared_for_every_column(run: Run) -> None:
     def halve(iteration: Iteration) -> None:
         assert iteration.batch is not None
-        iteration.batch = iteration.batch.unpad(B // 2, "B")
+        iteration.batch = iteration.batch.split([B // 2, B - B // 2], "B")[0]
 
     watch = Node("end", end, reads=("valid", "rewards"))
     run_all = run(Graph([BEGIN, Node("halve", halve, changes=COLUMNS), watch]))
