@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 from embodyrl.config.schema import Device
-from embodyrl.engine.hybrid import choose_device
+from embodyrl.engine.compute import choose_device
 from embodyrl.engine.offload import Offloaded
 
 MIB = 2**20

@@ -30,8 +30,7 @@ from torch.nn import functional
 from turns import take_turns
 
 from embodyrl.config.schema import Precision
-from embodyrl.engine.precision import choose_precision, computing_in
-from embodyrl.engine.recompute import recompute_blocks
+from embodyrl.engine.compute import choose_precision, computing_in, recompute_blocks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import build_policy
 from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig

@@ -8,7 +8,7 @@ The device's matrix peak is measured first (one large product); every figure is 
 arithmetic is counted by torch while the policy runs without memory, recomputation not included, as is usual for "model
 FLOPs utilisation". A rollout is `HybridEngine.act` with pictures in main memory, so preparing them is part of it;
 "graph" is `Policy.act` in evaluation, without preparing pictures, as one CUDA graph, beside the same call as it is. A
-training step is `HybridEngine.update` or `HybridEngine.imitate` on one minibatch.
+training step is `HybridEngine.update` or `HybridEngine.sft_step` on one minibatch.
 
 To add a model, add an entry to MODELS; the model's registry entry must say that a size was published.
 """
@@ -27,21 +27,52 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig
-from embodyrl.engine.dry_run import count_flops
+from embodyrl.engine.compute import computing_in
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.precision import computing_in
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, build_policy
-from embodyrl.models.weightless import build_published, build_weightless
+from embodyrl.planning.dry_run import SAMPLES, DryRun, fake, give_bodies
+from embodyrl.planning.weightless import Assuming, build_published, build_weightless
 from embodyrl.registry import LOSSES, SupportedModel
 
 SENTENCE = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 LEARN = ["lora", "full", "sft"]
 ASSUMED_PEAK = 790e12
 """FLOP/s for the bounds that are printed beside: a share of an H200's data sheet that large products reach."""
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of attention on a CPU, which torch does not count by itself; arguments are shapes."""
+    return int(sdpa_flop_count(query, key, value))
+
+
+ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+
+
+def count_flops(policy: Policy, observe: Callable[[int], Observation]) -> tuple[float, float]:
+    """Floating-point operations of matrix products for one sample: of a decision, and of scoring it again.
+
+    Args:
+        policy: from `build_weightless`.
+        observe: observations of so many samples.
+    """
+    mode, samples = FakeTensorMode(), SAMPLES[0]
+    with Assuming():
+        prepared = policy.preprocess(observe(samples))
+    give_bodies(policy, mode)
+    run = DryRun(policy, {name: fake(tensor, mode) for name, tensor in prepared.items()}, samples, torch.float32)
+    counts = []
+    with mode, Assuming(), torch.no_grad():
+        for step in (run.decide, run.score):
+            with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
+                step()
+            counts.append(counter.get_total_flops() / samples)
+    return counts[0], counts[1]
 
 
 @dataclass(frozen=True)
@@ -229,7 +260,7 @@ def measure_learning(
         batch = decisions(engine, observation)
         shape = (options.samples, setup.kind.chunk, engine.policy.spec.action_dim)
         demonstrations = [(observation, np.zeros(shape, np.float32))]
-        steps = {"sft": lambda: engine.imitate(demonstrations)}
+        steps = {"sft": lambda: engine.sft_step(demonstrations)}
         setup.peak_memory()
         with engine.train_mode():
             seconds = setup.seconds(steps.get(what, lambda: engine.update(batch, [SENTENCE])))

@@ -231,7 +231,8 @@ class Registry(Generic[E]):
 
     Args:
         kind: what the entries are, for messages: `model`, `simulator`.
-        home: module that declares the built-in entries when it is imported; no other registry may have the same one.
+        home: module that declares the built-in entries when it is imported, or `module:function` that declares them
+            when it is called; no other registry may have the same one.
         group: entry-point group through which installed packages add entries; each entry point names a module or a
             callable that calls `register`.
         entry: dataclass of its entries, which says what has to be told of a component.
@@ -328,7 +329,10 @@ class Registry(Generic[E]):
             return
         self._filled = True
         self._source = "built-in"
-        importlib.import_module(self.home)
+        module, _, declare = self.home.partition(":")
+        home = importlib.import_module(module)
+        if declare:
+            getattr(home, declare)()
         for point in importlib.metadata.entry_points(group=self.group):
             self._source = f"entry point {point.name}"
             try:
@@ -357,26 +361,35 @@ ALGORITHMS = Registry("algorithm", home="embodyrl.pipelines.builtin", group="emb
 """Iterations, each as a list of stages."""
 
 ADVANTAGES = Registry(
-    "advantage", home="embodyrl.algorithms.builtin_advantages", group="embodyrl.advantages", entry=AdvantageEntry
+    "advantage",
+    home="embodyrl.algorithms.builtin:declare_advantages",
+    group="embodyrl.advantages",
+    entry=AdvantageEntry,
 )
 """Advantage estimators."""
 
-LOSSES = Registry("loss", home="embodyrl.algorithms.builtin_losses", group="embodyrl.losses", entry=LossEntry)
+LOSSES = Registry("loss", home="embodyrl.algorithms.builtin:declare_losses", group="embodyrl.losses", entry=LossEntry)
 """Policy losses."""
 
-REWARDS = Registry("reward", home="embodyrl.algorithms.builtin_rewards", group="embodyrl.rewards", entry=RewardEntry)
+REWARDS = Registry(
+    "reward", home="embodyrl.algorithms.builtin:declare_rewards", group="embodyrl.rewards", entry=RewardEntry
+)
 """What is learned from."""
 
-FILTERS = Registry("filter", home="embodyrl.algorithms.builtin_filters", group="embodyrl.filters", entry=FilterEntry)
+FILTERS = Registry(
+    "filter", home="embodyrl.algorithms.builtin:declare_filters", group="embodyrl.filters", entry=FilterEntry
+)
 """Which groups are learned from."""
 
-ENCODERS = Registry("encoder", home="embodyrl.algorithms.builtin_encoders", group="embodyrl.encoders", entry=Entry)
+ENCODERS = Registry(
+    "encoder", home="embodyrl.algorithms.builtin:declare_encoders", group="embodyrl.encoders", entry=Entry
+)
 """What turns the observations of an episode into a vector. Target: callable (images, proprio, dim=) -> `[E]`."""
 
 STAGES = Registry("stage", home="embodyrl.pipelines.builtin_stages", group="embodyrl.stages", entry=StageEntry)
 """What a stage of an iteration does. Target: callable (iteration) -> None."""
 
-OPTIMIZERS = Registry("optimizer", home="embodyrl.engine.builtin_optimizers", group="embodyrl.optimizers", entry=Entry)
+OPTIMIZERS = Registry("optimizer", home="embodyrl.engine.builtin", group="embodyrl.optimizers", entry=Entry)
 """What steps weights along gradients. Target: callable (groups of parameters, `config.schema.OptimizerConfig`) -> torch
 optimiser whose state is all in `state_dict`, so that it can be saved and moved."""
 

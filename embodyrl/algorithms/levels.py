@@ -44,7 +44,7 @@ def tokens(entries: Tensor, chunk_size: int) -> Tensor:
             f"entries have shape {tuple(entries.shape)}, expected [..., N] with N a multiple of the chunk size "
             f"{chunk_size}"
         )
-    return entries.unflatten(-1, (chunk_size, -1))
+    return torch.unflatten(entries, -1, (chunk_size, -1))
 
 
 def entries_at(level: Level, entries: Tensor, executed: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def in_chunks(column: Tensor, chunk_size: int) -> Tensor:
     """The way back: `[K*C, B]` -> `[K, B, C]`."""
     if column.dim() != 2 or column.shape[0] % chunk_size:
         raise LevelError(f"a column in time has shape {tuple(column.shape)}, expected [K*{chunk_size}, B]")
-    return column.unflatten(0, (-1, chunk_size)).transpose(1, 2)
+    return torch.unflatten(column, 0, (-1, chunk_size)).transpose(1, 2)
 
 
 def require_same_shape(**columns: Tensor) -> None:

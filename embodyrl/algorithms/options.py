@@ -1,12 +1,19 @@
-"""Options of the losses, advantage estimators, rewards and filters that come with embodyrl: each has its own."""
+"""Options of the components that come with embodyrl, each its own; checks of them; and calling a component with the
+options and columns that it names."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from embodyrl.config.schema import (
     AdvantageConfig,
     Compat,
+    Config,
     Excess,
     FilterConfig,
     FilterMetric,
@@ -15,6 +22,11 @@ from embodyrl.config.schema import (
     RewardConfig,
     setting,
 )
+from embodyrl.errors import UserError, did_you_mean
+
+R = TypeVar("R")
+Objection = tuple[str, str, str]
+"""The setting, what is wrong with it, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +135,87 @@ class AccuracyConfig(FilterConfig):
     """Smallest success rate of a group."""
     accuracy_high: float = setting(0.9, low=0.0, high=1.0)
     """Largest success rate of a group."""
+
+
+# ---- checks of options, and what follows from them
+
+
+def compares_groups(options: AdvantageConfig) -> bool:
+    """Whether `grpo` compares the episodes of a group, rather than those of the whole batch."""
+    assert isinstance(options, GRPOConfig)
+    return NormLevel.group in (options.mean_level, options.std_level)
+
+
+def check_grpo(config: Config) -> Iterator[Objection]:
+    """Leave-one-out is about a mean."""
+    options = config.algorithm.advantage
+    assert isinstance(options, GRPOConfig)
+    if options.leave_one_out and options.mean_level is NormLevel.none:
+        yield (
+            "algorithm.advantage.leave_one_out",
+            "algorithm.advantage.leave_one_out has no use: algorithm.advantage.mean_level is 'none', so no mean is "
+            "subtracted",
+            "set algorithm.advantage.mean_level to group, or algorithm.advantage.leave_one_out to false",
+        )
+
+
+def check_accuracy(config: Config) -> Iterator[Objection]:
+    """Some success rate lies within the filter's limits."""
+    options = config.algorithm.filter
+    assert isinstance(options, AccuracyConfig)
+    if options.accuracy_low > options.accuracy_high:
+        yield (
+            "algorithm.filter.accuracy_low",
+            f"algorithm.filter.accuracy_low = {options.accuracy_low:g} is above algorithm.filter.accuracy_high = "
+            f"{options.accuracy_high:g}, so that no group would be learned from",
+            f"set algorithm.filter.accuracy_low to {options.accuracy_high:g} or less",
+        )
+
+
+# ---- calling a component
+
+
+class SignatureError(UserError):
+    """Raised when a registered function asks for an argument that nobody provides."""
+
+
+def options_of(section: Any) -> dict[str, Any]:
+    """A component's own options by name, from its section of the config (`config.algorithm.loss`)."""
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section) if field.name != "name"}
+
+
+def call_with(function: Callable[..., R], columns: Mapping[str, Any], options: Mapping[str, Any]) -> R:
+    """Call `function` with those columns and options that its keyword arguments name.
+
+    A loss, advantage estimator, reward or filter lists what it needs as keyword-only arguments, and nothing else, so
+    that its signature is its documentation. `config.algorithm_rules` has looked before the run whether it can have it.
+
+    Args:
+        function: of the component.
+        columns: what there is of the batch.
+        options: the component's own, see `options_of`; no other component's.
+
+    Raises:
+        SignatureError: an argument without default is not available; says which are.
+    """
+    available, arguments = {**columns, **options}, {}
+    for name, parameter in _parameters(function).items():
+        if name in available:
+            arguments[name] = available[name]
+        elif parameter.default is inspect.Parameter.empty:
+            hint = did_you_mean(name, list(available), lead=" - ")
+            raise SignatureError(
+                f"{function.__module__}.{function.__qualname__} asks for {name!r}, which is not available{hint} "
+                f"(available: {', '.join(sorted(available))})"
+            )
+    return function(**arguments)
+
+
+def asks_for(function: Callable[..., Any], name: str) -> bool:
+    """Whether a registered function names this argument, so that what costs time is only made where it is used."""
+    return name in _parameters(function)
+
+
+@functools.cache  # looking it up takes as long as several operations on a small minibatch
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters

@@ -1,14 +1,28 @@
-"""What is learned from, instead of the simulator's own reward. Shapes: `K` decisions, `B` slots, `C` actions; every
-result is `[K, B, C]`. With whole episodes a slot is an episode."""
+"""What is learned from: rewards instead of the simulator's own, and filters of groups.
+
+Shapes: `K` decisions, `B` slots, `C` actions; every reward is `[K, B, C]`. With whole episodes a slot is an episode.
+`E` numbers of an embedding; `P` groups of `G` episodes.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
+from embodyrl.algorithms.advantages import mean, variance
 from embodyrl.algorithms.levels import in_chunks, in_time
-from embodyrl.algorithms.progress import progress_scores
-from embodyrl.config.schema import Compat
+from embodyrl.config.schema import Compat, FilterMetric
+from embodyrl.seeding import derive_seed
+
+SIIRL_RADIUS = 0.5
+RADIUS_SHARE = 0.5
+MIN_NEIGHBOURS = 2
+"""Points, itself included, that make a point the core of a cluster."""
+NOISE = -1
+MIN_RANGE = 1e-6
+SMALL = 8
+"""Pictures are averaged down to this many pixels each way."""
 
 
 def dense(*, rewards: Tensor) -> Tensor:
@@ -51,7 +65,7 @@ def srpo(
     compat: Compat,
 ) -> Tensor:
     """Self-referential policy optimisation, Fei et al. (2025), arXiv:2511.15605: an episode's score, at its last
-    action; see `progress.progress_scores`.
+    action; see `progress_scores`.
 
     Args:
         success, executed: bool `[K, B, C]`.
@@ -64,3 +78,147 @@ def srpo(
     scores = progress_scores(embeddings, solved, task[0], scale=scale, steepness=steepness, compat=compat)
     last = acted & (acted.cumsum(0) == acted.sum(0))
     return in_chunks(last * scores, success.shape[2])
+
+
+# ---- how close failed episodes came to successful ones
+#
+# Formulas: Fei et al. (2025), "SRPO: self-referential policy optimization", arXiv:2511.15605, as siiRL computes them.
+
+
+def progress_scores(
+    embeddings: Tensor, success: Tensor, task: Tensor, *, scale: float, steepness: float, compat: Compat
+) -> Tensor:
+    """Score, float32 `[B]`, of each episode, among the episodes of its task.
+
+    1 for a success; for a failure scale * sigmoid(steepness * (0.5 - n)), n being its distance to the nearest kind of
+    success, scaled to 0 .. 1 over the task's failures (0.5 where they do not differ). Where a task has no success, or
+    no failure, there is nothing to compare: 1 and 0. An episode without embedding (all 0) gets 0.
+
+    Args:
+        embeddings: `[B, E]`. success: bool `[B]`. task: `[B]`.
+        compat: how successes are clustered into kinds, see `success_centres`.
+    """
+    embeddings = embeddings.double()  # failures that are equally far would else differ by more than MIN_RANGE
+    known = embeddings.abs().sum(1) > 0
+    scores = (success & known).float()
+    for number in task.unique():
+        here = known & (task == number)
+        solved, failed = here & success, here & ~success
+        if solved.any() and failed.any():
+            centres = success_centres(embeddings[solved], compat)
+            distances = _distances(embeddings[failed], centres).amin(1)
+            scores[failed] = (scale * torch.sigmoid(steepness * (0.5 - _unit_range(distances)))).float()
+    return scores
+
+
+def _unit_range(distances: Tensor) -> Tensor:
+    lowest, highest = distances.amin(), distances.amax()
+    if highest - lowest < MIN_RANGE:
+        return torch.full_like(distances, 0.5)
+    return (distances - lowest) / (highest - lowest)
+
+
+def success_centres(successes: Tensor, compat: Compat) -> Tensor:
+    """Centres `[*, E]` of the kinds of success among `[S, E]`: the means of their clusters, after each coordinate was
+    scaled to standard deviation 1; the mean of all where there is no cluster.
+
+    siiRL looks for neighbours within 0.5. Scaled points lie sqrt(2 E) apart (root mean square), 53 for the 1408 numbers
+    of its video model, so that it never finds any. Here neighbours lie within half the root mean square distance of the
+    points themselves, whatever `E` is.
+    """
+    points = successes.double()
+    spread = variance(points, unbiased=False).sqrt()
+    scaled = (points - mean(points)) / torch.where(spread > 0, spread, 1.0)
+    labels = dbscan(scaled, SIIRL_RADIUS if compat is Compat.siirl else RADIUS_SHARE * _typical_distance(scaled))
+    clusters = [mean(points[labels == label]) for label in labels.unique() if label != NOISE]
+    return torch.stack(clusters or [mean(points)]).to(successes.dtype)
+
+
+def _distances(left: Tensor, right: Tensor) -> Tensor:
+    """Between the points of `[S, E]` and `[R, E]`, without the shortcut that loses digits."""
+    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _typical_distance(points: Tensor) -> float:
+    """Root mean square distance between two of the points `[S, E]`; 0 for a single one."""
+    count = len(points)
+    return float((_distances(points, points).square().sum() / max(count * (count - 1), 1)).sqrt())
+
+
+def dbscan(points: Tensor, radius: float) -> Tensor:
+    """Density-based clustering, Ester et al. (1996): number `[S]` of each point's cluster, -1 for noise.
+
+    A point with `MIN_NEIGHBOURS` points within `radius` is a core; cores within reach of each other and all points
+    within reach of one form a cluster.
+
+    Args:
+        points: `[S, E]`. radius: largest distance of neighbours.
+    """
+    near = _distances(points, points) <= radius
+    core = near.sum(1) >= MIN_NEIGHBOURS
+    labels = torch.full((len(points),), NOISE)
+    for start in range(len(points)):
+        if core[start] and labels[start] == NOISE:
+            members = torch.zeros(len(points), dtype=torch.bool)
+            members[start] = True
+            while True:  # at most S times: every round adds a point
+                reached = members | near[members & core].any(0)
+                if torch.equal(reached, members):
+                    break
+                members = reached
+            labels[members & (labels == NOISE)] = labels.amax() + 1
+    return labels
+
+
+# ---- from the observations of an episode to one vector: `F` frames in time, `E` numbers
+
+
+def random_projection(images: Tensor | None, proprio: Tensor | None, *, dim: int) -> Tensor:
+    """Gaussian random projection, which keeps distances (Johnson and Lindenstrauss 1984); the same in every run.
+
+    Args:
+        images: uint8 `[F, V, H, W, 3]` or None. proprio: float32 `[F, S]` or None. dim: `E`.
+
+    Returns:
+        float32 `[E]` on the CPU.
+    """
+    parts = []
+    if proprio is not None:
+        parts.append(proprio.flatten())
+    if images is not None:
+        pictures = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 255.0
+        parts.append(adaptive_avg_pool2d(pictures, SMALL).flatten())
+    features = torch.cat(parts).cpu()
+    generator = torch.Generator().manual_seed(derive_seed(0, "projection", len(features)))
+    return torch.randn(dim, len(features), generator=generator) @ features / len(features) ** 0.5
+
+
+# ---- which groups are worth learning from
+#
+# Filters look at what the simulator said, before any shaping. An episode that was lost (`played` is False) counts in
+# none of them.
+
+
+def none(*, played: Tensor) -> Tensor:
+    """Every group of which an episode is left."""
+    return played.any(1)
+
+
+def zero_variance(*, success: Tensor, total_reward: Tensor, played: Tensor, metric: FilterMetric) -> Tensor:
+    """Groups whose episodes differ: the others' advantages would be 0 (Yu et al. 2025, arXiv:2503.14476, eq. 11).
+
+    Args:
+        success: bool `[P, G]`, the task was solved at least once. total_reward: `[P, G]`, sum of the simulator's own
+        rewards. played: bool `[P, G]`. metric: which of the two has to differ.
+    """
+    outcomes = success.float() if metric is FilterMetric.success else total_reward
+    highest = outcomes.masked_fill(~played, -torch.inf).amax(1)
+    lowest = outcomes.masked_fill(~played, torch.inf).amin(1)
+    return highest > lowest
+
+
+def accuracy(*, success: Tensor, played: Tensor, accuracy_low: float, accuracy_high: float) -> Tensor:
+    """Groups whose success rate is `accuracy_low` .. `accuracy_high`, both included (Cui et al. 2025,
+    arXiv:2502.01456, section 3.3: neither too hard nor too easy)."""
+    rate = (success & played).sum(1) / played.sum(1).clamp(min=1)
+    return played.any(1) & (rate >= accuracy_low) & (rate <= accuracy_high)

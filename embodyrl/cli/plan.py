@@ -12,9 +12,6 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from embodyrl.cli.plan_advice import Adviser
-from embodyrl.cli.plan_memory import Limits, Planner, Simulators
-from embodyrl.cli.plan_text import memory_table, model_rows, verdict
 from embodyrl.config import LoadedConfig, Use, load_config
 from embodyrl.config.schema import Config, Device, Observe
 from embodyrl.envs.manager import EnvManager
@@ -23,6 +20,9 @@ from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory, WorkerSpec, describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.topology import ROOT, format_ids, parse_ids
+from embodyrl.planning.advice import Adviser
+from embodyrl.planning.planner import Limits, Planner, Simulators
+from embodyrl.planning.text import memory_table, model_rows, verdict
 
 GB, MIB = 10**9, 2**20
 

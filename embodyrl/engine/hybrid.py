@@ -6,59 +6,52 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
 from torch import Tensor
 
-from embodyrl.algorithms.call import asks_for, call_with, options_of
 from embodyrl.algorithms.levels import entries_at
 from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, OldLogprobs, Proximal
-from embodyrl.engine.columns import (
+from embodyrl.algorithms.options import asks_for, call_with, options_of
+from embodyrl.config.schema import AlgorithmConfig, EngineConfig, OldLogprobs, Proximal
+from embodyrl.engine.compute import (
+    Streams,
+    be_deterministic,
+    choose_device,
+    choose_precision,
+    computing_in,
+    recompute_blocks,
+)
+from embodyrl.engine.lora import add_adapters, load_policy
+from embodyrl.engine.minibatch import (
     Columns,
     Drawn,
+    Metrics,
+    Total,
     draw_minibatches,
     length,
+    mean_metrics,
+    nothing_of,
     numbered,
     observation_from,
     rows,
     split_minibatch,
+    summarize,
     to_columns,
 )
-from embodyrl.engine.determinism import be_deterministic
-from embodyrl.engine.guard import Guard
-from embodyrl.engine.lora import add_adapters, load_policy
-from embodyrl.engine.metrics import Metrics, Total, mean_metrics, nothing_of, summarize
-from embodyrl.engine.modes import Mode, Modes
-from embodyrl.engine.offload import EngineOffload
-from embodyrl.engine.optimizer import Optimizer
-from embodyrl.engine.parallel import ALONE, Ranks
-from embodyrl.engine.precision import choose_precision, computing_in
-from embodyrl.engine.recompute import recompute_blocks
+from embodyrl.engine.offload import EngineOffload, Mode, Modes
+from embodyrl.engine.optimizer import Guard, Optimizer
+from embodyrl.engine.parallel import ALONE, Ranks, spread, whole
 from embodyrl.engine.reference import reference_of
-from embodyrl.engine.sharding import norm_of, place_moments, spread, whole
-from embodyrl.engine.streams import Streams
 from embodyrl.envs import Observation
-from embodyrl.errors import UserError
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.tracking.clock import Clock, Phase
 
-
-def choose_device(device: Device) -> torch.device:
-    """The torch device that `engine.device` stands for.
-
-    Raises:
-        UserError: CUDA is asked for and there is none.
-    """
-    if device is Device.cuda and not torch.cuda.is_available():
-        raise UserError("engine.device is cuda, but torch finds no CUDA device here: set engine.device=auto or cpu")
-    if device is Device.auto:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device.value)
+if TYPE_CHECKING:  # importing it takes a while, and an engine that only acts does without
+    from tensordict import TensorDictBase
 
 
 class HybridEngine:
@@ -168,196 +161,112 @@ class HybridEngine:
     def _computing(self) -> AbstractContextManager[object]:
         return computing_in(self.precision, self.device)
 
+    # ---- learning from decisions
+
     def update(self, batch: TensorDictBase, sentences: Sequence[str]) -> dict[str, float]:
-        """Learn from a batch, `epochs` times over in shuffled minibatches.
+        """Learn from a batch: `epochs` passes over it in shuffled minibatches, an optimiser step for each.
 
         Args:
             batch: `[M]` decisions: observation columns, `task`, `trace`, `version`, `sequence` (number of the episode
                 that each belongs to), `executed` `[M, C]`, and with a critic `returns` and `old_values`. At the
                 level of `algorithm.logprob_level` (see `algorithms.levels`): `old_logprobs`, `advantages`, `valid`
-                (what counts), `weights` (see `algorithms.aggregation`).
-            sentences: task sentences that the column `task` indexes.
+                (what counts), `weights` (see `algorithms.losses.entry_weights`).
+            sentences: task descriptions that the column `task` indexes.
 
         Returns:
             Metrics, each the mean over the optimiser steps taken.
         """
+        target_kl = self.algorithm.target_kl
+        history: list[Metrics] = []
+        epochs, too_far = 0, False
         with self.train_mode(), self.clock.measure(Phase.train):
-            return self._update(to_columns(batch, self.device), sentences)
+            rate = self.optimizer.set_learning_rate(self.version)
+            columns = to_columns(batch, self.device)
+            if "images" not in columns:  # images are bytes here and floats afterwards: they wait for their micro-batch
+                columns["inputs"] = self._preprocess(observation_from(columns, sentences))
+            drawn = self._draw_minibatches(columns)  # of the first epoch, in whose parts log-probs are recomputed
+            self._add_logprobs(columns, sentences, drawn)
 
-    def _update(self, columns: Columns, sentences: Sequence[str]) -> dict[str, float]:
-        rate = self.optimizer.set_learning_rate(self.version)
-        if "images" not in columns:  # pictures are bytes here and numbers afterwards: they wait for their minibatch
-            columns["inputs"] = self._preprocess(observation_from(columns, sentences))
+            for epoch in range(self.algorithm.epochs):
+                if epoch > 0:
+                    drawn = self._draw_minibatches(columns)
+                for minibatch, share in self._minibatches(columns, drawn):
+                    loss, metrics = self._backward(minibatch, sentences, share)
+                    ratio_error = metrics.pop("ratio_error")
+                    if not history:  # no step was taken yet, so the policy is still the one that decided
+                        metrics["ratio_error_first_minibatch"] = ratio_error
+                    # Early stopping: the step that would lead still farther away is not made.
+                    if target_kl is not None and float(metrics["approx_kl"]) > target_kl:
+                        history.append(metrics)
+                        too_far = True
+                        break
+                    grad_norm = self.optimizer_step(loss, minibatch)
+                    if grad_norm is not None:
+                        history.append(metrics | {"grad_norm": grad_norm})
+                if too_far:
+                    break
+                epochs += 1
+
+            metrics_of_update = self._end_update(history, rate)
+            # Statistics change what the policy computes, so they wait until the log-probs above are of no use.
+            if self.policy.keeps_statistics:
+                self.policy.update_statistics(self._inputs(columns, sentences))
+        return metrics_of_update | {"train/passes": float(epochs)}
+
+    def _add_logprobs(self, columns: Columns, sentences: Sequence[str], drawn: Drawn) -> None:
+        """Add the log-probs that the loss compares with and that the rollout did not leave: under the reference
+        policy, and under the policy that the update starts from."""
+        settings = self.algorithm
         if self.reference is not None:
             with self.offload.reference_here(), self.reference.scoring() as reference:
-                parts = self._dealt(
-                    numbered(columns), whole=False, most=-(-length(columns) // self.algorithm.minibatches)
-                )
+                most = -(-length(columns) // settings.minibatches)  # as much memory as a minibatch needs, no more
+                parts = self._micro_batches(numbered(columns), whole=False, most=most)
                 columns["reference_logprobs"] = self._score(reference, parts, columns, sentences)
-        first = self._draw(columns)
-        if asks_for(self.loss, "proximal_logprobs") and self.algorithm.proximal is Proximal.recompute:
-            columns["proximal_logprobs"] = self._score_as_learned(columns, sentences, first)
-        if self.algorithm.old_logprobs is OldLogprobs.recompute:
-            again = self._score_as_learned(columns, sentences, first)
+        if asks_for(self.loss, "proximal_logprobs") and settings.proximal is Proximal.recompute:
+            columns["proximal_logprobs"] = self._score_as_learned(columns, sentences, drawn)
+        if settings.old_logprobs is OldLogprobs.recompute:
+            again = self._score_as_learned(columns, sentences, drawn)
             columns["old_logprobs"] = torch.where(self._is_new(columns, again), again, columns["old_logprobs"])
-        history: list[Metrics] = []
-        passes = 0
-        for epoch in range(self.algorithm.epochs):
-            if not self._one_pass(columns, sentences, history, first if epoch == 0 else None):
-                break
-            passes += 1
-        metrics = self._finish(history, rate)
-        if self.policy.keeps_statistics:
-            self.policy.update_statistics(self._inputs(columns, sentences))
-        return metrics | {"train/passes": float(passes)}
 
-    def imitate(self, batches: Iterable[tuple[Observation, NDArray[np.float32]]]) -> dict[str, float]:
-        """Learn from demonstrations, one optimiser step per minibatch.
-
-        Args:
-            batches: observations of `M` samples, and what was done then: `[M, C, D]` in the simulator's units.
-
-        Returns:
-            Metrics, each the mean over the optimiser steps.
-        """
-        rate = self.optimizer.set_learning_rate(self.version)
-        history: list[Metrics] = []
-        with self.train_mode(), self.clock.measure(Phase.train):
-            for observation, actions in self.clock.pulling(Phase.preprocess, batches):
-                inputs = self._preprocess(observation)
-                self.policy.update_statistics(inputs)
-                wanted = torch.from_numpy(actions).to(self.device)
-                loss = self._imitation(inputs, wanted)
-                norm = self._descend(loss, {"inputs": inputs, "actions": wanted})
-                if norm is not None:
-                    history.append({"loss": loss, "grad_norm": norm})
-        return self._finish(history, rate)
-
-    def _finish(self, history: Sequence[Metrics], rate: float) -> dict[str, float]:
-        """End an update; returns its metrics."""
-        self.optimizer.clear()
-        self._set_version(self.version + 1)
-        return mean_metrics(history) | {
-            "train/learning_rate": rate,
-            "train/skipped_steps": float(self.guard.skipped),
-        }
-
-    def _set_version(self, version: int) -> None:
-        self.version = version
-        self.policy.set_progress(min(version / self.optimizer.updates, 1.0))
-
-    def _imitation(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """Leave the gradients of a minibatch of demonstrations; returns its loss, a mean over samples."""
-        self.optimizer.clear()
-        count, total = len(actions), torch.zeros((), device=self.device)
-        draws = self.policy.imitation_draws(count, self._streams.imitation)
-        size = self.ranks.part_size(count, self._micro_batch_size)
-        for part, counts in self.ranks.deal([slice(start, start + size) for start in range(0, count, size)]):
-            with self._computing():
-                seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
-                loss = self.policy.sft_loss(seen, actions[part], drawn)
-            loss = loss.float() * (counts * len(actions[part]) / count)
-            (loss * self.weights.factor).backward()
-            total += loss.detach()
-        self.weights.sum_gradients(self.optimizer.parameters)
-        return self.ranks.sum(total)
-
-    def _one_pass(
-        self, columns: Columns, sentences: Sequence[str], history: list[Metrics], drawn: Drawn | None
-    ) -> bool:
-        """One epoch, of minibatches that were drawn or are now; False if the policy moved so far from the rollout's
-        that it ended early."""
-        for minibatch, share in self._minibatches(columns, drawn):
-            loss, metrics = self._gradients(minibatch, sentences, share)
-            error = metrics.pop("ratio_error")
-            if not history:  # no step was taken yet
-                metrics["ratio_error_first_minibatch"] = error
-            target = self.algorithm.target_kl
-            if target is not None and float(metrics["approx_kl"]) > target:
-                history.append(metrics)
-                return False
-            norm = self._descend(loss, minibatch)
-            if norm is not None:
-                history.append(metrics | {"grad_norm": norm})
-        return True
-
-    def _draw(self, columns: Columns) -> Drawn:
+    def _draw_minibatches(self, columns: Columns) -> Drawn:
         """The minibatches of an epoch: drawn decision by decision, or episode by episode for a loss that compares whole
         ones."""
         count, whole = self.algorithm.minibatches, self._whole_episodes
         return [*draw_minibatches(columns["sequence"], count, whole, self._streams.shuffling)]
 
-    def _minibatches(self, columns: Columns, drawn: Drawn | None = None) -> Iterator[tuple[Columns, float]]:
-        """The columns of minibatches that were drawn, or are now, each with its share of the batch."""
-        drawn = self._draw(columns) if drawn is None else drawn
-        if "inputs" not in columns:  # pictures are too large for a second, shuffled batch
+    def _minibatches(self, columns: Columns, drawn: Drawn) -> Iterator[tuple[Columns, float]]:
+        """The columns of the minibatches that were drawn, each with its share of the batch."""
+        if "inputs" not in columns:  # images are too large for a second, shuffled batch
             yield from ((rows(columns, index), share) for index, share in drawn)
             return
+        # One gather for the whole epoch; its minibatches are views of it.
         shuffled = rows(columns, torch.cat([index for index, _ in drawn]))
         end = 0
         for index, share in drawn:
             start, end = end, end + len(index)
             yield rows(shuffled, slice(start, end)), share
 
-    def _gradients(self, minibatch: Columns, sentences: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
-        """Leave the gradients of a minibatch's loss, a micro-batch at a time; returns the loss and its metrics."""
-        totals = []
-        self.optimizer.clear()
-        for part, counts in self._dealt(minibatch, self._whole_episodes):
-            total = self._loss(part, sentences, share, length(minibatch))
-            scale = counts * self.weights.factor
-            (total.loss if scale == 1.0 else total.loss * scale).backward()
-            total.loss = total.loss.detach()
-            totals.append(total if counts else nothing_of(total))
-        self.weights.sum_gradients(self.optimizer.parameters)
-        return summarize(totals, self.ranks)
-
-    def _dealt(self, minibatch: Columns, whole: bool, most: int | None = None) -> Iterator[tuple[Columns, bool]]:
+    def _micro_batches(
+        self, minibatch: Columns, whole: bool, most: int | None = None
+    ) -> Iterator[tuple[Columns, bool]]:
         """This rank's micro-batches of a minibatch, and whether they count; see `Ranks.deal`."""
         size = self.ranks.part_size(length(minibatch), self._micro_batch_size or most)
         return self.ranks.deal(list(split_minibatch(minibatch, size, whole)))
 
-    @torch.no_grad()
-    def _score(
-        self, policy: Policy, parts: Iterable[tuple[Columns, bool]], columns: Columns, sentences: Sequence[str]
-    ) -> Tensor:
-        """Log-probs of the batch's decisions under a policy, at the level of the loss.
-
-        Args:
-            parts: of the numbered batch, see `_dealt`; every decision once.
-            columns: the batch.
-        """
-        found = torch.zeros_like(columns["old_logprobs"])
-        for part, counts in parts:
-            logprobs, _ = self._logprobs(policy, part, sentences)
-            if counts:
-                found[part["number"]] = logprobs
-        return self.ranks.sum(found)
-
-    def _score_as_learned(self, columns: Columns, sentences: Sequence[str], drawn: Drawn) -> Tensor:
-        """Log-probs under the policy that the update starts from, computed in the micro-batches of the first epoch: a
-        forward pass rounds by the size of its batch, and only in the same one are they those of the loss, bit for bit.
-        """
-        minibatches = self._minibatches(numbered(columns), drawn)
-        parts = (part for minibatch, _ in minibatches for part in self._dealt(minibatch, self._whole_episodes))
-        return self._score(self.policy, parts, columns, sentences)
-
-    def _is_new(self, part: Columns, like: Tensor) -> Tensor:
-        """Which decisions this policy took, not one of earlier updates; bool, with as many dimensions as `like`."""
-        is_new: Tensor = part["version"] == self.version
-        return is_new.view(-1, *[1] * (like.dim() - 1))
-
-    def _inputs(self, part: Columns, sentences: Sequence[str]) -> Inputs:
-        """What the policy sees."""
-        inputs: Inputs | None = part.get("inputs")
-        return self._preprocess(observation_from(part, sentences)) if inputs is None else inputs
-
-    def _logprobs(self, policy: Policy, part: Columns, sentences: Sequence[str]) -> tuple[Tensor, EvalOutput]:
-        """Log-probs of decisions under a policy at the level of the loss, and what else it says about them."""
-        inputs = self._inputs(part, sentences)
-        with self._computing():
-            evaluated = policy.evaluate(inputs, part["trace"])
-        return entries_at(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
+    def _backward(self, minibatch: Columns, sentences: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
+        """Forward and backward pass of a minibatch, a micro-batch at a time; returns its loss and metrics, and leaves
+        its gradients on the parameters."""
+        totals = []
+        self.optimizer.clear()
+        for part, counts in self._micro_batches(minibatch, self._whole_episodes):
+            total = self._loss(part, sentences, share, length(minibatch))
+            # Every rank makes each backward pass, since FSDP exchanges weights in it; what does not count weighs 0.
+            scale = counts * self.weights.factor
+            (total.loss if scale == 1.0 else total.loss * scale).backward()
+            total.loss = total.loss.detach()  # drops the graph before the next micro-batch needs its memory
+            totals.append(total if counts else nothing_of(total))
+        self.weights.sum_gradients(self.optimizer.parameters)
+        return summarize(totals, self.ranks)
 
     def _loss(self, part: Columns, sentences: Sequence[str], share: float, decisions: int) -> Total:
         """Policy loss + KL penalty - entropy bonus + value loss, of a minibatch or of a part of it.
@@ -371,8 +280,17 @@ class HybridEngine:
         """
         settings = self.algorithm
         logprobs, evaluated = self._logprobs(self.policy, part, sentences)
-        output = self._policy_loss(logprobs, part)
         entropy = entries_at(settings.logprob_level, evaluated.entropy, part["executed"])
+
+        # The registered loss gets the columns, and those of its own options, that it names.
+        known = part | {"logprobs": logprobs}
+        if asks_for(self.loss, "proximal_logprobs") and "proximal_logprobs" not in part:
+            known["proximal_logprobs"] = proximal_logprobs(
+                logprobs, part["old_logprobs"], part["version"], self.version + 1, settings.proximal
+            )
+        output = call_with(self.loss, known, self._loss_options)
+
+        # KL(pi_old || pi) is estimated by r - 1 - log r, which is never negative (Schulman 2020, k3).
         difference = log_ratio(logprobs.detach(), part["old_logprobs"])
         ratio = difference.exp()
         logged = output.metrics | {
@@ -390,59 +308,149 @@ class HybridEngine:
             logged["reference_kl"] = divergence.detach()
             losses = losses + settings.kl_coef * divergence
         total = Total(loss=(part["weights"] * losses).sum() / share, entries=logged, valid=part["valid"])
+
         if settings.value_coef > 0.0:
-            errors = self._value_losses(evaluated.values, part)
+            assert evaluated.values is not None, "the config rules ask for a critic"
+            errors = value_loss(
+                evaluated.values,
+                part["old_values"],
+                part["returns"],
+                clip=settings.value_clip,
+                huber=settings.value_huber,
+            )
             total.value_losses = errors.detach()
             total.loss = total.loss + settings.value_coef * errors.sum() / decisions
         return total
 
-    def _policy_loss(self, logprobs: Tensor, part: Columns) -> LossOutput:
-        """The registered loss, with the columns and those of its own options that it names."""
-        columns = part | {"logprobs": logprobs}
-        if asks_for(self.loss, "proximal_logprobs") and "proximal_logprobs" not in part:
-            columns["proximal_logprobs"] = proximal_logprobs(
-                logprobs, part["old_logprobs"], part["version"], self.version + 1, self.algorithm.proximal
-            )
-        return call_with(self.loss, columns, self._loss_options)
-
-    def _value_losses(self, values: Tensor | None, part: Columns) -> Tensor:
-        """Of every decision `[M]`, each counting once."""
-        assert values is not None, "the config rules ask for a critic"
-        settings = self.algorithm
-        return value_loss(
-            values, part["old_values"], part["returns"], clip=settings.value_clip, huber=settings.value_huber
-        )
-
-    def _descend(self, loss: Tensor, minibatch: Columns) -> Tensor | None:
-        """One optimiser step along the gradients of a minibatch's loss; returns their norm before clipping, or None if
-        they are no finite numbers and the step was left out."""
-        norm = norm_of(self.optimizer.clip()).detach()
+    def optimizer_step(self, loss: Tensor, minibatch: Columns) -> Tensor | None:
+        """Clip the gradients of a minibatch's loss and make an optimiser step; returns their norm before clipping, or
+        None if they are no finite numbers and the step was left out."""
+        norm = self.optimizer.clip()
         if not self.guard.allows(loss, norm, minibatch, update=self.version + 1):
             return None
         self.optimizer.step()
         return norm
 
+    def _end_update(self, history: Sequence[Metrics], rate: float) -> dict[str, float]:
+        """Count an update; returns its metrics."""
+        self.optimizer.clear()
+        self._set_version(self.version + 1)
+        return mean_metrics(history) | {
+            "train/learning_rate": rate,
+            "train/skipped_steps": float(self.guard.skipped),
+        }
+
+    def _set_version(self, version: int) -> None:
+        self.version = version
+        self.policy.set_progress(min(version / self.optimizer.updates, 1.0))
+
+    # ---- log-probs
+
+    def _logprobs(self, policy: Policy, part: Columns, sentences: Sequence[str]) -> tuple[Tensor, EvalOutput]:
+        """Log-probs of decisions under a policy at the level of the loss, and what else it says about them."""
+        inputs = self._inputs(part, sentences)
+        with self._computing():
+            evaluated = policy.evaluate(inputs, part["trace"])
+        return entries_at(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
+
+    def _inputs(self, part: Columns, sentences: Sequence[str]) -> Inputs:
+        """What the policy sees."""
+        inputs: Inputs | None = part.get("inputs")
+        return self._preprocess(observation_from(part, sentences)) if inputs is None else inputs
+
+    @torch.no_grad()
+    def _score(
+        self, policy: Policy, parts: Iterable[tuple[Columns, bool]], columns: Columns, sentences: Sequence[str]
+    ) -> Tensor:
+        """Log-probs of the batch's decisions under a policy, at the level of the loss.
+
+        Args:
+            policy: the one that scores.
+            parts: of the numbered batch, see `_micro_batches`; every decision once.
+            columns: the batch.
+            sentences: see `update`.
+        """
+        found = torch.zeros_like(columns["old_logprobs"])
+        for part, counts in parts:
+            logprobs, _ = self._logprobs(policy, part, sentences)
+            if counts:
+                found[part["number"]] = logprobs
+        return self.ranks.sum(found)
+
+    def _score_as_learned(self, columns: Columns, sentences: Sequence[str], drawn: Drawn) -> Tensor:
+        """Log-probs under the policy that the update starts from, computed in the micro-batches of the first epoch: a
+        forward pass rounds by the size of its batch, and only in the same one are they those of the loss, bit for bit.
+        """
+        minibatches = self._minibatches(numbered(columns), drawn)
+        parts = (part for minibatch, _ in minibatches for part in self._micro_batches(minibatch, self._whole_episodes))
+        return self._score(self.policy, parts, columns, sentences)
+
+    def _is_new(self, part: Columns, like: Tensor) -> Tensor:
+        """Which decisions this policy took, not one of earlier updates; bool, with as many dimensions as `like`."""
+        is_new: Tensor = part["version"] == self.version
+        return is_new.view(-1, *[1] * (like.dim() - 1))
+
+    # ---- learning from demonstrations
+
+    def sft_step(self, batches: Iterable[tuple[Observation, NDArray[np.float32]]]) -> dict[str, float]:
+        """Learn from demonstrations, one optimiser step per minibatch.
+
+        Args:
+            batches: observations of `M` samples, and what was done then: `[M, C, D]` in the simulator's units.
+
+        Returns:
+            Metrics, each the mean over the optimiser steps.
+        """
+        rate = self.optimizer.set_learning_rate(self.version)
+        history: list[Metrics] = []
+        with self.train_mode(), self.clock.measure(Phase.train):
+            for observation, actions in self.clock.pulling(Phase.preprocess, batches):
+                inputs = self._preprocess(observation)
+                self.policy.update_statistics(inputs)
+                wanted = torch.from_numpy(actions).to(self.device)
+                loss = self._sft_backward(inputs, wanted)
+                grad_norm = self.optimizer_step(loss, {"inputs": inputs, "actions": wanted})
+                if grad_norm is not None:
+                    history.append({"loss": loss, "grad_norm": grad_norm})
+        return self._end_update(history, rate)
+
+    def _sft_backward(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Forward and backward pass of a minibatch of demonstrations, a micro-batch at a time; returns its loss, a mean
+        over samples, and leaves its gradients on the parameters."""
+        self.optimizer.clear()
+        count, total = len(actions), torch.zeros((), device=self.device)
+        # Drawn for the whole minibatch at once, so that the size of micro-batches changes no number.
+        draws = self.policy.imitation_draws(count, self._streams.imitation)
+        size = self.ranks.part_size(count, self._micro_batch_size)
+        for part, counts in self.ranks.deal([slice(start, start + size) for start in range(0, count, size)]):
+            with self._computing():
+                seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
+                loss = self.policy.sft_loss(seen, actions[part], drawn)
+            loss = loss.float() * (counts * len(actions[part]) / count)
+            (loss * self.weights.factor).backward()
+            total += loss.detach()
+        self.weights.sum_gradients(self.optimizer.parameters)
+        return self.ranks.sum(total)
+
+    # ---- checkpoints
+
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights: optimiser, random streams, version; and the weights of the reference policy,
-        which the run cannot make again once it has learned."""
-        reference = {} if self.reference is None else {"reference": self._whole(self.reference.state_dict())}
+        which the run cannot make again once it has learned. Sharded tensors are whole on the first rank, and empty on
+        the others; all ranks must ask."""
+        first = self.ranks.is_first
+        reference = {} if self.reference is None else {"reference": whole(self.reference.state_dict(), keep=first)}
         return reference | {
-            "optimizer": self._whole(self.optimizer.state_dict()),
+            "optimizer": whole(self.optimizer.state_dict(), keep=first),
             "streams": self._streams.state_dict(),
             "version": self.version,
             "skipped": self.guard.skipped,
         }
 
-    def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What all ranks have parts of; on the first one."""
-        found: dict[str, Any] = whole(state, keep=self.ranks.is_first)
-        return found
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         with self.offload.optimizer_here():
-            moments = place_moments(state["optimizer"]["moments"], self.optimizer.inner)
-            self.optimizer.load_state_dict(state["optimizer"] | {"moments": moments})
+            self.optimizer.load_state_dict(state["optimizer"])
         self._streams.load_state_dict(state["streams"], state["version"])
         self._set_version(state["version"])
         self.guard.skipped = state["skipped"]

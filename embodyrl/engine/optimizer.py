@@ -1,16 +1,22 @@
-"""What learns, and the optimiser that steps it; with float32 copies of weights that are held in fewer bits."""
+"""The optimiser, with float32 copies of weights that are held in fewer bits; its makers by name; and the guard that
+keeps numbers that are not finite out of the weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from embodyrl.config.schema import LearningRate, OptimizerConfig
-from embodyrl.engine.sharding import placed
+from embodyrl.config.schema import GuardConfig, LearningRate, OptimizerConfig
+from embodyrl.engine.minibatch import Columns
+from embodyrl.engine.parallel import norm_of, placed
+from embodyrl.errors import RunError
+from embodyrl.files import replacing
 from embodyrl.registry import OPTIMIZERS
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -70,8 +76,8 @@ class Optimizer:
             parameter.grad = None
 
     def clip(self) -> Tensor:
-        """Scale gradients down to `max_grad_norm`; returns the norm that they had."""
-        return nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm, foreach=True)
+        """Scale gradients down to `max_grad_norm`; returns the norm that they had, that of all ranks' parts."""
+        return norm_of(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm, foreach=True)).detach()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -107,8 +113,119 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; the parameters have their weights already."""
-        self.inner.load_state_dict(state["moments"])
+        """Continue from `state_dict`, of whole tensors; the parameters have their weights already."""
+        stepped = [parameter for group in self.inner.param_groups for parameter in group["params"]]
+        moments = {
+            number: {name: placed(value, stepped[number]) for name, value in entry.items()}
+            for number, entry in state["moments"]["state"].items()
+        }
+        self.inner.load_state_dict(state["moments"] | {"state": moments})
         for number, copy in state["copies"].items():
             own = self.stepped[int(number)]
             own.copy_(placed(copy, own))
+
+
+def adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW, in one pass over all parameters."""
+    return torch.optim.AdamW(
+        groups,
+        lr=config.lr,
+        betas=(config.betas[0], config.betas[1]),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def adamw_8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW with moments in blocks of 8-bit numbers, Dettmers et al. (2022), arXiv:2110.02861; small tensors (fewer
+    than 4096 numbers) keep theirs in float32."""
+    import bitsandbytes
+
+    return bitsandbytes.optim.AdamW8bit(
+        groups,
+        lr=config.lr,
+        betas=(config.betas[0], config.betas[1]),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
+
+
+# ---- steps that are left out
+
+
+FOLDER = "not_finite"
+"""In the run's folder."""
+
+
+class NumericsError(RunError):
+    """Raised when losses or gradients are not finite numbers again and again."""
+
+
+class Guard:
+    """Looks at every optimiser step before it is made.
+
+    A step whose loss or gradient is NaN or infinite is left out and counted. What it was to learn from is written to a
+    file the first times, for whoever looks for the cause.
+
+    Args:
+        config: how many steps may be left out, how many files are written.
+        folder: of the run; None: no files.
+    """
+
+    def __init__(self, config: GuardConfig, folder: Path | None) -> None:
+        self.skipped = 0
+        """Steps left out so far."""
+        self._dumped: Path | None = None
+        """The last file."""
+        self._config = config
+        self._folder = folder
+
+    def allows(self, loss: Tensor, norm: Tensor, minibatch: Columns, *, update: int) -> bool:
+        """Whether to make a step.
+
+        Args:
+            loss, norm: of its gradient; scalars, the same on all ranks.
+            minibatch: what it learns from.
+            update: that it belongs to.
+
+        Raises:
+            NumericsError: more steps were left out than are allowed.
+        """
+        if bool(torch.isfinite(loss + norm)):
+            return True
+        self.skipped += 1
+        self._dump(minibatch, loss, norm, update)
+        if self.skipped > self._config.max_skipped:
+            raise NumericsError(self._explain(loss, norm, minibatch, update))
+        return False
+
+    def _explain(self, loss: Tensor, norm: Tensor, minibatch: Columns, update: int) -> str:
+        odd = sorted(name for name, column in flat(minibatch) if not bool(torch.isfinite(column.float()).all()))
+        cause = f"; {', '.join(odd)} of the batch are not finite themselves" if odd else ""
+        where = f". What such a step was to learn from is in {self._dumped}" if self._dumped else ""
+        return (
+            f"the gradient norm is {float(norm)} in update {update} (loss {float(loss)}){cause}; this is step "
+            f"{self.skipped} of the run that could not be made, and engine.guard.max_skipped is "
+            f"{self._config.max_skipped}. Weights were left as they were. Lower engine.optimizer.lr, or look at the "
+            f"rewards and observations{where}"
+        )
+
+    def _dump(self, minibatch: Columns, loss: Tensor, norm: Tensor, update: int) -> None:
+        if self._folder is None or self.skipped > self._config.dumps:
+            return
+        path = self._folder / FOLDER / f"update_{update:06}_{self.skipped:02}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        tensors = {name: column.detach().cpu().clone().contiguous() for name, column in flat(minibatch)}
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"loss": str(float(loss)), "grad_norm": str(float(norm))})
+        self._dumped = path
+
+
+def flat(columns: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Columns, and those of tables in them as `table.column`."""
+    for name, column in columns.items():
+        if isinstance(column, dict):
+            yield from flat(column, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", column

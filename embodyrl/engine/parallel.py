@@ -1,6 +1,7 @@
-"""Ranks that talk to each other: what each has is gathered, added up, agreed on.
+"""Ranks that talk to each other: what each has is gathered, added up, agreed on; and a policy on all of them.
 
 All ranks must make the same calls in the same order. A peer that ends or hangs meanwhile is an error on the others.
+What only sharded weights need (`sharding`, torch's FSDP and DTensor) is imported where ranks shard.
 """
 
 from __future__ import annotations
@@ -9,20 +10,27 @@ import json
 import os
 import re
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from embodyrl.config.schema import ParallelBackend
 from embodyrl.errors import RunError
 from embodyrl.placement.ranks import Place
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+    from embodyrl.models.policy import Policy
 
 T = TypeVar("T")
 Check = Callable[[Sequence[int] | None], None]
@@ -277,3 +285,84 @@ def _cut(content: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
     for size in sizes:
         yield content[start : start + size]
         start += size
+
+
+# ---- a policy on all ranks
+
+
+class Replicas:
+    """Every rank holds all weights. Also what a single rank has."""
+
+    factor = 1.0
+    """What a rank's loss is multiplied by before its backward pass."""
+
+    def __init__(self, policy: Policy, ranks: Ranks) -> None:
+        self.policy = policy
+        self.ranks = ranks
+
+    def whole_policy(self) -> Policy | None:
+        """The policy with whole weights, to be saved; None on all ranks but the first. All must ask."""
+        return self.policy if self.ranks.is_first else None
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All weights are on every rank for the length of a block, so that each can decide as often as it likes."""
+        yield
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Add the gradients of all ranks up, once each of them has its own."""
+        if self.ranks.size == 1:
+            return
+        own = [parameter.grad for parameter in parameters if parameter.grad is not None]  # the same ones on all ranks
+        flat = torch.cat([gradient.flatten().float() for gradient in own])
+        dist.all_reduce(flat)
+        for gradient, part in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def spread(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch.device) -> Replicas:
+    """Replicate or shard a policy over ranks; all get the weights that the first one has."""
+    if ranks.size == 1:
+        return Replicas(policy, ranks)
+    for tensor in [*policy.parameters(), *policy.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+    if backend is ParallelBackend.none:
+        return Replicas(policy, ranks)
+    from embodyrl.engine.sharding import Shards
+
+    return Shards(policy, ranks, device)
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether a tensor is this rank's part of a larger one. Where torch's module of those was never imported,
+    there is none, and asking does not import it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def whole(tree: Any, *, keep: bool) -> Any:
+    """Nested state with whole tensors on the CPU in place of sharded ones; empty ones unless `keep`. All ranks must
+    ask."""
+    if isinstance(tree, Tensor) and is_sharded(tree):
+        from embodyrl.engine.sharding import whole_weight
+
+        return whole_weight(tree, keep=keep)
+    if isinstance(tree, Mapping):
+        return {key: whole(value, keep=keep) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(whole(value, keep=keep) for value in tree)
+    return tree
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, sharded as another tensor of its shape is; nothing is exchanged."""
+    if not is_sharded(like) or is_sharded(tensor) or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def norm_of(norm: Tensor) -> Tensor:
+    """A norm of gradients, which is a part of one where they are sharded."""
+    return norm.full_tensor() if is_sharded(norm) else norm

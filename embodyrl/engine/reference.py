@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from embodyrl.engine.lora import adapted_layers, without_adapters
-from embodyrl.engine.sharding import placed
+from embodyrl.engine.parallel import placed
 from embodyrl.models.policy import Policy
 
 

@@ -1,4 +1,7 @@
-"""How the weights of a policy, their gradients and their optimiser state are spread over ranks."""
+"""Weights of a policy, their gradients and their optimiser state, sharded over ranks (FSDP2).
+
+Imported only by runs that shard: see `parallel.spread`.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +9,21 @@ import copy
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from embodyrl.config.schema import ParallelBackend
-from embodyrl.engine.parallel import Ranks
+from embodyrl.engine.parallel import Ranks, Replicas
 from embodyrl.models.policy import EvalOutput, Policy
 
 ENTRIES = ("act", "evaluate", "sft_loss")
 """Methods of a policy that use its weights, besides those of its parts."""
-
-
-class Replicas:
-    """Every rank holds all weights. Also what a single rank has."""
-
-    factor = 1.0
-    """What a rank's loss is multiplied by before its backward pass."""
-
-    def __init__(self, policy: Policy, ranks: Ranks) -> None:
-        self.policy = policy
-        self.ranks = ranks
-
-    def whole_policy(self) -> Policy | None:
-        """The policy with whole weights, to be saved; None on all ranks but the first. All must ask."""
-        return self.policy if self.ranks.is_first else None
-
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """All weights are on every rank for the length of a block, so that each can decide as often as it likes."""
-        yield
-
-    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Add the gradients of all ranks up, once each of them has its own."""
-        if self.ranks.size == 1:
-            return
-        own = [parameter.grad for parameter in parameters if parameter.grad is not None]  # the same ones on all ranks
-        flat = torch.cat([gradient.flatten().float() for gradient in own])
-        dist.all_reduce(flat)
-        for gradient, part in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
-            gradient.copy_(part.view_as(gradient))
 
 
 class Shards(Replicas):
@@ -68,6 +38,7 @@ class Shards(Replicas):
 
     def __init__(self, policy: Policy, ranks: Ranks, device: torch.device) -> None:
         super().__init__(policy, ranks)
+        _know_outputs()
         self._skeleton = _without_weights(policy) if ranks.is_first else None
         self.factor = float(ranks.size)  # FSDP takes the mean of the ranks' gradients, and their sum is wanted
         shard = functools.partial(
@@ -84,7 +55,7 @@ class Shards(Replicas):
 
     def whole_policy(self) -> Policy | None:
         """See `Replicas`; the first rank gets a copy on the CPU, one weight after the other."""
-        weights = [_whole_weight(weight, keep=self.ranks.is_first) for weight in self.policy.parameters()]
+        weights = [whole_weight(weight, keep=self.ranks.is_first) for weight in self.policy.parameters()]
         if self._skeleton is None:
             return None
         filled = copy.deepcopy(
@@ -116,18 +87,6 @@ class Shards(Replicas):
         """Nothing is left to do: they are added up as soon as they are there."""
 
 
-def spread(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch.device) -> Replicas:
-    """Spread a policy over ranks; all get the weights that the first one has."""
-    if ranks.size == 1:
-        return Replicas(policy, ranks)
-    for tensor in [*policy.parameters(), *policy.buffers()]:
-        dist.broadcast(tensor.detach(), src=0)
-    if backend is ParallelBackend.none:
-        return Replicas(policy, ranks)
-    _know_outputs()
-    return Shards(policy, ranks, device)
-
-
 def units(policy: Policy) -> list[nn.Module]:
     """Modules whose weights are gathered together, inner ones first: the policy's blocks, what is left of it, and
     layers of either that learn in more bits than the rest of it, which one gathering cannot mix."""
@@ -148,41 +107,7 @@ def _odd_layers(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module, sizes in learning.items() if any(size > fewest for size in sizes)]
 
 
-def whole(tree: Any, *, keep: bool) -> Any:
-    """Nested state with whole tensors on the CPU in place of spread ones; empty ones unless `keep`. All ranks must
-    ask."""
-    if isinstance(tree, DTensor):
-        return _whole_weight(tree, keep=keep)
-    if isinstance(tree, Mapping):
-        return {key: whole(value, keep=keep) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(whole(value, keep=keep) for value in tree)
-    return tree
-
-
-def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, spread as another tensor of its shape is; nothing is exchanged."""
-    if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or tensor.shape != like.shape:
-        return tensor
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-def place_moments(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A whole `Optimizer.state_dict`, with its tensors spread as the optimiser's parameters are."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments = {
-        number: {name: placed(value, parameters[number]) for name, value in entry.items()}
-        for number, entry in state["state"].items()
-    }
-    return state | {"state": moments}
-
-
-def norm_of(norm: Tensor) -> Tensor:
-    """A norm of gradients, which is a part of one where they are spread."""
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _whole_weight(weight: Tensor, *, keep: bool) -> Tensor:
+def whole_weight(weight: Tensor, *, keep: bool) -> Tensor:
     """A whole tensor on the CPU, of the same kind; an empty one unless `keep`."""
     full = _gathered(weight) if isinstance(weight, DTensor) else weight.detach()
     full = full.cpu() if keep else full.new_empty(0, device="cpu")

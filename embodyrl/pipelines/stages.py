@@ -10,8 +10,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from embodyrl.algorithms.advantages import explained_variance, normalize
-from embodyrl.algorithms.aggregation import entry_weights, sequence_numbers
-from embodyrl.algorithms.call import asks_for, call_with, options_of
 from embodyrl.algorithms.levels import (
     decision_rewards,
     entries_at,
@@ -21,12 +19,13 @@ from embodyrl.algorithms.levels import (
     spread_to,
     valid_at,
 )
-from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.algorithms.losses import entry_weights, sequence_numbers
+from embodyrl.algorithms.options import EncodingRewardConfig, asks_for, call_with, options_of
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardConfig, RewardLevel
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
-from embodyrl.rollout.collector import Rollout
+from embodyrl.rollout.episodes import Rollout
 
 
 def collect(iteration: Iteration) -> None:
@@ -209,7 +208,7 @@ def imitate(iteration: Iteration) -> None:
     steps = iteration.config.data.steps
     batches = iteration.demonstrations.batches(iteration.engine.version * steps, steps)
     with iteration.engine.train_mode():
-        iteration.metrics |= iteration.engine.imitate((batch.observation, batch.actions) for batch in batches)
+        iteration.metrics |= iteration.engine.sft_step((batch.observation, batch.actions) for batch in batches)
     iteration.metrics |= iteration.engine.offload.metrics()
 
 

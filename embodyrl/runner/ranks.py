@@ -38,7 +38,7 @@ def leading(config: Config, place: Place, run_dir: Path, checkpoint: Path | None
         place = peers.start(place, run_dir, run_dir / WORKER_LOGS)
         use_own_gpu(place, config.engine.device, inventory())
 
-        from embodyrl.engine.hybrid import choose_device
+        from embodyrl.engine.compute import choose_device
         from embodyrl.engine.parallel import connected
 
         device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s
@@ -54,7 +54,7 @@ def follow(config: Config, place: Place, *, started: float, host: Host = PROGRAM
     """Take part in a run as a rank other than the first; returns the run directory and the exit code."""
     use_own_gpu(place, config.engine.device, inventory())
 
-    from embodyrl.engine.hybrid import choose_device
+    from embodyrl.engine.compute import choose_device
     from embodyrl.engine.parallel import connected
 
     device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodyrl.algorithms.aggregation import entry_weights, masked_mean, sequence_numbers
+from embodyrl.algorithms.losses import entry_weights, sequence_numbers
 from embodyrl.config.schema import Aggregation
 
 LOSSES = torch.tensor([1.0, 2.0, 6.0, 4.0, 100.0])
@@ -58,7 +58,3 @@ def test_sequences_are_episodes_of_slots() -> None:
     # Slot 0 plays episodes 0, 0, 1; slot 1 plays 0, 1, 2: five sequences of their own.
     numbers = sequence_numbers(torch.tensor([[0, 0], [0, 1], [1, 2]]))
     assert numbers[0, 0] == numbers[1, 0] and len(numbers.unique()) == 5
-
-
-def test_masked_mean_of_nothing_is_zero() -> None:
-    assert float(masked_mean(torch.ones(3), torch.zeros(3, dtype=torch.bool))) == 0.0

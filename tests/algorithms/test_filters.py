@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodyrl.algorithms.filters import accuracy, none, zero_variance
+from embodyrl.algorithms.rewards import accuracy, none, zero_variance
 from embodyrl.config.schema import FilterMetric
 
 SUCCESS = torch.tensor([[True, True, True, True], [True, False, True, True], [False] * 4, [True, False, False, False]])

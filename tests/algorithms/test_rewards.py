@@ -6,9 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.encoders import random_projection
-from embodyrl.algorithms.progress import NOISE, SIIRL_RADIUS, dbscan, progress_scores, success_centres
-from embodyrl.algorithms.rewards import dense, difference, srpo, success
+from embodyrl.algorithms.rewards import (
+    NOISE,
+    SIIRL_RADIUS,
+    dbscan,
+    dense,
+    difference,
+    progress_scores,
+    random_projection,
+    srpo,
+    success,
+    success_centres,
+)
 from embodyrl.config.schema import Compat
 
 SUCCESS = torch.tensor([[[False, False], [True, True], [False, False]], [[False, True], [True, False], [False, False]]])

@@ -15,9 +15,9 @@ sys.path.append(str(Path(__file__).parents[1] / "placement"))  # where `fake_mac
 from fake_machine import make_machine
 
 from embodyrl.cli.main import app
-from embodyrl.cli.plan_text import verdict
 from embodyrl.errors import UserError
 from embodyrl.placement.topology import parse_ids
+from embodyrl.planning.text import verdict
 
 SMALL = ["experiment/gym_pendulum", "env.num_envs=4", "env.workers=2"]
 

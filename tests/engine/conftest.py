@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.engine.host_memory import refuse_memory_disk
+from embodyrl.engine.offload import refuse_memory_disk
 from embodyrl.errors import UserError
 
 sys.path.append(str(Path(__file__).parent))  # where `engines` is

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from engines import make_batch, make_engine, make_policy
 
-from embodyrl.algorithms.aggregation import entry_weights
+from embodyrl.algorithms.losses import entry_weights
 from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.parallel import Ranks, connected
-from embodyrl.engine.sharding import Shards, spread, whole
+from embodyrl.engine.parallel import Ranks, connected, spread, whole
+from embodyrl.engine.sharding import Shards
 from embodyrl.envs import Observation
 from embodyrl.models.vla.config import WeightType
 from embodyrl.placement.ranks import Place
@@ -118,7 +118,7 @@ def imitate_alike(ranks: Ranks) -> None:
         alone = make_engine()
         shared = make_engine(engine=spread_over(backend, micro_batch_size=size), ranks=ranks)
         for _ in range(2):
-            close(shared.imitate(batches), alone.imitate(batches))
+            close(shared.sft_step(batches), alone.sft_step(batches))
         same(ranks, shared, alone)
 
 
@@ -185,11 +185,11 @@ def vla_cases() -> None:
     except BaseException:  # a package is missing: `pytest.skip`
         return
     from embodyrl.config.schema import Device, EngineConfig, LoraConfig
-    from embodyrl.engine.dry_run import trace
-    from embodyrl.engine.memory import Learning, rollout_need, train_need
     from embodyrl.models import build_policy
     from embodyrl.models.prismatic.config import ScratchConfig
-    from embodyrl.models.weightless import build_weightless
+    from embodyrl.planning.dry_run import trace
+    from embodyrl.planning.memory import Learning, rollout_need, train_need
+    from embodyrl.planning.weightless import build_weightless
 
     def learn(ranks: Ranks, backend: str = "fsdp", **engine: Any) -> None:
         alone = vla.make_engine(kl_coef=0.1, **engine)
@@ -289,7 +289,7 @@ def model_cases() -> None:
         wanted = np.random.default_rng(0).uniform(-0.3, 0.3, (5, one.chunk, one.policy().spec.action_dim))
         alone = make_engine(policy=one.policy())
         shared = make_engine(policy=one.policy(), engine=spread_over("fsdp", micro_batch_size=2), ranks=ranks)
-        found, expected = (engine.imitate([(seen, wanted.astype(np.float32))] * 2) for engine in (shared, alone))
+        found, expected = (engine.sft_step([(seen, wanted.astype(np.float32))] * 2) for engine in (shared, alone))
         close(found, expected, 1e-4)
 
     for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t"):

@@ -12,12 +12,12 @@ from measured import peak_bytes
 from tensordict import TensorDict
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LoraConfig, ModelConfig, Precision
-from embodyrl.engine.dry_run import trace
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.memory import Learning, rollout_need, train_need
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import build_policy
-from embodyrl.models.weightless import build_weightless
+from embodyrl.planning.dry_run import trace
+from embodyrl.planning.memory import Learning, rollout_need, train_need
+from embodyrl.planning.weightless import build_weightless
 from embodyrl.registry import LOSSES, SupportedModel
 
 PICTURES = SimulatorSpec(

@@ -9,8 +9,8 @@ from engines import make_batch, make_engine, weights
 from safetensors import safe_open
 
 from embodyrl.config.schema import GuardConfig
-from embodyrl.engine.guard import NumericsError
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.optimizer import NumericsError
 from embodyrl.envs import Observation
 
 
@@ -85,7 +85,7 @@ def test_imitation_is_guarded_as_well(tmp_path: Path) -> None:
     engine = guarded(tmp_path)
     seen = Observation(proprio=np.ones((4, 3), np.float32), tasks=["push"] * 4)
     good, bad = np.zeros((4, 1, 1), np.float32), np.full((4, 1, 1), np.nan, np.float32)
-    metrics = engine.imitate([(seen, bad), (seen, good)])
+    metrics = engine.sft_step([(seen, bad), (seen, good)])
     assert metrics["train/skipped_steps"] == 1 and np.isfinite(metrics["train/loss"])
     assert bool(weights(engine).isfinite().all())
 

@@ -11,8 +11,8 @@ from engines import SPEC, make_batch, make_engine, weights
 from embodyrl.algorithms.arguments import GIVEN
 from embodyrl.algorithms.losses import LossOutput
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
-from embodyrl.engine.columns import draw_minibatches, to_columns
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.minibatch import draw_minibatches, to_columns
 from embodyrl.engine.reference import FrozenCopy
 from embodyrl.envs import Observation
 from embodyrl.errors import UserError
@@ -87,10 +87,10 @@ def test_the_noise_of_imitation_is_a_stream_of_its_own_that_a_resume_continues()
     for engine in (first, second):
         engine.policy.imitation_draws = imitation_draws  # type: ignore[method-assign]
         engine.policy.sft_loss = sft_loss  # type: ignore[method-assign]
-    first.imitate([(seen, wanted)])
+    first.sft_step([(seen, wanted)])
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for engine in (first, second):
-        engine.imitate([(seen, wanted)])
+        engine.sft_step([(seen, wanted)])
     assert not torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[1], drawn[2])
 
 
@@ -171,7 +171,10 @@ def test_the_losses_of_minibatches_make_up_the_loss_of_the_batch(loss: str) -> N
     columns["weights"] = torch.arange(1.0, 17.0) / 136
     columns["old_logprobs"] = columns["old_logprobs"] + 0.1 * torch.arange(16) / 16
     whole = engine._loss(columns, ["push"], 1.0, 16).loss
-    parts = [(engine._loss(part, ["push"], share, 16).loss, share) for part, share in engine._minibatches(columns)]
+    parts = [
+        (engine._loss(part, ["push"], share, 16).loss, share)
+        for part, share in engine._minibatches(columns, engine._draw_minibatches(columns))
+    ]
     assert len(parts) == 2
     torch.testing.assert_close(sum(part * share for part, share in parts), whole)
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from embodyrl.engine.memory import Learning, Line, Lines, Weights, kept_away, optimizer_bytes, rollout_need, train_need
+from embodyrl.planning.memory import (
+    Learning,
+    Line,
+    Lines,
+    Weights,
+    kept_away,
+    optimizer_bytes,
+    rollout_need,
+    train_need,
+)
 
 OPENVLA = 7_541_237_184
 BIG = Weights(

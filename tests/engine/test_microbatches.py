@@ -10,10 +10,10 @@ import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, make_policy
 
-from embodyrl.algorithms.aggregation import entry_weights
+from embodyrl.algorithms.losses import entry_weights
 from embodyrl.config.schema import Aggregation, Level
-from embodyrl.engine.columns import Columns, pack, rows, split_minibatch, to_columns
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.minibatch import Columns, pack, rows, split_minibatch, to_columns
 from embodyrl.envs import Observation
 from embodyrl.models import build_policy
 from embodyrl.models.mlp.options import MLPConfig
@@ -41,7 +41,7 @@ def prepared(engine: HybridEngine, how: Aggregation) -> Columns:
 
 def gradients(loss: str, how: Aggregation, size: int | None) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     engine = make_engine(loss=loss, engine={"micro_batch_size": size}, **TERMS)
-    descended, metrics = engine._gradients(prepared(engine, how), ["push"], 0.5)
+    descended, metrics = engine._backward(prepared(engine, how), ["push"], 0.5)
     found = torch.cat([parameter.grad.flatten() for parameter in engine.optimizer.parameters])
     return found, descended, {name: float(value) for name, value in metrics.items()}
 
@@ -64,7 +64,7 @@ def test_minibatches_of_several_numbers_per_decision_are_exact_too() -> None:
         columns = prepared(engine, Aggregation.seq_mean_token_mean)
         for name in ("old_logprobs", "advantages", "valid", "weights"):
             columns[name] = columns[name].unsqueeze(1)
-        engine._gradients(columns, ["push"], 1.0)
+        engine._backward(columns, ["push"], 1.0)
         return torch.cat([each.grad.flatten() for each in engine.optimizer.parameters if each.grad is not None])
 
     torch.testing.assert_close(found(6), found(None), atol=1e-6, rtol=1e-6)
@@ -88,7 +88,7 @@ def test_imitation_in_micro_batches_has_the_gradient_of_the_minibatch(size: int)
         draw = np.random.default_rng(0)
         seen = Observation(proprio=draw.normal(size=(10, 3)).astype(np.float32), tasks=["push"] * 10)
         actions = torch.from_numpy(draw.uniform(-1, 1, (10, 1, 1)).astype(np.float32))
-        loss = engine._imitation(engine.policy.preprocess(seen), actions)
+        loss = engine._sft_backward(engine.policy.preprocess(seen), actions)
         return loss, torch.cat([each.grad.flatten() for each in engine.optimizer.parameters if each.grad is not None])
 
     (loss, gradient), (whole, wanted) = found(size), found(None)

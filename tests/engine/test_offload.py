@@ -17,9 +17,8 @@ from sync_peers import peers
 from torch import Tensor, nn
 
 from embodyrl.config.schema import Offload, OptimizerConfig, ParallelBackend, ParallelConfig
-from embodyrl.engine.host_memory import FileMemory
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.offload import Offloaded, optimizer_tensors
+from embodyrl.engine.offload import FileMemory, Offloaded, optimizer_tensors
 from embodyrl.engine.parallel import connected
 from embodyrl.errors import RunError, UserError
 from embodyrl.placement.ranks import Place

@@ -8,9 +8,9 @@ import vla
 from engines import make_policy
 
 from embodyrl.config.schema import LoraConfig, Precision
-from embodyrl.engine.columns import to_columns
+from embodyrl.engine.compute import recompute_blocks
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.recompute import recompute_blocks
+from embodyrl.engine.minibatch import to_columns
 from embodyrl.models import PolicyError
 
 SETTINGS = {

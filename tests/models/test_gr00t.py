@@ -47,7 +47,7 @@ from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
 from embodyrl.models.pi.config import Pi0Config
 from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, SINGLE_FILE, other_options, read_description, with_kept
 from embodyrl.models.vla.config import WeightType
-from embodyrl.models.weightless import build_weightless
+from embodyrl.planning.weightless import build_weightless
 from tests.parity.formula import SPEC, TASKS
 from tests.parity.gr00t_formula import CHUNK, HORIZON, TAG, two_views, write_checkpoint
 

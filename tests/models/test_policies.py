@@ -314,8 +314,8 @@ def test_categorical_logprobs_and_entropy_by_hand() -> None:
 def test_its_size_is_known_without_weights(case: Case) -> None:
     """As `embodyrl plan` does it: on tensors without memory, which a model's code must not ask for their numbers."""
     from embodyrl.config.schema import EngineConfig
-    from embodyrl.engine.dry_run import trace
-    from embodyrl.models.weightless import build_weightless
+    from embodyrl.planning.dry_run import trace
+    from embodyrl.planning.weightless import build_weightless
 
     real = case.policy()
     blank, _ = build_weightless(case.config, case.simulator, chunk_size=case.chunk)

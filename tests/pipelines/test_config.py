@@ -71,7 +71,7 @@ def test_every_built_in_algorithm_can_be_built_and_loads_its_stages() -> None:
 
 
 def test_what_a_stage_declares_is_a_column_of_the_table_or_written_by_a_stage() -> None:
-    from embodyrl.rollout.columns import COLUMNS
+    from embodyrl.rollout.batch import COLUMNS
 
     known = {*COLUMNS, "trace", "shaped_rewards", "advantages", "returns", *RESOURCES}
     for entry in STAGES.entries():

@@ -10,7 +10,7 @@ import torch
 
 from embodyrl.errors import RunError
 from embodyrl.pipelines.pipeline import Iteration, Pipeline, PipelineError, Stage, StageError, StageFunction
-from embodyrl.rollout.columns import BatchError
+from embodyrl.rollout.batch import BatchError
 from tests.pipelines.conftest import COLUMNS, B, K, begin
 
 Run = Callable[..., Iteration]

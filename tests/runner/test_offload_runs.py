@@ -9,7 +9,7 @@ import pytest
 from small_runs import Run
 
 from embodyrl.cli import train
-from embodyrl.engine.host_memory import refuse_memory_disk
+from embodyrl.engine.offload import refuse_memory_disk
 from embodyrl.errors import UserError
 
 MOVES = ["algorithm.kl_coef=0.1", "engine.offload=all"]

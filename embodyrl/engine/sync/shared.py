@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from embodyrl.engine.host_memory import pin
+from embodyrl.engine.offload import pin
 from embodyrl.engine.sync import layout as plan
 from embodyrl.engine.sync.checksum import checksum
 from embodyrl.engine.sync.errors import ChecksumError, PeerLost, SyncError, VersionError

@@ -18,8 +18,8 @@ from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
-    from embodyrl.engine.dry_run import Traced
-    from embodyrl.engine.memory import Learning, Need
+    from embodyrl.planning.dry_run import Traced
+    from embodyrl.planning.memory import Learning, Need
 
 GIB, MIB, FLOAT = 2**30, 2**20, 4
 ACTION_DIM, PROPRIO_DIM, WORDS = 7, 32, 16
@@ -154,7 +154,7 @@ class Planner:
 
     def needs(self, config: Config) -> dict[str, dict[str, Need]]:
         """What each place (gpu, host) must hold in each phase."""
-        from embodyrl.engine.memory import Need, kept_away, rollout_need, train_need
+        from embodyrl.planning.memory import Need, kept_away, rollout_need, train_need
 
         look, settings = self._look(config), learning_of(config)
         weights, lines = look.traced.weights, look.traced.lines
@@ -209,8 +209,8 @@ class Planner:
         return self._looks[kind]
 
     def _looked(self, config: Config) -> Look:
-        from embodyrl.engine.dry_run import trace
-        from embodyrl.models.weightless import build_weightless
+        from embodyrl.planning.dry_run import trace
+        from embodyrl.planning.weightless import build_weightless
 
         spec = self._spec(config)
         sentence = max(spec.tasks.values(), key=len)
@@ -269,7 +269,7 @@ def assumed_spec(config: Config) -> SimulatorSpec:
 
 def learning_of(config: Config) -> Learning:
     """The settings that decide about memory."""
-    from embodyrl.engine.memory import Learning
+    from embodyrl.planning.memory import Learning
 
     batches, engine = batches_of(config), config.engine
     return Learning(

@@ -1,4 +1,4 @@
-"""The optimisers, declared by name."""
+"""The optimisers, declared by name; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from embodyrl.registry import OPTIMIZERS, Requirement
 
 OPTIMIZERS.register(
     "adamw",
-    target="embodyrl.engine.optimizers:adamw",
+    target="embodyrl.engine.optimizer:adamw",
     summary="AdamW (Loshchilov & Hutter 2019); 8 bytes of moments for each weight",
 )
 OPTIMIZERS.register(
     "adamw_8bit",
-    target="embodyrl.engine.optimizers:adamw_8bit",
+    target="embodyrl.engine.optimizer:adamw_8bit",
     requires=[Requirement(module="bitsandbytes", install="pip install 'embodyrl[bnb]'")],
     summary="AdamW with moments in 8 bits (Dettmers et al. 2022); 2 bytes of moments for each weight",
 )

@@ -16,31 +16,21 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from embodyrl.config.schema import EngineConfig, Precision
+from embodyrl.engine.compute import choose_precision, computing_in, recompute_blocks
 from embodyrl.engine.lora import add_adapters
-from embodyrl.engine.memory import FLOAT32, Line, Lines, Weights
 from embodyrl.engine.optimizer import HALF_TYPES
-from embodyrl.engine.precision import choose_precision, computing_in
-from embodyrl.engine.recompute import recompute_blocks
 from embodyrl.engine.sharding import units
 from embodyrl.envs import Observation
 from embodyrl.models.policy import ActOutput, Inputs, Policy
-from embodyrl.models.weightless import Assuming
+from embodyrl.planning.memory import FLOAT32, Line, Lines, Weights
+from embodyrl.planning.weightless import Assuming
 
 CPU = torch.device("cpu")
 SAMPLES = (4, 512)
 """Batches that are tried; memory is taken to be a straight line. Which tensors are the largest differs between a tiny
 batch (gradients of weights) and a large one, so the second must be large."""
-
-
-def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of attention on a CPU, which torch does not count by itself; arguments are shapes."""
-    return int(sdpa_flop_count(query, key, value))
-
-
-ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +107,9 @@ def trace(
     with Assuming():
         prepared = [policy.preprocess(observe(samples)) for samples in SAMPLES]
     weights = weights_of(policy)
-    _give_bodies(policy, mode)
-    inputs = [{name: _body(tensor, mode) for name, tensor in each.items()} for each in prepared]
-    runs = [_Run(policy, each, samples, dtype) for samples, each in zip(SAMPLES, inputs, strict=True)]
+    give_bodies(policy, mode)
+    inputs = [{name: fake(tensor, mode) for name, tensor in each.items()} for each in prepared]
+    runs = [DryRun(policy, each, samples, dtype) for samples, each in zip(SAMPLES, inputs, strict=True)]
     with mode, Assuming():
         deciding = [run.decide() for run in runs]
         learning = [run.learn(supervised, critic) for run in runs]
@@ -134,27 +124,6 @@ def trace(
         trace_bytes=sum(tensor.nbytes for tensor in decision.trace.values()) // SAMPLES[-1],
         entries=decision.logprobs.shape[1],
     )
-
-
-def count_flops(policy: Policy, observe: Callable[[int], Observation]) -> tuple[float, float]:
-    """Floating-point operations of matrix products for one sample: of a decision, and of scoring it again.
-
-    Args:
-        policy: from `build_weightless`.
-        observe: observations of so many samples.
-    """
-    mode, samples = FakeTensorMode(), SAMPLES[0]
-    with Assuming():
-        prepared = policy.preprocess(observe(samples))
-    _give_bodies(policy, mode)
-    run = _Run(policy, {name: _body(tensor, mode) for name, tensor in prepared.items()}, samples, torch.float32)
-    counts = []
-    with mode, Assuming(), torch.no_grad():
-        for step in (run.decide, run.score):
-            with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
-                step()
-            counts.append(counter.get_total_flops() / samples)
-    return counts[0], counts[1]
 
 
 def _precision(config: EngineConfig, policy: Policy, cuda: bool) -> torch.dtype:
@@ -203,24 +172,32 @@ def _line(peaks: Sequence[int]) -> Line:
     return Line.through((low, first), (high, last))
 
 
-def _body(tensor: Tensor, mode: FakeTensorMode) -> Any:
+def fake(tensor: Tensor, mode: FakeTensorMode) -> Any:
     """A tensor without memory that says it is on the CPU, where torch chooses the same kernels for attention as on a
     GPU (on `meta` it would choose one that keeps all weights of attention)."""
     return FakeTensor(mode, tensor.to("meta"), CPU)
 
 
-def _give_bodies(policy: nn.Module, mode: FakeTensorMode) -> None:
+def give_bodies(policy: nn.Module, mode: FakeTensorMode) -> None:
+    """Replace the weights of a weightless policy by `fake` ones, with which it can compute."""
     for module in policy.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(
-                name, nn.Parameter(_body(parameter.data, mode), requires_grad=parameter.requires_grad)
+                name, nn.Parameter(fake(parameter.data, mode), requires_grad=parameter.requires_grad)
             )
         for name, buffer in list(module.named_buffers(recurse=False)):
-            module._buffers[name] = _body(buffer, mode)
+            module._buffers[name] = fake(buffer, mode)
 
 
-class _Run:
-    """Deciding and learning with one batch."""
+class DryRun:
+    """Deciding and learning with one batch, on tensors without memory.
+
+    Args:
+        policy: with `fake` weights.
+        inputs: of so many samples, fake as well.
+        samples: their number.
+        dtype: what forward passes compute in.
+    """
 
     decision: ActOutput
 

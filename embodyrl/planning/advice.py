@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
-from embodyrl.cli.plan_memory import Planner, batches_of
 from embodyrl.config import ConfigError
 from embodyrl.config.schema import Config
 from embodyrl.errors import UserError
+from embodyrl.planning.planner import Planner, batches_of
 
 MOST_SETTINGS, MOST_ADVICE = 3, 3
 

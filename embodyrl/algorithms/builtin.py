@@ -1,0 +1,149 @@
+"""The components that come with embodyrl, declared by name: one function for each registry, which calls it once.
+
+Nothing here imports torch: a config is checked against these entries before anything else is loaded.
+"""
+
+from __future__ import annotations
+
+from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, LOSSES, REWARDS
+
+COMPARES = "embodyrl.algorithms.options:compares_groups"
+CHECK = "embodyrl.algorithms.options:check_grpo"
+
+
+def declare_losses() -> None:
+    """Policy losses."""
+    LOSSES.register(
+        "ppo",
+        target="embodyrl.algorithms.losses:ppo",
+        options="embodyrl.algorithms.options:PPOLossConfig",
+        whole=False,
+        summary="clipped surrogate (Schulman et al. 2017), with separate lower and upper clip and dual clip",
+    )
+    LOSSES.register(
+        "decoupled_ppo",
+        target="embodyrl.algorithms.losses:decoupled_ppo",
+        options="embodyrl.algorithms.options:DecoupledPPOLossConfig",
+        whole=False,
+        summary="PPO for decisions of an older policy, clipped around a proximal one (Hilton et al. 2021)",
+    )
+    LOSSES.register(
+        "cpgd",
+        target="embodyrl.algorithms.losses:cpgd",
+        options="embodyrl.algorithms.options:CPGDLossConfig",
+        whole=False,
+        summary="clipped policy gradient with policy drift (Liu et al. 2025); no probability ratio",
+    )
+    LOSSES.register(
+        "gspo",
+        target="embodyrl.algorithms.losses:gspo",
+        options="embodyrl.algorithms.options:GSPOLossConfig",
+        whole=True,
+        summary="clipped ratio of whole episodes (Zheng et al. 2025)",
+    )
+
+
+def declare_advantages() -> None:
+    """Advantage estimators."""
+    ADVANTAGES.register(
+        "gae",
+        target="embodyrl.algorithms.advantages:gae",
+        options="embodyrl.algorithms.options:GAEConfig",
+        critic=True,
+        whole=False,
+        group=False,
+        actions=False,
+        summary="generalised advantage estimation (Schulman et al. 2016); needs a critic",
+    )
+    ADVANTAGES.register(
+        "grpo",
+        target="embodyrl.algorithms.advantages:grpo",
+        options="embodyrl.algorithms.options:GRPOConfig",
+        critic=False,
+        whole=True,
+        group=COMPARES,
+        actions=False,
+        check=CHECK,
+        summary="return relative to a group's or the batch's: GRPO, Dr.GRPO, RLOO, REINFORCE++-baseline; no critic",
+    )
+    ADVANTAGES.register(
+        "reinforce_pp",
+        target="embodyrl.algorithms.advantages:reinforce_pp",
+        critic=False,
+        whole=True,
+        group=False,
+        actions=True,
+        summary="discounted return to the end of the episode (REINFORCE++, Hu et al. 2025); no critic",
+    )
+    ADVANTAGES.register(
+        "raw",
+        target="embodyrl.algorithms.advantages:raw",
+        critic=False,
+        whole=False,
+        group=False,
+        actions=True,
+        summary="the reward itself, for reward functions that assign credit",
+    )
+
+
+def declare_rewards() -> None:
+    """Rewards."""
+    REWARDS.register(
+        "dense",
+        target="embodyrl.algorithms.rewards:dense",
+        whole=False,
+        summary="the simulator's own reward",
+    )
+    REWARDS.register(
+        "success",
+        target="embodyrl.algorithms.rewards:success",
+        whole=True,
+        summary="1 for the action that first solves the task, else 0",
+    )
+    REWARDS.register(
+        "difference",
+        target="embodyrl.algorithms.rewards:difference",
+        whole=True,
+        summary="what the simulator's own reward gained over the action before",
+    )
+    REWARDS.register(
+        "srpo",
+        target="embodyrl.algorithms.rewards:srpo",
+        options="embodyrl.algorithms.options:SRPORewardConfig",
+        whole=True,
+        summary="1 for a success; failures by their distance to successes (self-referential, Fei et al. 2025)",
+    )
+
+
+def declare_filters() -> None:
+    """Filters of groups."""
+    FILTERS.register(
+        "none",
+        target="embodyrl.algorithms.rewards:none",
+        group=False,
+        summary="learns from every group",
+    )
+    FILTERS.register(
+        "zero_variance",
+        target="embodyrl.algorithms.rewards:zero_variance",
+        options="embodyrl.algorithms.options:ZeroVarianceConfig",
+        group=True,
+        summary="drops groups whose episodes all came out the same (DAPO, Yu et al. 2025)",
+    )
+    FILTERS.register(
+        "accuracy",
+        target="embodyrl.algorithms.rewards:accuracy",
+        options="embodyrl.algorithms.options:AccuracyConfig",
+        group=True,
+        check="embodyrl.algorithms.options:check_accuracy",
+        summary="keeps groups whose success rate lies within limits",
+    )
+
+
+def declare_encoders() -> None:
+    """Encoders of episodes."""
+    ENCODERS.register(
+        "random_projection",
+        target="embodyrl.algorithms.rewards:random_projection",
+        summary="fixed random projection of state observations and of small pictures; nothing to download",
+    )

@@ -1,0 +1,131 @@
+"""How the engine computes: device, precision, determinism, gradient checkpointing, random streams."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from embodyrl.config.schema import Device, Precision
+from embodyrl.engine.parallel import Ranks
+from embodyrl.errors import UserError
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.policy import Policy
+from embodyrl.seeding import derive_seed
+
+
+def choose_device(device: Device) -> torch.device:
+    """The torch device that `engine.device` stands for.
+
+    Raises:
+        UserError: CUDA is asked for and there is none.
+    """
+    if device is Device.cuda and not torch.cuda.is_available():
+        raise UserError("engine.device is cuda, but torch finds no CUDA device here: set engine.device=auto or cpu")
+    if device is Device.auto:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device.value)
+
+
+def choose_precision(precision: Precision, policy: Policy, device: torch.device) -> torch.dtype:
+    """The type that `engine.precision` stands for.
+
+    auto is bfloat16 for weights that are held in it, and for models of many layers (those whose `parallel_plan` names
+    blocks) on a GPU that multiplies it natively; else float32, because small networks gain nothing from fewer bits.
+    """
+    if precision is Precision.float32:
+        return torch.float32
+    held = any(parameter.dtype is torch.bfloat16 for parameter in policy.parameters())
+    pays = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision is Precision.bfloat16 or held or (pays and policy.parallel_plan().blocks):
+        return torch.bfloat16
+    return torch.float32
+
+
+def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Compute matrix products in `dtype` inside the block; what needs the range or digits of float32 stays in it."""
+    if dtype is torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def be_deterministic() -> None:
+    """Have torch choose algorithms that give the same bits every time on the same machine, and raise an error where it
+    has none. For the whole process, and before it first multiplies matrices on a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def recompute_blocks(policy: Policy) -> None:
+    """Keep only the inputs of the policy's blocks (`parallel_plan`) for the backward pass. Gradients stay the same.
+
+    Raises:
+        PolicyError: the policy has no blocks.
+    """
+    blocks = policy.parallel_plan().blocks
+    if not blocks:
+        raise PolicyError(
+            f"engine.gradient_checkpointing: model {policy.name!r} does not say which blocks it consists of "
+            "(Policy.parallel_plan): set engine.gradient_checkpointing=false"
+        )
+    for name in blocks:
+        block = policy.get_submodule(name)
+        block.forward = functools.partial(_recomputed, block.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+class Streams:
+    """Noise in actions, which every rank draws for itself; and the order of minibatches and the noise in learning from
+    demonstrations, which are the same on all ranks.
+
+    Args:
+        seed: the run's seed.
+        device: where noise is drawn.
+        ranks: the first one has the streams that a single rank would have.
+    """
+
+    def __init__(self, seed: int, device: torch.device, ranks: Ranks) -> None:
+        self.actions = torch.Generator(device)
+        self.shuffling = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
+        self.imitation = torch.Generator(device).manual_seed(derive_seed(seed, "imitation"))
+        self._seed = seed
+        self._ranks = ranks
+        self._begin(*ranks.seed_indices)
+
+    def _begin(self, *indices: int) -> None:
+        self.actions.manual_seed(derive_seed(self._seed, "actions", *indices))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every rank's streams; all ranks must ask."""
+        return {
+            "actions": self._ranks.gather(self.actions.get_state()),
+            "shuffling": self.shuffling.get_state(),
+            "imitation": self.imitation.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], version: int) -> None:
+        """Continue from `state_dict`. A rank that there was not begins a stream of its own.
+
+        Args:
+            state: of as many ranks as there were.
+            version: updates done.
+        """
+        self.shuffling.set_state(state["shuffling"])
+        self.imitation.set_state(state["imitation"])
+        rank = self._ranks.rank
+        if rank >= len(state["actions"]):
+            self._begin(rank, version)
+        else:
+            self.actions.set_state(state["actions"][rank])
