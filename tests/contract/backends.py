@@ -115,7 +115,7 @@ BACKENDS = [
     Backend(
         label="libero-upstream",
         name="libero",
-        tasks=("libero_goal/7",),
+        tasks=("libero_10/2",),
         options={"driver": Driver.upstream, "settle_steps": 0, "assets": str(LIBERO_ASSETS)},
     ),
     Backend(label="maniskill", name="maniskill", tasks=("PushCube-v1",)),

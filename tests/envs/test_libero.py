@@ -167,7 +167,7 @@ def test_the_upstream_driver_says_what_it_does_not_do(stove: Libero) -> None:
     snapshot = stove.get_state([0])
     upstream = Libero(config(driver=Driver.upstream), 1)
     upstream.reset([0], [episode()])
-    with pytest.raises(StateError, match="saved with env.driver = 'fast'"):
+    with pytest.raises(StateError, match=r"saved with env\.driver = 'fast'"):
         upstream.set_state([0], snapshot)
     with pytest.raises(RenderError, match=r"renders what env\.cameras names"):
         upstream.render([0])
@@ -486,7 +486,7 @@ def test_nothing_is_asked_written_or_shown(tmp_path: Path) -> None:
     home.mkdir()
     temporary.mkdir()
     code = (
-        "import sys; from embodyrl.envs.libero.simulator import Libero; from embodyrl.envs.options import Driver, LiberoConfig;"
+        "import sys; from embodyrl.envs.libero.simulator import Libero; from embodyrl.envs.options import LiberoConfig;"
         f"simulator = Libero(LiberoConfig(name='libero', tasks=['{STOVE}'], assets={str(ASSETS)!r}), 1);"
         "simulator.close(); print('torch' in sys.modules)"
     )

@@ -106,7 +106,7 @@ def test_a_state_goes_from_the_upstream_to_the_fast_driver_but_not_back() -> Non
         each.step_chunk([0], actions[None])
     replayed, snapshot = upstream.get_state([0])[0], fast.get_state([0])[0]
     assert not fast.set_state([0], [replayed])
-    with pytest.raises(StateError, match="saved with env.driver = 'fast'"):
+    with pytest.raises(StateError, match=r"saved with env\.driver = 'fast'"):
         upstream.set_state([0], [snapshot])
 
 

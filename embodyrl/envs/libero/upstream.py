@@ -52,6 +52,7 @@ class UpstreamSlot(Slot):
     def reset(self, episode: EpisodeSpec) -> None:
         """Start from the official state that `episode.start_state` stands for; LIBERO draws nothing random later on."""
         number = tasks.official_state(episode.start_state, self._config)
+        self._make_opengl_current()  # the reset builds the scene anew and releases the old one
         with _own_random_numbers():  # of numpy's global generator, with which LIBERO places fixtures
             self._env.seed(number)
             self._env.reset()
@@ -61,6 +62,7 @@ class UpstreamSlot(Slot):
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Execute `action [7]`; the reward is 1 where the task is solved, else 0."""
+        self._make_opengl_current()
         self._seen, _, done, _ = self._env.step(action.astype(np.float64))
         solved = bool(done)
         return Transition(float(solved), solved and self._config.end_at_success, solved)
@@ -87,7 +89,17 @@ class UpstreamSlot(Slot):
 
     def close(self) -> None:
         """Release the environment."""
+        self._make_opengl_current()
         self._env.close()
+
+    def _make_opengl_current(self) -> None:
+        """Make robosuite render into, and release, this environment's own context.
+
+        It does both with whichever context is current, which may be another slot's, whose textures would be lost. Its
+        context has no public name.
+        """
+        if self._config.cameras:
+            self._env.sim._render_context_offscreen.gl_ctx.make_current()
 
     def _image(self, camera: str) -> NDArray[np.uint8]:
         """An image turned by 180 degrees, as public evaluations turn it."""
