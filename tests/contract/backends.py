@@ -112,6 +112,12 @@ BACKENDS = [
             "assets": str(LIBERO_ASSETS),
         },
     ),
+    Backend(
+        label="libero-upstream",
+        name="libero",
+        tasks=("libero_10/2",),
+        options={"driver": Driver.upstream, "settle_steps": 0, "assets": str(LIBERO_ASSETS)},
+    ),
     Backend(label="maniskill", name="maniskill", tasks=("PushCube-v1",)),
     Backend(label="maniskill-mixed", name="maniskill", tasks=("PushCube-v1", "PullCube-v1")),
     Backend(

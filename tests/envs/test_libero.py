@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.envs.base import StateError
+from embodyrl.envs.base import RenderError, StateError
 from embodyrl.envs.libero import tasks as libero_tasks
 from embodyrl.envs.libero.tasks import official_state, sentence, start_states, task_file
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
-from embodyrl.envs.options import LiberoConfig, Proprio, RenderQuality
+from embodyrl.envs.options import Driver, LiberoConfig, Proprio, RenderQuality
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
 from embodyrl.registry import SIMULATORS
@@ -131,6 +131,47 @@ def test_pictures_numbers_and_success_are_those_of_libero(
         assert solved == theirs["done"].tolist() == [knob is not None] * len(plan)
     slot.close()
     ours.close()
+
+
+@needs_assets
+@pytest.mark.parametrize(("cameras", "proprio"), [(["wrist", "agentview"], Proprio.robot), ([], Proprio.full)])
+def test_both_drivers_give_the_same_images_numbers_and_success(cameras: list[str], proprio: Proprio) -> None:
+    try:
+        fast, upstream = (
+            Libero(config(cameras=cameras, image_size=SIZE, proprio=proprio, driver=driver), 1) for driver in Driver
+        )
+    except NoOpenGLError as error:
+        pytest.skip(str(error))
+    assert fast.spec == upstream.spec
+    for number in (2, 1, 2):  # of the upstream driver, too, an episode does not depend on the last one
+        seen = [[each.reset([0], [episode(number)])] for each in (fast, upstream)]
+        for action in moves(number, 6):
+            results = [each.step_chunk([0], action[None, None]) for each in (fast, upstream)]
+            assert np.array_equal(results[0].success, results[1].success)
+            assert np.array_equal(results[0].rewards, results[1].rewards)
+            for observations, result in zip(seen, results, strict=True):
+                observations.append(result.observation)
+        for ours, theirs in zip(*seen, strict=True):
+            assert not cameras or np.array_equal(ours.images, theirs.images)
+            assert ours.proprio is not None and theirs.proprio is not None
+            assert np.array_equal(ours.proprio[:, :8], theirs.proprio[:, :8])
+            # Objects: the upstream driver shows them one physics step (2 ms) later.
+            assert np.abs(ours.proprio - theirs.proprio).max() < 0.02
+    fast.close()
+    upstream.close()
+
+
+@needs_assets
+def test_the_upstream_driver_says_what_it_does_not_do(stove: Libero) -> None:
+    stove.reset([0], [episode()])
+    snapshot = stove.get_state([0])
+    upstream = Libero(config(driver=Driver.upstream), 1)
+    upstream.reset([0], [episode()])
+    with pytest.raises(StateError, match=r"saved with env\.driver = 'fast'"):
+        upstream.set_state([0], snapshot)
+    with pytest.raises(RenderError, match=r"renders what env\.cameras names"):
+        upstream.render([0])
+    upstream.close()
 
 
 def test_a_burner_is_seen_to_go_on_one_step_late_as_in_libero(stove: Libero) -> None:
@@ -432,6 +473,8 @@ def test_start_states_and_episodes_have_to_fit() -> None:
     assert faults(assets) == [] == faults(assets, "env.start_states=50", "env.share_start_states=true")
     (none_left,) = faults(assets, "env.start_states=50")
     assert "leaves none of LIBERO's start states for evaluation" in none_left
+    (quality,) = faults(assets, "env.driver=upstream", "env.render_quality=fast")
+    assert quality.endswith("set it to full, or env.driver to fast")
     (twice,) = faults(assets, "eval.episodes=101")
     assert twice.endswith("set eval.episodes to 100 or less")
     assert faults(assets, "eval.episodes=500", "env.share_start_states=true") == []

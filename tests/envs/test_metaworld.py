@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
+from embodyrl.envs.base import StateError
 from embodyrl.envs.metaworld.simulator import TASKS, MetaWorld, known_tasks
-from embodyrl.envs.options import MetaWorldConfig, Proprio
+from embodyrl.envs.options import Driver, MetaWorldConfig, Proprio
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
 
@@ -81,6 +82,32 @@ def test_numbers_are_those_of_metaworld_bit_for_bit(task: str) -> None:
             assert np.array_equal(result.observation.proprio[0], observations[index + 1]), index
             assert (result.rewards[0, 0], result.success[0, 0]) == (rewards[index], success[index])
     ours.close()
+
+
+@pytest.mark.parametrize("task", COMPARED)
+def test_both_drivers_give_the_same_numbers_bit_for_bit(task: str) -> None:
+    fast, upstream = (simulator(task, max_episode_steps=60, driver=driver) for driver in Driver)
+    for start_state in (1, 0, 1):  # of the upstream driver, too, an episode does not depend on the last one
+        starts = [each.reset([0], [episode(task, start_state)]).proprio for each in (fast, upstream)]
+        assert np.array_equal(*starts)
+        results = [each.step_chunk([0], moves(start_state, 40)[None]) for each in (fast, upstream)]
+        for name in ("rewards", "success", "steps", "terminated", "truncated"):
+            assert np.array_equal(*(getattr(result, name) for result in results)), name
+        assert np.array_equal(*(result.observation.proprio for result in results))
+    fast.close()
+    upstream.close()
+
+
+def test_a_state_goes_from_the_upstream_to_the_fast_driver_but_not_back() -> None:
+    task, actions = "push-v3", moves(0, 10)
+    fast, upstream = (simulator(task, max_episode_steps=60, driver=driver) for driver in Driver)
+    for each in (fast, upstream):
+        each.reset([0], [episode(task)])
+        each.step_chunk([0], actions[None])
+    replayed, snapshot = upstream.get_state([0])[0], fast.get_state([0])[0]
+    assert not fast.set_state([0], [replayed])
+    with pytest.raises(StateError, match=r"saved with env\.driver = 'fast'"):
+        upstream.set_state([0], [snapshot])
 
 
 def test_the_goal_is_in_the_observation() -> None:

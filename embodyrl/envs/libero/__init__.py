@@ -3,4 +3,5 @@
 - `tasks`: what it offers and what a config can get wrong, without importing it
 - `simulator`: the registered simulator and its slots
 - `driver`: its environments with less work around the same physics
+- `upstream`: the same through its own interface (`env.driver: upstream`)
 """

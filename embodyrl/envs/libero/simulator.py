@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,12 @@ from embodyrl.envs.libero import tasks
 from embodyrl.envs.libero.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Painter, Painters
-from embodyrl.envs.options import LiberoConfig, Proprio
+from embodyrl.envs.options import Driver, LiberoConfig, Proprio
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
+
+if TYPE_CHECKING:
+    from embodyrl.envs.libero.upstream import UpstreamSlot
 
 CONTROL_FREQUENCY = 20
 """Control steps per simulated second [Hz]."""
@@ -93,7 +96,11 @@ class Libero(SlotSimulator):
         super().close()
         self._painters.close()
 
-    def _make(self, task: str) -> LiberoSlot:
+    def _make(self, task: str) -> LiberoSlot | UpstreamSlot:
+        if self._config.driver is Driver.upstream:
+            from embodyrl.envs.libero.upstream import UpstreamSlot
+
+            return UpstreamSlot(task, self._config, self._assets)
         return LiberoSlot(task, self._config, self._assets, self._painters)
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.envs.options import LiberoConfig, Proprio
+from embodyrl.envs.options import Driver, LiberoConfig, Proprio, RenderQuality
 from embodyrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -194,6 +194,12 @@ def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
 def check(config: Config) -> Iterator[tuple[str, str, str]]:
     """What is wrong with a run on LIBERO, as far as that can be said without importing it: (setting, what, remedy)."""
     env: Any = config.env
+    if env.driver is Driver.upstream and env.render_quality is RenderQuality.fast:
+        yield (
+            "env.render_quality",
+            "env.render_quality = 'fast', but with env.driver = 'upstream' LIBERO renders by itself, as its authors do",
+            "set it to full, or env.driver to fast",
+        )
     left = OFFICIAL_STATES - (0 if env.share_start_states else env.start_states)
     if left == 0:
         yield (

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 def make(task: str) -> Any:
     """Return MetaWorld's environment of `task` with the goal in its observations, ready for `reset`."""
     # MetaWorld draws a first layout from numpy's global generator, which it puts back where a seed is given.
-    env: Any = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{task}-goal-observable"](seed=0)
+    classes: dict[str, Any] = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
+    env = classes[f"{task}-goal-observable"](seed=0)
     env.seeded_rand_vec = True
     return env
 
