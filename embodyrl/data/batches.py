@@ -91,14 +91,15 @@ class Demonstrations:
         follows a disturbance answers to it, which nobody could know when the chunk began."""
         length, size = self.dataset.episodes[number].length, self._chunk_size
         last = length if self._config.at_end is AtEnd.repeat else length - size + 1
-        starts = np.arange(max(last, 0))
+        starts: NDArray[np.int64] = np.arange(max(last, 0))
         if not self.dataset.spec.perturbed or size == 1:
             return starts
         perturbed = self.dataset.read(number, pictures=False).perturbed
         assert perturbed is not None, "the dataset says that it is there"
         until = np.minimum(starts + size - 1, length)
         before = np.concatenate([[0], np.cumsum(perturbed)])
-        return starts[before[until] == before[starts]]
+        undisturbed: NDArray[np.bool_] = before[until] == before[starts]
+        return starts[undisturbed]
 
     def _plan(self, epoch: int) -> list[tuple[list[int], list[NDArray[np.int64]]]]:
         """A pass: which episodes are in memory together, and their minibatches `[M, 2]` of (episode, frame)."""

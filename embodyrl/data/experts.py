@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,5 +39,5 @@ def scripted_expert(env: EnvConfig) -> Demonstrator:
         UnknownNameError: it has none.
         MissingPackageError: a package is not installed.
     """
-    expert: Any = EXPERTS.load(env.name)
+    expert: Callable[[EnvConfig], Demonstrator] = EXPERTS.load(env.name)
     return expert(env)

@@ -69,6 +69,9 @@ class Place(NamedTuple):
         return Place(self.chunk_index, self.file_index + 1)
 
 
+# ----------------------------------------------------------------------------------------------------- what frames hold
+
+
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec:
     """What every frame of a dataset holds."""
@@ -125,6 +128,9 @@ class DatasetSpec:
 
 def _feature(dtype: str, shape: list[int], names: list[str] | None = None) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "names": names}
+
+
+# ------------------------------------------------------------------------------------------------------- meta/info.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +266,9 @@ def _spec(content: Mapping[str, Any]) -> DatasetSpec:
         outcome={REWARD, SUCCESS} <= features.keys(),
         perturbed=PERTURBED in features,
     )
+
+
+# ------------------------------------------------------------------------------------------------------ a demonstration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,8 @@ except ModuleNotFoundError as error:
         "demonstrations are kept in Parquet files, which need pyarrow: pip install 'embodyrl[data]'"
     ) from error
 
+# --------------------------------------------------------------------------------------------------------------- tables
+
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """A picture in a table."""
 
@@ -55,7 +57,7 @@ def numbers(array: pa.ChunkedArray) -> NDArray[Any]:
     if isinstance(array, pa.ChunkedArray):  # of no chunks
         return np.zeros(0)
     if pa.types.is_fixed_size_list(array.type) or pa.types.is_list(array.type):
-        flat = array.flatten().to_numpy(zero_copy_only=False)
+        flat: NDArray[Any] = array.flatten().to_numpy(zero_copy_only=False)
         return flat.reshape(len(array), -1)
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
@@ -168,6 +170,8 @@ def _piece(path: Path, changed: int, number: int, columns: tuple[str, ...]) -> p
     return file.read_row_group(number, columns=list(columns))
 
 
+# --------------------------------------------------------------------------------------------------------------- images
+
 KEY_FRAME_EVERY = 12
 """Frames from one that can be decoded by itself to the next."""
 
@@ -218,7 +222,7 @@ class VideoWriter:
         """Size of what has been compressed so far [MB]; the last few pictures still wait."""
         return self._bytes / 2**20
 
-    def _mux(self, packets: list[av.Packet]) -> None:
+    def _mux(self, packets: list[av.Packet[Any]]) -> None:
         self._container.mux(packets)
         self._bytes += sum(packet.size for packet in packets)
 

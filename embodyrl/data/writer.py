@@ -224,6 +224,8 @@ class _Film:
             self._video.close()
 
 
+# ----------------------------------------------------------------------------------------------------------- statistics
+
 Statistics = dict[str, NDArray[Any]]
 """`min max mean std count q01 q10 q50 q90 q99`; `count` is `[1]`, the others are as the feature or `[3, 1, 1]`."""
 

@@ -8,7 +8,8 @@ from embodyrl.registry import SupportedModel
 
 if TYPE_CHECKING:
     from embodyrl.models.build import build_policy, load_policy
-    from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyError, PolicySpec
+    from embodyrl.models.errors import PolicyError
+    from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec
 
 __all__ = [
     "ActOutput",

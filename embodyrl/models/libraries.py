@@ -7,6 +7,8 @@ enough for everything that is needed here; the operators themselves (box suppres
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 __all__ = [
@@ -27,14 +29,15 @@ __all__ = [
 _OPERATORS = ("nms", "qnms")
 
 
-def _make_torchvision_importable() -> torch.library.Library | None:
+def _make_torchvision_importable() -> Any:
     """Declare the operators if torchvision needs it; the declaration lives as long as what is returned."""
     try:
         import torchvision  # noqa: F401
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        make: Any = torch.library.Library  # untyped
+        library = make("torchvision", "FRAGMENT")
         for name in _OPERATORS:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return library

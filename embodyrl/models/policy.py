@@ -6,6 +6,7 @@ proprio dims.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -152,6 +153,16 @@ class Policy(nn.Module, ABC):
         """Names of the largest parts with weights that lie outside of `parts`, which are named as in `named_modules`:
         what learns in full while adapters are around those."""
         return tuple(_outside(self, "", parts))
+
+    def modules_named(self, pattern: str) -> tuple[str, ...]:
+        """Return the names of modules that a regular expression matches as a whole."""
+        return tuple(name for name, _ in self.named_modules() if re.fullmatch(pattern, name))
+
+    def linear_layers(self, prefix: str) -> tuple[str, ...]:
+        """Return the names of linear layers that begin with `prefix`."""
+        return tuple(
+            name for name, module in self.named_modules() if name.startswith(prefix) and isinstance(module, nn.Linear)
+        )
 
     def head_tensors(self) -> dict[str, Tensor]:
         """What learns in full beside adapters (the heads of `parallel_plan`), and the buffers there, by name; they

@@ -35,6 +35,13 @@ def parse_json(content: bytes, name: str) -> dict[str, Any]:
     return parsed
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file on disk; see `parse_json`."""
+    return parse_json(path.read_bytes(), str(path))
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
@@ -49,7 +56,7 @@ def shard_files(folder: Path) -> list[Path]:
         if (folder / SINGLE_FILE).is_file():
             return [folder / SINGLE_FILE]
         raise PolicyError(f"{folder} holds neither {INDEX_FILE} nor {SINGLE_FILE}: give the folder of a checkpoint")
-    weight_map = parse_json((folder / INDEX_FILE).read_bytes(), str(folder / INDEX_FILE)).get("weight_map")
+    weight_map = read_json(folder / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise PolicyError(f"{folder / INDEX_FILE} holds no weight_map from weights to files: download it again")
     names = sorted(set(weight_map.values()))
@@ -87,6 +94,8 @@ def _is_pickle(path: Path) -> bool:
     return start == b"PK" or start in (bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
+# ---------------------------------------------------------------------------------------------------------- policy.json
+
 DESCRIPTION_FILE = "policy.json"
 BASE_FILE = "base.json"
 """The same of a policy that is adapters, and what they are for."""
@@ -116,7 +125,7 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
         PolicyError: the file is damaged.
     """
     path = folder / DESCRIPTION_FILE
-    found = parse_json(path.read_bytes(), str(path)) if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {}
     options = _options(found, path)
     if options.get("name") != name:
         return {}, None
@@ -136,7 +145,7 @@ def with_kept(config: Options, folder: Path) -> Options:
         PolicyError: the description there is damaged.
     """
     path = next((folder / name for name in (DESCRIPTION_FILE, BASE_FILE) if (folder / name).is_file()), None)
-    options = {} if path is None else _options(parse_json(path.read_bytes(), str(path)), path)
+    options = {} if path is None else _options(read_json(path), path)
     if options.get("name") != config.name:
         return config
     kept = SupportedModel.entry(config.name).kept

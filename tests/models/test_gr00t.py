@@ -266,7 +266,7 @@ def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) ->
     saved.mkdir()
     policy.save(saved, policy.config)
     again = load(saved, embodiment_tag=None, simulator=spec)
-    assert torch.equal(again.action_range.spread, policy.action_range.spread)
+    assert torch.equal(again.action_range.half_width, policy.action_range.half_width)
     with pytest.raises(PolicyError, match=r"there are 1 camera\(s\).*trained with 2 picture\(s\): front, hand"):
         load(saved, embodiment_tag=None, simulator=dataclasses.replace(spec, cameras=("front",)))
 
@@ -291,7 +291,7 @@ def test_statistics_in_a_checkpoint_of_lerobot(whole: Path, folder: Path) -> Non
     """They are those of the robot that it names."""
     theirs = load(as_lerobot(folder, TAG), embodiment_tag=None, simulator=SPEC)
     ours = load(whole, simulator=SPEC)
-    torch.testing.assert_close(theirs.state_range.spread, ours.state_range.spread)
+    torch.testing.assert_close(theirs.state_range.half_width, ours.state_range.half_width)
     torch.testing.assert_close(theirs.action_range.centre, ours.action_range.centre)
     assert list(theirs.files.metadata) == ["gr1"]
 
@@ -705,7 +705,7 @@ def test_what_counts_of_a_demonstration() -> None:
     """Of a network for more actions and longer ones: the last action is repeated and counts, padding does not."""
     longer = ScratchConfig(image_size=32, hidden_size=32, layers=1, vision_layers=1, action_layers=2, action_horizon=5)
     policy = scratch(scratch=longer)
-    policy.network.sizes = dataclasses.replace(policy.network.sizes, max_action_dim=9)
+    policy.start = torch.zeros(5, 9)
     actions = torch.linspace(-0.9, 0.9, 2 * CHUNK * 7).view(2, CHUNK, 7)
     data, counts = policy.imitated(actions, {})
     low, high = torch.from_numpy(SPEC.action_low), torch.from_numpy(SPEC.action_high)

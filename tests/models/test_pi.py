@@ -179,11 +179,11 @@ def test_actions_beyond_a_demonstrated_chunk_do_not_count() -> None:
 
 def test_the_last_action_and_zeros_fill_up_what_is_learned() -> None:
     policy = scratch(chunk_size=6)
-    policy.architecture = dataclasses.replace(policy.architecture, action_dim=7)  # more than a robot has
+    policy.start = torch.zeros(6, 7)  # the network takes more numbers than a robot has
     inputs = policy.preprocess(observation(1))
     actions = torch.tensor([[[0.1, 0.2, 0.3, 1.0], [-0.4, 0.5, 0.6, -1.0]]])
     data, counts = policy.imitated(actions, inputs)
-    own = policy.actions(policy.units.inverse(actions))[0]
+    own = policy.actions.normalize(policy.units.inverse(actions))[0]
     assert not torch.equal(own[0], own[1]) and bool(own.all())
     wanted = torch.cat([own, own[1:].expand(4, -1)])
     assert torch.equal(data[0, :, :4], wanted) and not data[..., 4:].any()

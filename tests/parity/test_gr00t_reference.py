@@ -29,7 +29,7 @@ from embodyrl.models.flow.policy import FlowPolicy, masked_error
 from embodyrl.models.gr00t.checkpoint import Ranges
 from embodyrl.models.gr00t.config import EMBODIMENTS, Interpolation, Normalization
 from embodyrl.models.gr00t.network import causal_mask
-from embodyrl.models.gr00t.processor import Normalizer, PicturePipeline
+from embodyrl.models.gr00t.processor import PicturePipeline, normalizer
 from embodyrl.models.gr00t.prompts import PIECE
 from tests.parity.gr00t_mutations import MUTATIONS
 
@@ -268,17 +268,18 @@ def ranges(name: str) -> Ranges:
 
 def test_states_and_actions(policy: Any) -> None:
     case, packing = arrays("flow_preprocess"), copy.copy(policy)
-    state, action = (Normalizer(ranges(name), Normalization.min_max) for name in ("state", "action"))
+    state, action = (normalizer(ranges(name), Normalization.min_max) for name in ("state", "action"))
     sizes = dataclasses.replace(policy.network.sizes, max_state_dim=12, max_action_dim=9, action_horizon=16)
     network = copy.copy(policy.network)
     network.sizes = sizes
     packing._modules = {**policy._modules, "network": network, "state_range": state, "action_range": action}
+    packing._buffers = {**policy._buffers, "start": torch.zeros(16, 9)}
     assert_near("pack/state", packing._padded_state(case["pack/in/state"], 3).unsqueeze(1), "flow_preprocess")
     data, counts = packing.imitated(case["pack/in/action"], {})
     assert_near("pack/action", data, "flow_preprocess")
     assert torch.equal(counts.bool(), case["pack/action_mask"])
     assert set(case["pack/embodiment_id"].tolist()) == {EMBODIMENTS["new_embodiment"]}
-    assert_near("unpack/out", action.expand(case["unpack/in"][:, : len(action)]), "flow_preprocess")
+    assert_near("unpack/out", action.denormalize(case["unpack/in"][:, : len(action)]), "flow_preprocess")
 
 
 @pytest.mark.parametrize("number", range(3))

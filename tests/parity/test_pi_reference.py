@@ -19,7 +19,7 @@ from embodyrl.models.flow.denoising import euler
 from embodyrl.models.pi.checkpoint import HEAD, NUMBERS, WORDS, Layout, Ranges
 from embodyrl.models.pi.config import Architecture
 from embodyrl.models.pi.network import Pi, time_embedding
-from embodyrl.models.pi.processor import Normalizer, letterbox, pixel_values
+from embodyrl.models.pi.processor import letterbox, normalizer, pixel_values
 from embodyrl.models.pi.prompts import prompt_with_state
 from tests.parity import pi_mutations
 from tests.parity.pi_mutations import MUTATIONS
@@ -145,11 +145,11 @@ def test_pictures_states_and_prompts() -> None:
         found = pixel_values(torch.from_numpy(image)[None, None], 28, torch.device("cpu"))[0, 0]
         assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(arrays[f"pi_image/{number}/pixel_values"]))
     for normalization, names in NUMBERS.items():
-        rule = Normalizer(Ranges(*(arrays[f"pi_norm/{name}"].tolist() for name in names)), normalization)
+        rule = normalizer(Ranges(*(arrays[f"pi_norm/{name}"].tolist() for name in names)), normalization)
         given = torch.from_numpy(arrays["pi_norm/x"]).float()
-        assert_near(rule(given), torch.from_numpy(arrays[f"pi_norm/normalized_{normalization}"]), RELATIVE)
+        assert_near(rule.normalize(given), torch.from_numpy(arrays[f"pi_norm/normalized_{normalization}"]), RELATIVE)
         output = torch.from_numpy(arrays["pi_norm/y"]).float()[:, : len(rule)]
-        assert_near(rule.inverse(output), torch.from_numpy(arrays[f"pi_norm/unnormalized_{normalization}"])[:, :7])
+        assert_near(rule.denormalize(output), torch.from_numpy(arrays[f"pi_norm/unnormalized_{normalization}"])[:, :7])
     prompts = facts["pi05_prompt"]
     for task, state, wanted in zip(prompts["tasks"], arrays["pi05_prompt/state"], prompts["prompts"], strict=True):
         assert prompt_with_state(task, state) == wanted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from embodyrl.config.schema import Config, ModelConfig, setting
-from embodyrl.models.vla.config import ActionUnits, WeightType
+from embodyrl.models.vla.config import ActionUnits, Objection, WeightType
 
 
 class NoiseMethod(StrEnum):
@@ -58,10 +58,6 @@ class FlowConfig(ModelConfig):
     """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
     dtype: WeightType = setting(WeightType.float32)
     """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
-
-
-Objection = tuple[str, str, str]
-"""Path of a setting, what is wrong, what to do."""
 
 
 def check(config: Config) -> Iterator[Objection]:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+# ---------------------------------------------------------------------------------------------------------------- times
+
 
 class TimeGrid(nn.Module):
     """`K` steps. Each point has a time, by the model family's clock, and a share of noise, 1 at the start and 0 at the
@@ -65,6 +67,9 @@ class TimeGrid(nn.Module):
         """Time `[B]` of steps `[B]`, and the shares of noise before and after it `[B, 1, 1]`."""
         before, after = (self.shares[number][:, None, None] for number in (step, step + 1))
         return self.times[step], before, after
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,9 @@ def flow_noise(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, std: 
     return Transition(euler(x, velocity, before, after), std)
 
 
+# ------------------------------------------------------------------------------------------------------------- networks
+
+
 class NoiseNetwork(nn.Module):
     """How much noise to add to a step, from what the policy's network thinks of each action.
 
@@ -152,7 +160,7 @@ class NoiseNetwork(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Standard deviations `[B, H, A]` for hidden states `[B, H, E]`."""
         with torch.autocast(hidden.device.type, enabled=False):
-            place = (self.mlp(hidden.float()).tanh() + 1.0) / 2.0
+            place: Tensor = (self.mlp(hidden.float()).tanh() + 1.0) / 2.0
         return (0.5 * (self._low + (self._high - self._low) * place)).exp()
 
 

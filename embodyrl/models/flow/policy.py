@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
@@ -280,6 +281,12 @@ class FlowPolicy(Policy):
         data, counts = self.imitated(actions, inputs)
         time, share = self.learning_times(draws["time"])
         return masked_error(self.flow_errors(self.condition(inputs), data, draws["noise"], time, share), counts)
+
+    def fill_horizon(self, actions: Tensor) -> Tensor:
+        """Return normalised actions `[B, C, D]` as `[B, H, A]`: the last one is repeated, zeros fill up each."""
+        horizon, width = self.start.shape
+        last = actions[:, -1:].expand(-1, horizon - actions.shape[1], -1)
+        return functional.pad(torch.cat([actions, last], dim=1), (0, width - actions.shape[2]))
 
     def flow_errors(self, condition: Any, data: Tensor, noise: Tensor, time: Tensor, share: Tensor) -> Tensor:
         """Squared errors `[B, H, A]` of the velocity between `data` and `noise [B, H, A]` at times `[B]`."""

@@ -9,12 +9,12 @@ from typing import Any
 from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import Objection
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robot, read_statistics
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, embodiment_number
 from embodyrl.models.gr00t.prompts import TOKENIZER, PromptError, Prompts
 from embodyrl.models.saved import open_shard, shard_files, with_kept
+from embodyrl.models.vla.config import Objection, check_patches, check_without_checkpoint
 
 
 def check(config: Config) -> Iterator[Objection]:
@@ -40,25 +40,14 @@ def check(config: Config) -> Iterator[Objection]:
 def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
     scratch, chunk = model.scratch, config.rollout.chunk_size
     yield from _check_own_statistics(config, model)
-    if model.tokenizer is not None:
-        yield (
-            "model.tokenizer",
-            "model.tokenizer is set, but model.checkpoint is null",
-            "name the weights it belongs to",
-        )
+    yield from check_without_checkpoint(model, "tokenizer")
     if model.embodiment_id:
         yield (
             "model.embodiment_id",
             f"model.embodiment_id = {model.embodiment_id}, but a model that starts from nothing knows one robot alone",
             "set it to null",
         )
-    if scratch.image_size % scratch.patch_size:
-        yield (
-            "model.scratch.patch_size",
-            f"a picture of model.scratch.image_size = {scratch.image_size} cannot be cut into patches of "
-            f"{scratch.patch_size} pixels",
-            "choose a divisor",
-        )
+    yield from check_patches(scratch.image_size, scratch.patch_size)
     if scratch.action_horizon is not None and chunk > scratch.action_horizon:
         yield _too_long(chunk, scratch.action_horizon)
     for name in ("vision_size", "hidden_size", "action_size"):

@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import is_discrete
 from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import EMBODIMENTS, Architecture, Gr00tConfig, Transformer, check_model
 from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, TOKENIZER, word_tokenizer
-from embodyrl.models.saved import parse_json
-from embodyrl.models.vla.checkpoint import parse_statistics
+from embodyrl.models.saved import read_json
+from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, parse_statistics, simulator_to_start_in
+
+# ----------------------------------------------------------------------------------------------------------- statistics
 
 LEROBOT_STATE, LEROBOT_ACTION = "observation.state", "action"
 LEROBOT_TAG = "new_embodiment"
@@ -140,9 +140,8 @@ class _Reader:
         """An entry that is a list of finite numbers."""
         if not isinstance(found, list):
             raise self.damaged(where, found, "a list of numbers")
-        for index, number in enumerate(found):
-            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-                raise self.damaged(f"{where}[{index}]", number, "a finite number")
+        if (index := first_not_finite(found)) is not None:
+            raise self.damaged(f"{where}[{index}]", found[index], "a finite number")
         return found
 
     def chosen(self, known: Mapping[str, Any], keys: Sequence[str] | None, where: str, option: str) -> list[str]:
@@ -185,7 +184,8 @@ class _Reader:
         return columns
 
 
-CONFIG = "config.json"
+# ---------------------------------------------------------------------------------------------------------------- files
+
 EAGLE = "eagle2_hg_model"
 """Folder of what belongs to the vision-language model."""
 EAGLE_CONFIG = f"{EAGLE}/config.json"
@@ -287,7 +287,7 @@ def _lerobot_statistics(folder: Path) -> tuple[dict[str, Any], str]:
 def _read_json(path: Path, remedy: str) -> dict[str, Any]:
     if not path.is_file():
         raise PolicyError(f"{path.parent} holds no {path.name}: {remedy}")
-    return parse_json(path.read_bytes(), str(path))
+    return read_json(path)
 
 
 def _read_tokenizer(folder: Path, named: str | None) -> dict[str, bytes]:
@@ -303,20 +303,21 @@ def _read_tokenizer(folder: Path, named: str | None) -> dict[str, bytes]:
     )
 
 
+# ------------------------------------------------------------------------------------------------- without a checkpoint
+
 ROBOT = "simulator"
 """The robot that such a model knows, if no statistics name another."""
 
 
-def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
     """Files of a model that starts with random weights: the simulator's sentences are its vocabulary; the simulator's
     action range is its range, unless the config names statistics.
 
     Raises:
-        PolicyError: the simulator takes a choice among n instead of continuous numbers, or the statistics cannot be
-            read.
+        PolicyError: there is no simulator (None) or it takes a choice among n instead of continuous numbers, or the
+            statistics cannot be read.
     """
-    if is_discrete(simulator):
-        raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
+    simulator = simulator_to_start_in(simulator)
     metadata, origin = (
         (_statistics(simulator), "the simulator")
         if model.statistics is None

@@ -124,6 +124,8 @@ class Gr00tConfig(FlowConfig):
     """Shape of the model where `checkpoint` is null."""
 
 
+# --------------------------------------------------------------------------------------------------------- architecture
+
 MODEL_TYPE = "gr00t_n1_5"
 SUPPORTED: dict[str, dict[str, Any]] = {
     "backbone_cfg": {"project_to_dim": None, "reproject_vision": False},
@@ -361,6 +363,8 @@ def _sizes(transformer: Transformer) -> dict[str, int]:
         "attention_head_dim": transformer.head_dim,
     }
 
+
+# --------------------------------------------------------------------------------------------------------------- robots
 
 EMBODIMENTS = {
     "new_embodiment": 31,

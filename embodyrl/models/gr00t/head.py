@@ -17,6 +17,8 @@ from torch.nn import functional
 
 from embodyrl.models.gr00t.config import Architecture, Transformer
 
+# ---------------------------------------------------------------------------------------------------------------- parts
+
 Embodiment = int | Tensor
 """A robot's number, of all samples or of each one `[B]`."""
 KeysValues = tuple[Tensor, Tensor]
@@ -121,7 +123,7 @@ class Attention(nn.Module):
 
     def _split(self, tokens: Tensor) -> Tensor:
         """`[B, h, L, E/h]` of `[B, L, E]`."""
-        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return torch.unflatten(tokens, -1, (self.heads, -1)).transpose(1, 2)
 
 
 class _GELUProjection(nn.Module):
@@ -158,7 +160,8 @@ class AdaptiveLayerNorm(nn.Module):
     def forward(self, tokens: Tensor, time: Tensor) -> Tensor:
         """`[B, L, E]` of `[B, L, E]` at times `time [B, E]`."""
         scale, shift = self.linear(functional.silu(time)).unsqueeze(1).chunk(2, dim=-1)
-        return functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-5) * (1 + scale) + shift
+        normed: Tensor = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-5) * (1 + scale) + shift
+        return normed
 
 
 class SelfAttentionBlock(nn.Module):
@@ -195,6 +198,9 @@ class DiTBlock(nn.Module):
         tokens = tokens + attended
         normed = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-5)
         return tokens + self.ff(normed), keys_values
+
+
+# ------------------------------------------------------------------------------------------------------------ the whole
 
 
 @dataclass(frozen=True)

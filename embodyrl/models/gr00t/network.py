@@ -25,6 +25,8 @@ from embodyrl.models.libraries import (
 )
 from embodyrl.models.weights import Naming
 
+# ------------------------------------------------------------------------------------------------------------ attention
+
 
 def causal_mask(valid: Tensor) -> Tensor:
     """Which token `[B, 1, L, L]` looks at which: at those before it that are no padding, where `valid [B, L]` says so.
@@ -47,7 +49,8 @@ def padded_attention(
     is thrown away.
     """
     looks = attention_mask.any(dim=-1, keepdim=True)
-    attend = AttentionInterface()["sdpa"]
+    interface: Any = AttentionInterface  # untyped
+    attend = interface()["sdpa"]
     seen, _ = attend(module, query, key, value, attention_mask | ~looks, **options)
     return seen.masked_fill(~looks.transpose(1, 2), 0.0), None
 
@@ -55,6 +58,9 @@ def padded_attention(
 ATTENTION = "padded_sdpa"
 """Its name for transformers."""
 AttentionInterface.register(ATTENTION, padded_attention)
+
+
+# -------------------------------------------------------------------------------------------- the vision-language model
 
 
 class EagleModel(nn.Module):
@@ -102,6 +108,8 @@ class EagleModel(nn.Module):
         embeddings = self.vision_model.embeddings
         embeddings.position_ids = torch.arange(embeddings.num_positions).expand(1, -1)
 
+
+# ------------------------------------------------------------------------------------------------------------ the whole
 
 LEROBOT_PREFIX = "_groot_model."
 VISION, TEXT = "backbone.eagle_model.vision_model.", "backbone.eagle_model.language_model."

@@ -7,15 +7,15 @@ action in the network, `C` actions that are executed, `D` their entries, `S` num
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.gr00t.check import misfits, robot_of
@@ -23,11 +23,11 @@ from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, published_f
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
 from embodyrl.models.gr00t.head import Condition, Embodiment
 from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork, causal_mask
-from embodyrl.models.gr00t.processor import Normalizer, PicturePipeline
+from embodyrl.models.gr00t.processor import PicturePipeline, normalizer
 from embodyrl.models.gr00t.prompts import Prompts
-from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicySpec
 from embodyrl.models.saved import with_kept, write_description
-from embodyrl.models.vla.processor import SimulatorUnits, check_images
+from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
 from embodyrl.models.weights import read_weights, write_weights
 
 
@@ -63,8 +63,8 @@ class Gr00tPolicy(FlowPolicy):
         for parameter in self.network.parameters():  # not the rotary frequencies, which are no parameters
             parameter.data = parameter.data.to(self.dtype)
         self.network.backbone.eagle_model.freeze(vision=config.freeze_vision, language=config.freeze_language)
-        self.state_range = Normalizer(robot.state, config.state_normalization)
-        self.action_range = Normalizer(robot.action, config.action_normalization)
+        self.state_range = normalizer(robot.state, config.state_normalization)
+        self.action_range = normalizer(robot.action, config.action_normalization)
         self.units: SimulatorUnits | None = None
         if simulator is not None:
             remedy = "choose statistics (model.embodiment_tag, model.action_keys) of this robot"
@@ -117,11 +117,8 @@ class Gr00tPolicy(FlowPolicy):
         wanted = len(self.state_range)
         if not wanted:
             return self.start.new_zeros(batch, self.network.sizes.max_state_dim)
-        state = None if proprio is None else torch.as_tensor(proprio, dtype=torch.float32, device=self.start.device)
-        if state is None or state.shape[-1] != wanted:
-            found = "none" if state is None else f"{state.shape[-1]} numbers"
-            raise PolicyError(f"the model needs a state of {wanted} numbers, the observation has {found}")
-        return functional.pad(self.state_range.shrink(state), (0, self.network.sizes.max_state_dim - wanted))
+        state = read_state(proprio, wanted, self.start.device)
+        return functional.pad(self.state_range.normalize(state), (0, self.network.sizes.max_state_dim - wanted))
 
     # ------------------------------------------------------------------------------------------------------ denoising
 
@@ -155,38 +152,31 @@ class Gr00tPolicy(FlowPolicy):
 
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """See `FlowPolicy.finish`."""
-        actions = self.action_range.expand(x[:, : self.spec.chunk_size, : self.spec.action_dim])
+        actions = self.action_range.denormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
         return actions if self.units is None else self.units(actions)
 
     def imitated(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """See `FlowPolicy.imitated`. Where fewer actions are demonstrated than the horizon has, the last one is
         repeated and counts, as in public training."""
-        sizes = self.network.sizes
         own = actions if self.units is None else self.units.inverse(actions)
-        normalized = self.action_range.shrink(own.float())
-        last = normalized[:, -1:].expand(-1, sizes.action_horizon - normalized.shape[1], -1)
-        padding = (0, sizes.max_action_dim - len(self.action_range))
-        data = functional.pad(torch.cat([normalized, last], dim=1), padding)
-        counts = functional.pad(torch.ones_like(data[..., : len(self.action_range)]), padding)
+        normalized = self.action_range.normalize(own.float())
+        data = self.fill_horizon(normalized)
+        counts = torch.zeros_like(data)
+        counts[..., : len(self.action_range)] = 1.0
         return data, counts
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def tokens_per_observation(self, task: str) -> int:
         """See `Policy.tokens_per_observation`; those of the backbone, pictures included."""
-        return self.prompts.batch([task])[0].shape[1]
+        return int(self.prompts.batch([task])[0].shape[1])
 
     def parallel_plan(self) -> ParallelPlan:
         """Every transformer layer; the linear layers of the vision-language model, beside which the action head learns
         in full."""
-        blocks = re.compile(r"network\..*\.(layers|transformer_blocks)\.\d+")
         return ParallelPlan(
-            blocks=tuple(name for name, _ in self.named_modules() if blocks.fullmatch(name)),
-            adaptable=tuple(
-                name
-                for name, module in self.named_modules()
-                if name.startswith("network.backbone.") and isinstance(module, nn.Linear)
-            ),
+            blocks=self.modules_named(r"network\..*\.(layers|transformer_blocks)\.\d+"),
+            adaptable=self.linear_layers("network.backbone."),
             heads=self.parts_beside("network.backbone"),
             root="network",
         )
@@ -221,8 +211,6 @@ def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size
         return published_files(config.embodiment_tag)
     if config.checkpoint is not None:
         return CheckpointFiles.read(config)
-    if simulator is None:
-        raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
     return scratch_files(config, simulator, chunk_size)
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from embodyrl.models.gr00t.checkpoint import Ranges
 from embodyrl.models.gr00t.config import Interpolation, Normalization
+from embodyrl.models.vla.processor import Normalizer
 
 CROP = 0.95
 """Share of the picture's sides that a centre crop keeps."""
@@ -32,7 +33,7 @@ class PicturePipeline(nn.Module):
         if planes.shape[-2:] != (self.side, self.side):
             planes = self._resize(planes.cpu())
         normalized = (planes.to(device).float() / 255.0 - 0.5) / 0.5
-        return normalized.unflatten(0, images.shape[:2])
+        return torch.unflatten(normalized, 0, images.shape[:2])
 
     def _resize(self, planes: Tensor) -> Tensor:
         """`[M, 3, h, h]` of `[M, 3, H, W]`, both in uint8.
@@ -55,30 +56,16 @@ def _crop(planes: Tensor) -> Tensor:
     return planes[..., top : top + height, left : left + width]
 
 
-class Normalizer(nn.Module):
-    """min_max: -1 and 1 are the ends of the range. mean_std: mean 0, standard deviation 1. Numbers that never changed
-    become 0. Nothing is cut off."""
+def normalizer(ranges: Ranges, mode: Normalization) -> Normalizer:
+    """Return what maps a robot's numbers to those that the network works with.
 
-    centre: Tensor
-    spread: Tensor
-
-    def __init__(self, ranges: Ranges, mode: Normalization) -> None:
-        super().__init__()
-        low, high, mean, std = (
-            torch.tensor(column, dtype=torch.float64) for column in (ranges.min, ranges.max, ranges.mean, ranges.std)
-        )
-        by_range = mode is Normalization.min_max
-        self.register_buffer("centre", (0.5 * (low + high) if by_range else mean).float(), persistent=False)
-        self.register_buffer("spread", (0.5 * (high - low) if by_range else std).float(), persistent=False)
-
-    def __len__(self) -> int:
-        return len(self.centre)
-
-    def shrink(self, numbers: Tensor) -> Tensor:
-        """What the network takes for numbers `[..., D]` of the robot."""
-        still = self.spread == 0
-        return ((numbers - self.centre) / self.spread.masked_fill(still, 1.0)).masked_fill(still, 0.0)
-
-    def expand(self, numbers: Tensor) -> Tensor:
-        """The robot's numbers `[..., D]` for what the network says."""
-        return self.spread * numbers + self.centre
+    Args:
+        ranges: of the robot's state or action.
+        mode: min_max: -1 and 1 are the ends of the range. mean_std: mean 0, standard deviation 1.
+    """
+    low, high, mean, std = (
+        torch.tensor(column, dtype=torch.float64) for column in (ranges.min, ranges.max, ranges.mean, ranges.std)
+    )
+    if mode is Normalization.min_max:
+        return Normalizer(0.5 * (low + high), 0.5 * (high - low))
+    return Normalizer(mean, std)

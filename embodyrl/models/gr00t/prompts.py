@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import Padding
+from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
 
 TOKENIZER = "tokenizer.json"
 PIECE = "<IMG_CONTEXT>"
 """Stands for a piece of a picture."""
-PAD, UNKNOWN = "<|endoftext|>", "<unk>"
+PAD = "<|endoftext|>"
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", PIECE, PAD)
 
 
@@ -155,11 +156,8 @@ def word_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Toke
     text = " ".join(prompt(task, pictures=1, pieces=1) for task in tasks)
     for token in SPECIAL:
         text = text.replace(token, " ")
-    words = {word for word, _ in split.pre_tokenize_str(text)} | {str(number) for number in range(10)}
-    vocabulary = [*SPECIAL, UNKNOWN, *sorted(words)]
-    numbers = {word: index for index, word in enumerate(vocabulary)}
-    numbers[PIECE] = numbers[PIECE] if image_token is None else image_token
-    tokenizer = Tokenizer(models.WordLevel(numbers, UNKNOWN))
-    tokenizer.pre_tokenizer = split
+    words = words_of([text, " ".join(map(str, range(10)))], split)
+    ids = None if image_token is None else {PIECE: image_token}
+    tokenizer = word_level([*SPECIAL, UNKNOWN, *words], split, ids)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return tokenizer

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from embodyrl.config.schema import Config
-from embodyrl.models.prismatic.check import Objection
 from embodyrl.models.prismatic.check import check as check_common
 from embodyrl.models.prismatic.config import PrismaticConfig
+from embodyrl.models.vla.config import Objection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.libraries import DynamicCache
 from embodyrl.models.openvla.config import OpenVLAConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyError
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs
 from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
 
 

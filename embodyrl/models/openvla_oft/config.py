@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from embodyrl.config.schema import Config, setting
-from embodyrl.models.prismatic.check import Objection
 from embodyrl.models.prismatic.check import check as check_common
 from embodyrl.models.prismatic.config import PrismaticConfig
+from embodyrl.models.vla.config import Objection
 from embodyrl.registry import ALGORITHMS
 
 ACTION_HEAD, PROPRIO_PROJECTOR = "action_head", "proprio_projector"

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.openvla_oft.config import ACTION_HEAD, PROPRIO_PROJECTOR, ActionHead, OpenVLAOFTConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyError
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs
 from embodyrl.models.prismatic.policy import PrismaticPolicy
 from embodyrl.models.prismatic.processor import Bounds, Range
+from embodyrl.models.vla.processor import read_state
 
 _BLOCKS = 2
 
@@ -59,7 +61,7 @@ class L1Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Numbers `[B, C*D]` of hidden states `[B, C*D, E]`."""
-        per_action = hidden.unflatten(1, (-1, self.action_dim)).flatten(2)
+        per_action = torch.unflatten(hidden, 1, (-1, self.action_dim)).flatten(2)
         numbers: Tensor = self.model(per_action).flatten(1)
         return numbers
 
@@ -127,11 +129,8 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         """See `PrismaticPolicy.preprocess`."""
         inputs = super().preprocess(observation)
         if self.config.use_proprio:
-            if observation.proprio is None or observation.proprio.shape[-1] != self.proprio_dim:
-                found = "none" if observation.proprio is None else f"{observation.proprio.shape[-1]} numbers"
-                raise PolicyError(f"the model needs a state of {self.proprio_dim} numbers, the observation has {found}")
-            proprio = torch.as_tensor(observation.proprio, dtype=torch.float32, device=self.device)
-            inputs["proprio"] = self.proprio_range.shrink(proprio)
+            proprio = read_state(observation.proprio, self.proprio_dim, self.device)
+            inputs["proprio"] = self.proprio_range.normalize(proprio)
         return inputs
 
     def embed_pictures(self, inputs: Inputs) -> Tensor:

@@ -14,13 +14,15 @@ from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError, did_you_mean
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import Objection
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, Robot, robot_of
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, Pi05Config, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.saved import parse_json, with_kept
 from embodyrl.models.vla.checkpoint import choose_key
+from embodyrl.models.vla.config import Objection, check_patches, check_without_checkpoint
+
+# ---------------------------------------------------------------------------------------------------------- conventions
 
 PREPROCESSOR = "policy_preprocessor.json"
 """LeRobot's list of what it does to an observation."""
@@ -113,6 +115,8 @@ def _reason(name: str, given: PiConfig, kept: PiConfig) -> str:
     return f"by the checkpoint's files; model.{name} changes it"
 
 
+# -------------------------------------------------------------------------------------------------------------- cameras
+
 ABSENT = "absent"
 
 
@@ -166,6 +170,9 @@ def _check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
             raise PolicyError(f"env.cameras has no {name!r}{hint} (has: {', '.join(cameras) or 'none'})")
 
 
+# ----------------------------------------------------------------------------------------------------------- objections
+
+
 def check(config: Config) -> Iterator[Objection]:
     """Object to what pi0 and pi0.5 cannot do."""
     model = config.model
@@ -195,13 +202,7 @@ def check(config: Config) -> Iterator[Objection]:
 
 def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
     sizes = model.scratch
-    if sizes.image_size % sizes.patch_size:
-        yield (
-            "model.scratch.patch_size",
-            f"a picture of model.scratch.image_size = {sizes.image_size} cannot be cut into patches of "
-            f"{sizes.patch_size} pixels",
-            "choose a divisor",
-        )
+    yield from check_patches(sizes.image_size, sizes.patch_size)
     for name in ("hidden_size", "expert_size", "vision_size"):
         if getattr(sizes, name) % sizes.heads:
             yield (
@@ -215,14 +216,7 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
         yield "model.cameras", str(error), ""
     if model.cameras and set(model.cameras) == {ABSENT}:
         yield "model.cameras", "model.cameras leaves no picture to look at", "name a camera of env.cameras"
-    for name in ("tokenizer", "unnorm_key"):
-        if getattr(model, name) is not None:
-            yield (
-                f"model.{name}",
-                f"model.{name} is set, but model.checkpoint is null",
-                "name the weights it belongs to",
-            )
-
+    yield from check_without_checkpoint(model, "tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
         robot = yield from _read_robot(config, model, nothing)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,20 @@ from typing import Any
 import numpy as np
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import is_discrete, unit_range
+from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.pi.config import Normalization, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer, word_tokenizer
 from embodyrl.models.saved import open_shard, parse_json, shard_files
-from embodyrl.models.vla.checkpoint import parse_statistics
+from embodyrl.models.vla.checkpoint import (
+    CONFIG,
+    FilesBesideWeights,
+    first_not_finite,
+    parse_statistics,
+    simulator_to_start_in,
+)
+
+# ----------------------------------------------------------------------------------------------------- names of weights
 
 BOTH = "paligemma_with_expert."
 PARTS = {
@@ -93,7 +100,8 @@ class Layout:
         return name
 
 
-CONFIG = "config.json"
+# ---------------------------------------------------------------------------------------------------------------- files
+
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 OPENPI_FILE, LEROBOT_FILE, NORMALIZER_FILE = "norm_stats.json", "stats.json", "normalizer_processor.safetensors"
 """Files of statistics: openpi's (also under assets/<data set>/), a LeRobotDataset's, and that of a lerobot policy."""
@@ -117,13 +125,9 @@ class Statistics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFiles:
+class CheckpointFiles(FilesBesideWeights):
     """Everything but the weights."""
 
-    config: Mapping[str, Any]
-    """config.json."""
-    companions: Mapping[str, bytes]
-    """Contents of the other files, by path within the folder; `save` writes them again as they are."""
     layout: Layout
     """How the weights are called."""
 
@@ -199,13 +203,6 @@ class CheckpointFiles:
             "model.tokenizer to that file"
         )
 
-    def write(self, folder: Path) -> None:
-        """Write all of it into an existing folder."""
-        (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
-        for path, content in self.companions.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(content)
-
 
 def _replace(found: Mapping[str, bytes], path: Path, names: tuple[str, ...], setting: str) -> dict[str, bytes]:
     """The companions with another file instead of those with these names."""
@@ -225,6 +222,8 @@ def _openpi(content: bytes, path: str) -> Mapping[str, Any]:
         )
     return found
 
+
+# ----------------------------------------------------------------------------------------------------------- statistics
 
 NUMBERS = {Normalization.zscore: ("mean", "std"), Normalization.quantile: ("q01", "q99")}
 """What each way to normalise needs."""
@@ -328,9 +327,8 @@ def _finite(numbers: Any, where: str) -> Sequence[float]:
     """The list, if it is one of finite numbers."""
     if not isinstance(numbers, list):
         raise PolicyError(f"{where} is {numbers!r}, a list of numbers was expected: {REMEDY}")
-    for place, number in enumerate(numbers):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise PolicyError(f"{where}[{place}] is {number!r}, a finite number was expected: {REMEDY}")
+    if (place := first_not_finite(numbers)) is not None:
+        raise PolicyError(f"{where}[{place}] is {numbers[place]!r}, a finite number was expected: {REMEDY}")
     return numbers
 
 
@@ -340,16 +338,18 @@ def _without_padding(columns: Sequence[Sequence[float]]) -> int:
     return max((place + 1 for column in columns for place, number in enumerate(column) if number), default=0)
 
 
-def scratch_files(config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+# ------------------------------------------------------------------------------------------------- without a checkpoint
+
+
+def scratch_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
     """Files of a model whose vocabulary are the simulator's sentences, whose ranges are the simulator's unless
     statistics are given, and whose horizon is a chunk.
 
     Raises:
-        PolicyError: the simulator takes a choice among n instead of continuous numbers, or there are no statistics
-            where they are said to be.
+        PolicyError: there is no simulator (None) or it takes a choice among n instead of continuous numbers, or there
+            are no statistics where they are said to be.
     """
-    if is_discrete(simulator):
-        raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
+    simulator = simulator_to_start_in(simulator)
     tokenizer = word_tokenizer(simulator.tasks.values())
     prompts = Prompts(*read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
     state = np.zeros(simulator.proprio_dim) if config.state is StateInput.prompt else None

@@ -130,6 +130,9 @@ class Pi05Config(PiConfig):
     in the checkpoint says; without one, false."""
 
 
+# --------------------------------------------------------------------------------------------------------- architecture
+
+
 @dataclass(frozen=True, kw_only=True)
 class GemmaSizes:
     """Shape of a transformer."""

@@ -19,6 +19,8 @@ from torch.nn import functional
 from embodyrl.models.libraries import SiglipVisionConfig, SiglipVisionModel
 from embodyrl.models.pi.config import Architecture, GemmaSizes
 
+# -------------------------------------------------------------------------------------------------------------- a Gemma
+
 KeysValues = tuple[Tensor, Tensor]
 """Rotated keys and values of a layer, `[B, h_kv, L, d]` each."""
 
@@ -98,7 +100,7 @@ class Attention(nn.Module):
             memory: keys and values that stand before.
         """
         queries, keys, values = (
-            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            torch.unflatten(projection(x), -1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         own = rotation(keys), values
@@ -189,6 +191,8 @@ class Gemma(nn.Module):
         return self.norm(x, condition)[0], keys_values
 
 
+# ------------------------------------------------------------------------------------------------------------ the whole
+
 LONGEST_PERIOD, SHORTEST_PERIOD = 4.0, 0.004
 
 
@@ -236,7 +240,7 @@ class Pi(nn.Module):
         Picture tokens are not scaled; Gemma scales those of words.
         """
         features = self.vision(pixel_values=pictures.flatten(0, 1)).last_hidden_state
-        seen = self.projector(features).unflatten(0, pictures.shape[:2]).flatten(1, 2)
+        seen = torch.unflatten(self.projector(features), 0, pictures.shape[:2]).flatten(1, 2)
         words = self.embed_tokens(tokens) * math.sqrt(self.architecture.language.width)
         return torch.cat([seen, words.to(seen.dtype)], dim=1)
 

@@ -7,17 +7,16 @@ network, `C` actions and `D` entries that are executed, `S` proprio dims.
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.pi.check import choose_cameras, misfits, settled, writes_padded, written_numbers
@@ -32,12 +31,12 @@ from embodyrl.models.pi.checkpoint import (
 )
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.network import Pi, Prefix, initialize
-from embodyrl.models.pi.processor import Normalizer, pixel_values
+from embodyrl.models.pi.processor import normalizer, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
-from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyError, PolicySpec
+from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicySpec
 from embodyrl.models.saved import write_description
 from embodyrl.models.vla.checkpoint import choose_key
-from embodyrl.models.vla.processor import SimulatorUnits, check_images
+from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
 from embodyrl.models.weights import Naming, read_weights, write_single_file
 from embodyrl.registry import SupportedModel
 
@@ -72,8 +71,8 @@ class PiPolicy(FlowPolicy):
         self.architecture = Architecture.from_config(config.name, self.files.config, expert_head=expert_head)
         robot = self._choose_robot(simulator, chunk_size)
         self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
-        self.states = Normalizer(robot.states or Ranges((), ()), config.normalization)
-        self.actions = Normalizer(robot.actions, config.normalization)
+        self.states = normalizer(robot.states or Ranges((), ()), config.normalization)
+        self.actions = normalizer(robot.actions, config.normalization)
         self.cameras = choose_cameras(
             config.cameras, None if simulator is None else simulator.cameras, self.architecture
         )
@@ -140,7 +139,7 @@ class PiPolicy(FlowPolicy):
         device = self.start.device
         images = check_images(observation.images, len(self.cameras.used))[:, self.cameras.order]
         proprio = self._proprio(observation)
-        state = self.states(proprio)
+        state = self.states.normalize(proprio)
         shown = torch.zeros_like(state) if self.config.state is StateInput.none else state
         padding = (0, self.architecture.state_dim - state.shape[1])
         told = functional.pad(state, padding) if writes_padded(self.config) else state
@@ -155,13 +154,9 @@ class PiPolicy(FlowPolicy):
         return inputs | {"proprio": proprio} if self.config.relative_entries else inputs
 
     def _proprio(self, observation: Observation) -> Tensor:
-        device, expected = self.start.device, len(self.states)
         if not sees_state(self.config):
             return self.states.centre.expand(len(observation.tasks), -1)
-        if observation.proprio is None or observation.proprio.shape[-1] != expected:
-            found = "none" if observation.proprio is None else f"{observation.proprio.shape[-1]} numbers"
-            raise PolicyError(f"the model needs a state of {expected} numbers, the observation has {found}")
-        return torch.as_tensor(np.asarray(observation.proprio), dtype=torch.float32, device=device)
+        return read_state(observation.proprio, len(self.states), self.start.device)
 
     # ----------------------------------------------------------------------------------------------------- the network
 
@@ -191,7 +186,7 @@ class PiPolicy(FlowPolicy):
 
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """See `FlowPolicy.finish`."""
-        actions = self.actions.inverse(x[:, : self.spec.chunk_size, : self.spec.action_dim])
+        actions = self.actions.denormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
         actions = actions + self._origin(inputs, actions)
         return actions if self.units is None else self.units(actions)
 
@@ -199,10 +194,8 @@ class PiPolicy(FlowPolicy):
         """The last action fills up the horizon, and does not count there; zeros fill up an action, and count: public
         code trains them as well."""
         own = (actions if self.units is None else self.units.inverse(actions)).float()
-        normalized = self.actions(own - self._origin(inputs, own))
-        missing = self.architecture.horizon - actions.shape[1]
-        padded = torch.cat([normalized, normalized[:, -1:].expand(-1, missing, -1)], dim=1)
-        data = functional.pad(padded, (0, self.architecture.action_dim - padded.shape[2]))
+        normalized = self.actions.normalize(own - self._origin(inputs, own))
+        data = self.fill_horizon(normalized)
         counts = torch.ones_like(data)
         counts[:, actions.shape[1] :] = 0.0
         return data, counts
@@ -229,14 +222,9 @@ class PiPolicy(FlowPolicy):
     def parallel_plan(self) -> ParallelPlan:
         """Every layer of the three transformers; the linear layers of the language model, beside which the action
         expert learns in full."""
-        names = [name for name, _ in self.named_modules()]
         return ParallelPlan(
-            blocks=tuple(name for name in names if re.fullmatch(r"network\..*layers\.\d+", name)),
-            adaptable=tuple(
-                name
-                for name, module in self.named_modules()
-                if name.startswith("network.language.") and isinstance(module, nn.Linear)
-            ),
+            blocks=self.modules_named(r"network\..*layers\.\d+"),
+            adaptable=self.linear_layers("network.language."),
             heads=self.parts_beside(
                 *(f"network.{part}" for part in ("vision", "projector", "embed_tokens", "language"))
             ),
@@ -279,8 +267,6 @@ def _read_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: i
         return published_files()
     if config.checkpoint is not None:
         return CheckpointFiles.read(Path(config.checkpoint), tokenizer=config.tokenizer, statistics=config.statistics)
-    if simulator is None:
-        raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
     return scratch_files(config, simulator, chunk_size)
 
 

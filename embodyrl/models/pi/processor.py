@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodyrl.models.pi.checkpoint import Ranges
 from embodyrl.models.pi.config import Normalization
+from embodyrl.models.vla.processor import Normalizer
+
+EPSILON = 1e-6
+"""Added to widths, as in public code."""
 
 
 def letterbox(picture: Image.Image, side: int) -> Image.Image:
@@ -31,42 +35,18 @@ def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
         resized = [np.asarray(letterbox(Image.fromarray(picture), side)) for picture in flat.cpu().numpy()]
         flat = torch.from_numpy(np.stack(resized))
     numbers = flat.to(device).permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
-    return numbers.unflatten(0, images.shape[:2])
+    return torch.unflatten(numbers, 0, images.shape[:2])
 
 
-EPSILON = 1e-6
-"""Added to widths, as in public code."""
-
-
-class Normalizer(nn.Module):
-    """Maps numbers of a data set to about [-1, 1], and back.
+def normalizer(ranges: Ranges, normalization: Normalization) -> Normalizer:
+    """Return what maps the numbers of one data set, actions or states, to about [-1, 1].
 
     Args:
-        ranges: of one data set, for actions or for states.
+        ranges: of the data set.
         normalization: what their numbers are.
     """
-
-    centre: Tensor
-    half_width: Tensor
-
-    def __init__(self, ranges: Ranges, normalization: Normalization) -> None:
-        super().__init__()
-        first, second = (torch.tensor(numbers, dtype=torch.float64) for numbers in (ranges.first, ranges.second))
-        if normalization is Normalization.zscore:
-            centre, half_width = first, second + EPSILON
-        else:
-            half_width = 0.5 * (second - first + EPSILON)
-            centre = first + half_width
-        self.register_buffer("centre", centre.float(), persistent=False)
-        self.register_buffer("half_width", half_width.float(), persistent=False)
-
-    def __len__(self) -> int:
-        return len(self.centre)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        """Normalised numbers `[..., D]`; not cut off."""
-        return (numbers - self.centre) / self.half_width
-
-    def inverse(self, numbers: Tensor) -> Tensor:
-        """From normalised numbers `[..., D]` to those of the data set."""
-        return numbers * self.half_width + self.centre
+    first, second = (torch.tensor(numbers, dtype=torch.float64) for numbers in (ranges.first, ranges.second))
+    if normalization is Normalization.zscore:
+        return Normalizer(first, second + EPSILON)
+    half_width = 0.5 * (second - first + EPSILON)
+    return Normalizer(first + half_width, half_width)

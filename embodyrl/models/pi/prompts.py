@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
 
-BOS = "<bos>"
+BOS, PAD = "<bos>", "<pad>"
 STEPS = 256
 """Into which a state is divided."""
 SHOWN = 60
@@ -67,7 +68,8 @@ def cleaned(task: str) -> str:
 
 def digits(state: NDArray[np.floating]) -> NDArray[np.int64]:
     """Numbers `[...]` in [-1, 1] as steps 0 .. 255; what is smaller is -1, what is larger 255."""
-    return np.digitize(state, np.linspace(-1, 1, STEPS + 1)[:-1]) - 1
+    steps: NDArray[np.int64] = np.digitize(state, np.linspace(-1, 1, STEPS + 1)[:-1]) - 1
+    return steps
 
 
 def prompt_with_state(task: str, state: NDArray[np.floating]) -> str:
@@ -142,16 +144,10 @@ class Prompts:
         return ids, np.arange(self.length) < np.array([len(row) for row in rows])[:, None]
 
 
-UNKNOWN, PAD = "<unk>", "<pad>"
-
-
 def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
     """A tokenizer for a model that starts from nothing: the words of these tasks, and what writes a state."""
     split = pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")])
     texts = [*(f"{cleaned(task)} \n" for task in tasks), *(prompt_with_state(task, np.zeros(2)) for task in tasks)]
-    words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}
     numbers = [text for step in range(-1, STEPS) for text in (str(step), f"{step};")]
-    vocabulary = dict.fromkeys([PAD, BOS, UNKNOWN, *sorted(words), *numbers])
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, UNKNOWN))
-    tokenizer.pre_tokenizer = split
-    return tokenizer
+    vocabulary = dict.fromkeys([PAD, BOS, UNKNOWN, *words_of(texts, split), *numbers])
+    return word_level(list(vocabulary), split)

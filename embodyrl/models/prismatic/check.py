@@ -11,9 +11,7 @@ from embodyrl.models.prismatic.checkpoint import CheckpointFiles, head_file
 from embodyrl.models.prismatic.config import PrismaticConfig
 from embodyrl.models.saved import open_shard, shard_files
 from embodyrl.models.vla.checkpoint import choose_key
-
-Objection = tuple[str, str, str]
-"""Path of a setting, what is wrong, what to do."""
+from embodyrl.models.vla.config import Objection, check_without_checkpoint
 
 
 def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Iterator[Objection]:
@@ -34,8 +32,8 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
         )
     if model.adapter is not None and not Path(model.adapter).is_dir():
         yield "model.adapter", f"model.adapter = {model.adapter!r} is no folder", "name the folder of a LoRA adapter"
-    if model.checkpoint is None and model.adapter is not None:
-        yield "model.adapter", "model.adapter is set, but model.checkpoint is null", "name the weights it belongs to"
+    if model.checkpoint is None:
+        yield from check_without_checkpoint(model, "adapter")
     if model.checkpoint is not None and Path(model.checkpoint).is_dir():
         yield from _check_folder(model, Path(model.checkpoint), heads)
 

@@ -5,7 +5,6 @@ starts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import is_discrete
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.prismatic.config import THREE_LAYERS, ScratchConfig
 from embodyrl.models.prismatic.prompts import PAD, word_tokenizer
-from embodyrl.models.saved import parse_json
+from embodyrl.models.saved import parse_json, read_json
+from embodyrl.models.vla.checkpoint import CONFIG, FilesBesideWeights, simulator_to_start_in
 
-CONFIG, STATISTICS = "config.json", "dataset_statistics.json"
+# ---------------------------------------------------------------------------------------------------------------- files
+
+STATISTICS = "dataset_statistics.json"
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer.json"
 COMPANIONS = (
     PREPROCESSOR,
@@ -36,13 +37,8 @@ COMPANIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFiles:
+class CheckpointFiles(FilesBesideWeights):
     """Everything but the weights."""
-
-    config: Mapping[str, Any]
-    """config.json."""
-    companions: Mapping[str, bytes]
-    """Contents of the other files by name."""
 
     @classmethod
     def read(cls, folder: Path) -> CheckpointFiles:
@@ -55,7 +51,7 @@ class CheckpointFiles:
             if not (folder / name).is_file():
                 raise PolicyError(f"{folder} holds no {name}: give the folder of an OpenVLA or OpenVLA-OFT checkpoint")
         companions = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
-        files = cls(config=_read_json(folder / CONFIG), companions=companions)
+        files = cls(config=read_json(folder / CONFIG), companions=companions)
         for name in (PREPROCESSOR, STATISTICS):
             files.parse(name)
         return files
@@ -74,16 +70,6 @@ class CheckpointFiles:
         """Text of tokenizer.json."""
         return self.companions[TOKENIZER].decode()
 
-    def write(self, folder: Path) -> None:
-        """Write all of it into an existing folder."""
-        (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
-        for name, content in self.companions.items():
-            (folder / name).write_bytes(content)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return parse_json(path.read_bytes(), str(path))
-
 
 def head_file(folder: Path, name: str) -> Path:
     """The file of a head.
@@ -99,6 +85,8 @@ def head_file(folder: Path, name: str) -> Path:
         raise PolicyError(f"{folder} holds several files of the {name} ({names}): leave the one to use")
     return found[0]
 
+
+# ------------------------------------------------------------------------------------------------- without a checkpoint
 
 SIDE = 224
 ACTION_DIM, PROPRIO_DIM = 7, 8
@@ -145,15 +133,14 @@ def _unit(size: int) -> dict[str, Any]:
 BINS = 256
 
 
-def scratch_files(config: ScratchConfig, simulator: SimulatorSpec) -> CheckpointFiles:
+def scratch_files(config: ScratchConfig, simulator: SimulatorSpec | None) -> CheckpointFiles:
     """Files of a model that starts with random weights: the simulator's sentences are its vocabulary, the simulator's
     action range is its range.
 
     Raises:
-        PolicyError: the simulator takes a choice among n instead of continuous numbers.
+        PolicyError: there is no simulator (None), or it takes a choice among n instead of continuous numbers.
     """
-    if is_discrete(simulator):
-        raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
+    simulator = simulator_to_start_in(simulator)
     tokenizer = word_tokenizer(simulator.tasks.values())
     pad = tokenizer.token_to_id(PAD)
     towers = len(config.vision)

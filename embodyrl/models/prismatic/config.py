@@ -76,6 +76,8 @@ class PrismaticConfig(ModelConfig):
     """Shape of the model where `checkpoint` is null."""
 
 
+# --------------------------------------------------------------------------------------------------------- architecture
+
 THREE_LAYERS = "fused-gelu-mlp"
 """In `arch_specifier`: the projector has three layers instead of two."""
 

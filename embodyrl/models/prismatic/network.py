@@ -28,6 +28,8 @@ from embodyrl.models.prismatic.config import Architecture
 from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE
 from embodyrl.models.weights import Naming
 
+# ---------------------------------------------------------------------------------------------------------- the network
+
 
 def checkpoint_name(name: str) -> str:
     """The name that a parameter has in public checkpoints."""
@@ -79,10 +81,10 @@ class VisionBackbone(nn.Module):
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Patch features `[B, n*P, F]` of `pixel_values [B, n*channels, H, W]`, picture after picture."""
         batch = len(pixel_values)
-        pictures = pixel_values.unflatten(1, (-1, self.channels)).flatten(0, 1)
-        parts = pictures.split(3, dim=1)
+        pictures = torch.unflatten(pixel_values, 1, (-1, self.channels)).flatten(0, 1)
+        parts = torch.split(pictures, 3, dim=1)
         features = [_second_to_last(tower, part) for tower, part in zip(self.towers, parts, strict=True)]
-        return torch.cat(features, dim=2).unflatten(0, (batch, -1)).flatten(1, 2)
+        return torch.unflatten(torch.cat(features, dim=2), 0, (batch, -1)).flatten(1, 2)
 
 
 def _build_tower(architecture: Architecture, index: int) -> nn.Module:
@@ -100,6 +102,7 @@ def _build_tower(architecture: Architecture, index: int) -> nn.Module:
 
 def _second_to_last(tower: Any, pictures: Tensor) -> Tensor:
     """Output `[B, P, F]` of the second to last block, without final norm, class and register tokens."""
+    features: Tensor
     (features,) = tower.forward_intermediates(
         pictures,
         indices=[len(tower.blocks) - 2],
@@ -123,8 +126,10 @@ class Projector(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Embeddings `[B, P, E]` of features `[B, P, F]`."""
-        projected = self.fc2(functional.gelu(self.fc1(features)))
-        return projected if self.fc3 is None else self.fc3(functional.gelu(projected))
+        projected: Tensor = self.fc2(functional.gelu(self.fc1(features)))
+        if self.fc3 is not None:
+            projected = self.fc3(functional.gelu(projected))
+        return projected
 
 
 class PrismaticNetwork(nn.Module):
@@ -178,6 +183,9 @@ class PrismaticNetwork(nn.Module):
         return functional.linear(hidden, self.language_model.lm_head.weight[first : first + bins]).float()
 
 
+# ----------------------------------------------------------------------------------------------------------- the critic
+
+
 class ValueHead(nn.Module):
     """Two hidden layers with GELU; float32 whatever the rest of the model is. Values start at nearly zero."""
 
@@ -193,6 +201,8 @@ class ValueHead(nn.Module):
             values: Tensor = self.mlp(hidden.float()).squeeze(-1)
         return values
 
+
+# ------------------------------------------------------------------------------------------ heads in files of their own
 
 HEAD_PREFIX = "module."
 """In front of every name: the public training code saves what is inside DistributedDataParallel."""
@@ -217,6 +227,8 @@ def write_head(head: nn.Module, folder: Path, name: str) -> None:
     tensors = {HEAD_PREFIX + key: value.detach().cpu().clone() for key, value in head.state_dict().items()}
     torch.save(tensors, folder / f"{name}--latest_checkpoint.pt")
 
+
+# ------------------------------------------------------------------------------------------------------------- adapters
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."

@@ -7,7 +7,6 @@ model, `C` actions in a chunk, `D` action dims, `N = C*D`.
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import (
     PUBLISHED,
     ActOutput,
@@ -25,7 +25,6 @@ from embodyrl.models.policy import (
     Inputs,
     ParallelPlan,
     Policy,
-    PolicyError,
     PolicySpec,
 )
 from embodyrl.models.prismatic.checkpoint import PREPROCESSOR, CheckpointFiles, published_files, scratch_files
@@ -198,13 +197,13 @@ class PrismaticPolicy(Policy):
 
     def finish(self, normalized: Tensor) -> Tensor:
         """Actions `[B, C, D]` for the simulator, given numbers in [-1, 1] `[B, N]`."""
-        actions = self.action_range.expand(normalized.float().unflatten(1, (self.spec.chunk_size, -1)))
+        actions = self.action_range.denormalize(torch.unflatten(normalized.float(), 1, (self.spec.chunk_size, -1)))
         return actions if self.units is None else self.units(actions)
 
     def normalize(self, actions: Tensor) -> Tensor:
         """Numbers in [-1, 1] `[B, N]` for actions `[B, C, D]`; the inverse of `finish`, for supervised learning."""
         own = actions if self.units is None else self.units.inverse(actions)
-        return self.action_range.shrink(own.float()).flatten(1)
+        return self.action_range.normalize(own.float()).flatten(1)
 
     def acted(self, choice: Choice, hidden: Tensor) -> ActOutput:
         """A decision by tokens `[B, N]`, valued at the hidden state `[B, E]` that the first of them is read from."""
@@ -240,14 +239,8 @@ class PrismaticPolicy(Policy):
         """Every transformer layer of the towers and of the language model; every linear layer of the network but the
         output layer, as in the published LoRA recipes ("all-linear"); everything beside the network as heads."""
         return ParallelPlan(
-            blocks=tuple(
-                name for name, _ in self.named_modules() if re.fullmatch(r"network\..*\.(blocks|layers)\.\d+", name)
-            ),
-            adaptable=tuple(
-                name
-                for name, module in self.named_modules()
-                if name.startswith("network.") and isinstance(module, nn.Linear) and not name.endswith("lm_head")
-            ),
+            blocks=self.modules_named(r"network\..*\.(blocks|layers)\.\d+"),
+            adaptable=tuple(name for name in self.linear_layers("network.") if not name.endswith("lm_head")),
             heads=self.parts_beside("network"),
             root="network",
         )
@@ -304,6 +297,4 @@ def _read_files(config: PrismaticConfig, simulator: SimulatorSpec | None) -> Che
         return published_files(config.unnorm_key)
     if config.checkpoint is not None:
         return CheckpointFiles.read(Path(config.checkpoint))
-    if simulator is None:
-        raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
     return scratch_files(config.scratch, simulator)

@@ -25,6 +25,8 @@ from torch.nn import functional
 
 from embodyrl.models.errors import PolicyError
 
+# --------------------------------------------------------------------------------------------------------------- images
+
 CROP_AREA = 0.9
 """Share of the picture's area that a centre crop keeps."""
 
@@ -66,7 +68,7 @@ class PicturePipeline(nn.Module):
             planes = _crop(planes)
         copies = len(self.mean) // 3
         normalised = (planes.float().div(255).repeat(1, copies, 1, 1) - self.mean) / self.std
-        return normalised.unflatten(0, (batch, -1)).flatten(1, 2)
+        return torch.unflatten(normalised, 0, (batch, -1)).flatten(1, 2)
 
     def _resize(self, pictures: Tensor) -> Tensor:
         if pictures.shape[1:3] == (self.side, self.side):
@@ -87,6 +89,8 @@ def _crop(planes: Tensor) -> Tensor:
     cropped = functional.grid_sample(planes.float() / 255, grid, mode="bilinear", align_corners=True)
     return (cropped.clamp(0.0, 1.0) * 255.5).floor().clamp(max=255.0)
 
+
+# -------------------------------------------------------------------------------------------------------- normalisation
 
 Bounds = Literal["q99", "min_max"]
 _ENDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
@@ -120,14 +124,17 @@ class Range(nn.Module):
     def __len__(self) -> int:
         return len(self.low)
 
-    def expand(self, numbers: Tensor) -> Tensor:
+    def denormalize(self, numbers: Tensor) -> Tensor:
         """From [-1, 1] `[..., D]` to the data set's range."""
         return torch.where(self.mask, 0.5 * (numbers + 1.0) * self.width + self.low, numbers)
 
-    def shrink(self, numbers: Tensor) -> Tensor:
+    def normalize(self, numbers: Tensor) -> Tensor:
         """From the data set's range `[..., D]` to [-1, 1], cutting off what lies outside."""
         shrunk = torch.where(self.mask, 2.0 * (numbers - self.low) / self.width - 1.0, numbers)
         return shrunk.clamp(-1.0, 1.0)
+
+
+# ----------------------------------------------------------------------------------------------------- actions in words
 
 
 class ActionBins(nn.Module):

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
 
-BOS, EOS, PAD, UNKNOWN = "<s>", "</s>", "<PAD>", "<unk>"
+BOS, EOS, PAD = "<s>", "</s>", "<PAD>"
 SPACE = "\u2581"
 """Llama's token for a space of its own; public code ends every prompt with it."""
 
@@ -79,10 +80,8 @@ class Prompts:
 def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
     """A tokenizer for a model that starts from nothing: the words of the questions about these tasks."""
     split = pre_tokenizers.Whitespace()
-    words = {word for task in tasks for word, _ in split.pre_tokenize_str(prompt(task))}
-    vocabulary = [UNKNOWN, BOS, EOS, PAD, *sorted(words)]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, UNKNOWN))
-    tokenizer.pre_tokenizer = split
+    vocabulary = [UNKNOWN, BOS, EOS, PAD, *words_of(map(prompt, tasks), split)]
+    tokenizer = word_level(vocabulary, split)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, vocabulary.index(BOS))]
     )

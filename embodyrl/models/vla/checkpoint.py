@@ -1,15 +1,95 @@
-"""What checkpoints of several vision-language-action models have beside their weights (imports no torch)."""
+"""What checkpoints of several vision-language-action models have beside their weights: other files, statistics, a
+tokenizer for those that start from nothing (imports no torch)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.numpy import load
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import is_discrete
 from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
+
+CONFIG = "config.json"
+UNKNOWN = "<unk>"
+"""Token of a word that is in no vocabulary."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesBesideWeights:
+    """Everything in a checkpoint's folder but the weights."""
+
+    config: Mapping[str, Any]
+    """config.json."""
+    companions: Mapping[str, bytes]
+    """Contents of the other files, by path within the folder; `write` writes them again as they are."""
+
+    def write(self, folder: Path) -> None:
+        """Write all of it into an existing folder."""
+        (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
+        for path, content in self.companions.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+
+
+# --------------------------------------------------------------------------------------- models that start from nothing
+
+
+def simulator_to_start_in(simulator: SimulatorSpec | None) -> SimulatorSpec:
+    """Return the simulator that a model without a checkpoint is built for.
+
+    Raises:
+        PolicyError: there is none, or it takes a choice among n instead of continuous numbers.
+    """
+    if simulator is None:
+        raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
+    if is_discrete(simulator):
+        raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
+    return simulator
+
+
+def word_level(
+    vocabulary: Sequence[str], split: pre_tokenizers.PreTokenizer, ids: Mapping[str, int] | None = None
+) -> Tokenizer:
+    """Return a tokenizer that gives every word of a vocabulary its number.
+
+    Args:
+        vocabulary: words, `UNKNOWN` among them.
+        split: how text becomes words.
+        ids: of words that have another number.
+    """
+    numbers = {word: index for index, word in enumerate(vocabulary)} | dict(ids or {})
+    tokenizer = Tokenizer(models.WordLevel(numbers, UNKNOWN))
+    tokenizer.pre_tokenizer = split
+    return tokenizer
+
+
+def words_of(texts: Iterable[str], split: pre_tokenizers.PreTokenizer) -> list[str]:
+    """Return the different words of texts, sorted."""
+    return sorted({word for text in texts for word, _ in split.pre_tokenize_str(text)})
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+
+
+def first_not_finite(numbers: Sequence[Any]) -> int | None:
+    """Return the place of the first entry of a JSON list that is no finite number; None: all are."""
+    for place, number in enumerate(numbers):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            return place
+    return None
 
 
 def parse_statistics(content: bytes, name: str) -> dict[str, dict[str, Any]]:

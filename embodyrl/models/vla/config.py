@@ -1,8 +1,13 @@
-"""Words that options of several vision-language-action models share (imports no torch)."""
+"""Options of several vision-language-action models, and what is wrong with them (imports no torch)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import Any
+
+Objection = tuple[str, str, str]
+"""Path of a setting, what is wrong, what to do."""
 
 
 class WeightType(StrEnum):
@@ -17,3 +22,29 @@ class ActionUnits(StrEnum):
 
     simulator = "simulator"
     metric = "metric"
+
+
+def check_without_checkpoint(model: Any, *names: str) -> Iterator[Objection]:
+    """Object to options that belong to the weights of a checkpoint, where there is none.
+
+    Args:
+        model: the model's options.
+        names: of the options.
+    """
+    for name in names:
+        if getattr(model, name) is not None:
+            yield (
+                f"model.{name}",
+                f"model.{name} is set, but model.checkpoint is null",
+                "name the weights it belongs to",
+            )
+
+
+def check_patches(image_size: int, patch_size: int) -> Iterator[Objection]:
+    """Object to images of a new model that cannot be cut into patches; both are sides [pixels]."""
+    if image_size % patch_size:
+        yield (
+            "model.scratch.patch_size",
+            f"a picture of model.scratch.image_size = {image_size} cannot be cut into patches of {patch_size} pixels",
+            "choose a divisor",
+        )

@@ -13,6 +13,8 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
 from embodyrl.models.errors import PolicyError
 
+# --------------------------------------------------------------------------------------------------------- observations
+
 
 def check_images(images: Any, count: int) -> Tensor:
     """Pictures `[B, V, H, W, 3]` of an observation, as a tensor.
@@ -34,6 +36,56 @@ def check_images(images: Any, count: int) -> Tensor:
     if pictures.shape[1] != count:
         raise PolicyError(f"the model takes {count} picture(s) per observation, got {pictures.shape[1]}")
     return pictures
+
+
+def read_state(proprio: Any, size: int, device: torch.device) -> Tensor:
+    """Return the robot's state of an observation as float32 `[B, S]`.
+
+    Args:
+        proprio: numpy array or tensor `[B, S]`, or None.
+        size: `S` that the model takes.
+        device: where it goes.
+
+    Raises:
+        PolicyError: it is missing, or of another size.
+    """
+    if proprio is None or proprio.shape[-1] != size:
+        found = "none" if proprio is None else f"{proprio.shape[-1]} numbers"
+        raise PolicyError(f"the model needs a state of {size} numbers, the observation has {found}")
+    return torch.as_tensor(proprio, dtype=torch.float32, device=device)
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+
+
+class Normalizer(nn.Module):
+    """Maps numbers of a data set to those that a network works with, and back. Entries that never changed (width 0)
+    become 0. Nothing is cut off.
+
+    Args:
+        centre: `[D]`, what becomes 0.
+        half_width: `[D]`, how far from the centre 1 is.
+    """
+
+    centre: Tensor
+    half_width: Tensor
+
+    def __init__(self, centre: Tensor, half_width: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("centre", centre.float(), persistent=False)
+        self.register_buffer("half_width", half_width.float(), persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.centre)
+
+    def normalize(self, numbers: Tensor) -> Tensor:
+        """Return what the network takes for numbers `[..., D]` of the data set."""
+        still = self.half_width == 0
+        return ((numbers - self.centre) / self.half_width.masked_fill(still, 1.0)).masked_fill(still, 0.0)
+
+    def denormalize(self, numbers: Tensor) -> Tensor:
+        """Return the data set's numbers `[..., D]` for what the network says."""
+        return numbers * self.half_width + self.centre
 
 
 class SimulatorUnits(nn.Module):
