@@ -18,9 +18,9 @@ from embodyrl.config.inherited import inherited_values
 from embodyrl.config.interpolation import resolve_interpolations
 from embodyrl.config.issues import ConfigError, ConfigIssue, KeyPath, dotted, in_reading_order
 from embodyrl.config.marks import read_document
-from embodyrl.config.moved import convert_saved
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
 from embodyrl.config.plugins import NAME_CODE, import_plugins, named_modules
+from embodyrl.config.renames import convert_saved
 from embodyrl.config.rules import Use, check_rules, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
 from embodyrl.config.sources import Source, find_source

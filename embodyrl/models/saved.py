@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
+from embodyrl.config.fields import class_at
+from embodyrl.config.renames import convert_options
 from embodyrl.config.schema import ModelConfig
 from embodyrl.models.companions import parse_json
 from embodyrl.models.errors import PolicyError
@@ -70,11 +72,11 @@ def with_kept(config: Options, folder: Path) -> Options:
 
 
 def _options(description: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options in a description; none in one without any."""
+    """The options in a description, by the names that they have now; none in one without any."""
     options = description.get("options", {})
     if not isinstance(options, dict):
         raise PolicyError(f"{path} is damaged (options is {options!r:.60}, no object): take another checkpoint")
-    return options
+    return convert_options(options, "model", class_at(ModelConfig, options))
 
 
 def stands_alone(folder: Path) -> bool:
