@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,6 +20,12 @@ from typing import Any, Generic, TypeVar
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError, did_you_mean
 
 E = TypeVar("E", bound="Entry")
+
+
+@functools.cache
+def _entry_points() -> importlib.metadata.EntryPoints:
+    """Those of all installed packages; reading them takes as long as checking a config."""
+    return importlib.metadata.entry_points()
 
 
 def load_target(target: str) -> Any:
@@ -326,7 +333,7 @@ class Registry(Generic[E]):
         self._filled = True
         self._source = "built-in"
         importlib.import_module(self.home)
-        for point in importlib.metadata.entry_points(group=self.group):
+        for point in _entry_points().select(group=self.group):
             self._source = f"entry point {point.name}"
             try:
                 loaded = point.load()

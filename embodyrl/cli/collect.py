@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embodyrl.cli.choices import Keep, PictureFormat
 from embodyrl.config import LoadedConfig
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.schema import Observe
@@ -32,20 +32,6 @@ class RequestError(UserError):
     """Raised when what is asked for cannot be recorded; nothing was started."""
 
     exit_code = 2
-
-
-class Keep(StrEnum):
-    """Which episodes are kept."""
-
-    successes = "successes"
-    all = "all"
-
-
-class PictureFormat(StrEnum):
-    """How pictures are kept."""
-
-    image = "image"
-    video = "video"
 
 
 @dataclass(frozen=True, kw_only=True)

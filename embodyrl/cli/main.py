@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from embodyrl.cli.collect import Keep, PictureFormat
+from embodyrl.cli.choices import Keep, PictureFormat
 from embodyrl.errors import RunError, UserError, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.version import __version__

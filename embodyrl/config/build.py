@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
+import typing
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
-
-from embodyrl.config.fields import class_at, settings_of
+from embodyrl.config.fields import Setting, class_at, settings_of
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.schema import Config
-from embodyrl.config.values import escape, is_missing, nested
+from embodyrl.config.values import is_missing, nested
 
 
 def build_config(data: Mapping[str, Any]) -> Config:
@@ -26,18 +26,36 @@ def build_config(data: Mapping[str, Any]) -> Config:
 def build_section(section: type, data: Mapping[str, Any]) -> Any:
     """The frozen settings of one section for checked plain data; what chooses a component by `name`, itself or below,
     gets the options class of that component."""
-    return OmegaConf.to_object(OmegaConf.merge(_schema_for(section, data), escape(dict(data))))
-
-
-def _schema_for(section: type, data: Mapping[str, Any]) -> DictConfig:
-    """Types and defaults of a section, given the components that `data` chooses."""
     chosen = class_at(section, data)
-    schema: DictConfig = OmegaConf.structured(chosen)
-    _unlock(schema)
-    for name, setting in settings_of(chosen).items():
-        if setting.section is not None and isinstance(data.get(name), Mapping):
-            schema[name] = _schema_for(setting.section, data[name])
-    return schema
+    values = {name: _built(setting, data[name]) for name, setting in settings_of(chosen).items() if name in data}
+    return chosen(**values)
+
+
+def _built(setting: Setting, value: Any) -> Any:
+    """What a setting holds for its plain value: sections and enums instead of mappings and names, numbers of the right
+    type, and lists and mappings of its own."""
+    if value is None:
+        return None
+    if setting.section is not None:
+        return build_section(setting.section, value)
+    if setting.section_of_entries is not None:
+        return [build_section(setting.section_of_entries, each) for each in value]
+    kinds = typing.get_args(setting.kinds[0])
+    if isinstance(value, list):
+        return [_single(kinds, each) for each in value]
+    if isinstance(value, dict):
+        return {key: _single(kinds[1:], each) for key, each in value.items()}
+    return _single(setting.kinds, value)
+
+
+def _single(kinds: tuple[Any, ...], value: Any) -> Any:
+    """A single value of one of these types."""
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
+            return kind[value]
+    if float in kinds and int not in kinds and isinstance(value, int):
+        return float(value)
+    return copy.deepcopy(value)
 
 
 def with_values(node: Any, values: Mapping[KeyPath, Any]) -> Any:
@@ -111,14 +129,6 @@ def _is_text(value: Any) -> bool:
 
 
 _STAND_INS: dict[Any, Any] = {str: "", int: 1, float: 1.0, bool: False}
-
-
-def _unlock(node: DictConfig) -> None:
-    """Make a tree of frozen dataclasses writable until it becomes objects again."""
-    OmegaConf.set_readonly(node, False)
-    for key in node:
-        if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
-            _unlock(node[key])
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -106,15 +106,9 @@ def convert_options(options: dict[str, Any], section: str, known: type) -> dict[
         section: where they are in a config: `model`.
         known: dataclass of the options.
     """
-    renamed: dict[str, Any] = {}
-    for name, value in options.items():
-        new = (
-            name
-            if name in settings_of(known)
-            else newest_name(f"{section}.{name}", SETTINGS).removeprefix(f"{section}.")
-        )
-        renamed.setdefault(new, value)
-    return renamed
+    names = settings_of(known)
+    newest = {name: newest_name(f"{section}.{name}", SETTINGS).removeprefix(f"{section}.") for name in options}
+    return {name if name in names else newest[name]: value for name, value in options.items()}
 
 
 def _take_if_empty(settings: Settings, path: KeyPath, root: type) -> None:
