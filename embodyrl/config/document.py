@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 
 from embodyrl.config.fields import docs_of
+from embodyrl.config.marks import PlainLoader
 from embodyrl.config.schema import Config
 from embodyrl.config.values import Interpolation, escape
 
@@ -90,7 +90,7 @@ def _text(text: str) -> str:
 def _quoted(text: str) -> str:
     """A text, in quotes where YAML would take it for something else."""
     try:
-        listed, mapped = (yaml.load(each, get_yaml_loader()) for each in (f"[{text}]", f"key: {text}"))
+        listed, mapped = (yaml.load(each, PlainLoader) for each in (f"[{text}]", f"key: {text}"))
         is_plain = listed == [text] and mapped == {"key": text}
     except yaml.YAMLError:
         is_plain = False

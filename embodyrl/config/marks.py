@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 
 from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.values import DEEPEST, LARGEST_TEXT, MOST_VALUES, check_interpolations
@@ -65,7 +63,7 @@ class Document:
 
 
 def read_document(path: Path, label: str) -> Document:
-    """Read a YAML file by OmegaConf's rules (`1e-5` is a number, dates are text); never raises for what is in it."""
+    """Read a YAML file, see `PlainLoader`; never raises for what is in it."""
     document = Document(label)
     try:
         with path.open(encoding="utf-8") as file:
@@ -73,7 +71,7 @@ def read_document(path: Path, label: str) -> Document:
         if len(text) > LARGEST_TEXT:
             _too_large(document, f"is longer than {LARGEST_TEXT} characters")
             return document
-        loader = _bounded_loader()(text)
+        loader = _BoundedLoader(text)
         root = loader.get_single_node()
         _Walker(document, loader).walk_root(root)
     except OSError as error:
@@ -96,20 +94,29 @@ class _TooManyError(Exception):
     """Raised by the loader for a file that a person has not written."""
 
 
-@functools.cache
-def _bounded_loader() -> Any:
-    """OmegaConf's loader, which gives up early."""
+class PlainLoader(yaml.SafeLoader):
+    """Reads numbers and dates as OmegaConf does: `1e-5` is a number, as in YAML 1.2, and a date is text."""
 
-    class Loader(get_yaml_loader()):  # type: ignore[misc]
-        nodes = 0
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.nodes += 1
-            if self.nodes > 2 * MOST_VALUES:  # with their keys
-                raise _TooManyError
-            return super().compose_node(parent, index)
+PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != _PREFIX + "timestamp"]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+PlainLoader.add_implicit_resolver(
+    _PREFIX + "float", re.compile(r"^[-+]?\d+(?:_\d+)*(?:\.[\d_]*)?[eE][-+]?\d+$", re.ASCII), list("-+0123456789")
+)
 
-    return Loader
+
+class _BoundedLoader(PlainLoader):
+    """Gives up early."""
+
+    nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.nodes += 1
+        if self.nodes > 2 * MOST_VALUES:  # with their keys
+            raise _TooManyError
+        return super().compose_node(parent, index)
 
 
 def _too_large(document: Document, why: str) -> None:
@@ -140,7 +147,7 @@ def _syntax_error(error: yaml.MarkedYAMLError, label: str) -> tuple[Location, st
 class _Walker:
     """Turns a tree of YAML nodes into plain data."""
 
-    def __init__(self, document: Document, loader: Any) -> None:
+    def __init__(self, document: Document, loader: PlainLoader) -> None:
         self.document = document
         self.loader = loader
         self.open_nodes: list[int] = []
