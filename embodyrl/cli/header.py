@@ -8,10 +8,9 @@ from pathlib import Path
 import psutil
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.plugins import code_of_its_own, where_from
+from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, Device, ModelConfig, Precision
-from embodyrl.config.trust import KEY_PLACE, can_sign
 from embodyrl.models.saved import other_options
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import own_share, place_here

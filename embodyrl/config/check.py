@@ -20,10 +20,9 @@ from embodyrl.config.fields import (
     registry_of,
     settings_of,
 )
+from embodyrl.config.files import UNREADABLE, list_options
 from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
-from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.renames import new_name_of, renamed_below
-from embodyrl.config.sources import list_options
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
 from embodyrl.errors import UserError, has_controls, near_match, without_controls
 from embodyrl.registry import Registry
