@@ -23,7 +23,7 @@ E = TypeVar("E", bound="Entry")
 
 
 @functools.cache
-def _entry_points() -> importlib.metadata.EntryPoints:
+def _entry_points() -> Any:  # its class is another one in Python 3.12
     """Those of all installed packages; reading them takes as long as checking a config."""
     return importlib.metadata.entry_points()
 
