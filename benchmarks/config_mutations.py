@@ -35,7 +35,7 @@ from pathlib import Path
 import yaml
 
 from embodyrl.config import ConfigError, Use, list_experiments, load_config, to_commented_yaml
-from embodyrl.config.sources import builtin_folder
+from embodyrl.config.files import builtin_folder
 from embodyrl.version import __version__
 
 SLOW_S = 5.0

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodyrl.config import ConfigError, LoadedConfig, Use, list_options, load_config, to_plain
+from embodyrl.config.files import list_experiments
 from embodyrl.config.issues import Location
+from embodyrl.config.plugins import TRAINING_FILE
 from embodyrl.config.schema import Config
-from embodyrl.config.sources import list_experiments
-from embodyrl.config.trust import TRAINING_FILE
 from embodyrl.config.values import escape
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, did_you_mean, without_controls

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,6 +20,12 @@ from typing import Any, Generic, TypeVar
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError, did_you_mean
 
 E = TypeVar("E", bound="Entry")
+
+
+@functools.cache
+def _entry_points() -> Any:  # its class is another one in Python 3.12
+    """Those of all installed packages; reading them takes as long as checking a config."""
+    return importlib.metadata.entry_points()
 
 
 def load_target(target: str) -> Any:
@@ -333,7 +340,7 @@ class Registry(Generic[E]):
         home = importlib.import_module(module)
         if declare:
             getattr(home, declare)()
-        for point in importlib.metadata.entry_points(group=self.group):
+        for point in _entry_points().select(group=self.group):
             self._source = f"entry point {point.name}"
             try:
                 loaded = point.load()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from embodyrl import registry
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
 from embodyrl.registry import ADVANTAGES, REWARDS, STAGES, Entry, Registry, Requirement, SystemLibrary
 
@@ -77,6 +78,7 @@ def test_entry_points_are_called_and_a_broken_one_is_named(
     shelf: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf.group = "embodyrl.tests.tools"
+    registry._entry_points.cache_clear()
     (tmp_path / "vendor.py").write_text(
         "from shelf import SHELF\n"
         "def register():\n    SHELF.register('vise', target=object, summary='holds')\n"
@@ -89,6 +91,7 @@ def test_entry_points_are_called_and_a_broken_one_is_named(
     assert shelf.entry("vise").source == "entry point vise"
 
     shelf._filled, shelf._entries = False, {}
+    registry._entry_points.cache_clear()
     monkeypatch.delitem(sys.modules, "shelf_home")
     (info / "entry_points.txt").write_text("[embodyrl.tests.tools]\nvise = vendor:broken\n")
     with pytest.raises(PluginError, match=r"entry point 'vise' .*out of steel.*uninstall or mend"):

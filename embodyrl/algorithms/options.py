@@ -188,7 +188,7 @@ def call_with(function: Callable[..., R], columns: Mapping[str, Any], options: M
     """Call `function` with those columns and options that its keyword arguments name.
 
     A loss, advantage estimator, reward or filter lists what it needs as keyword-only arguments, and nothing else, so
-    that its signature is its documentation. `config.algorithm_rules` has looked before the run whether it can have it.
+    that its signature is its documentation. `arguments` has looked before the run whether it can have it.
 
     Args:
         function: of the component.

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from embodyrl.config.sources import builtin_folder, list_experiments, list_groups, list_options
+from embodyrl.config.files import builtin_folder, list_experiments, list_groups, list_options
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import (
     ADVANTAGES,

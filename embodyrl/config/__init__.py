@@ -5,25 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embodyrl.config.build import config_hash, to_plain
-    from embodyrl.config.document import to_commented_yaml
+    from embodyrl.config.build import config_hash, to_commented_yaml, to_plain
+    from embodyrl.config.files import list_experiments, list_groups, list_options
     from embodyrl.config.issues import ConfigError, ConfigIssue
     from embodyrl.config.load import LoadedConfig, load_config
     from embodyrl.config.rules import Use
-    from embodyrl.config.sources import list_experiments, list_groups, list_options
 
 _HOMES = {
     "Use": "rules",
     "config_hash": "build",
     "to_plain": "build",
-    "to_commented_yaml": "document",
+    "to_commented_yaml": "build",
     "ConfigError": "issues",
     "ConfigIssue": "issues",
     "LoadedConfig": "load",
     "load_config": "load",
-    "list_experiments": "sources",
-    "list_groups": "sources",
-    "list_options": "sources",
+    "list_experiments": "files",
+    "list_groups": "files",
+    "list_options": "files",
 }
 
 __all__ = [

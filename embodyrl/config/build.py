@@ -1,21 +1,24 @@
-"""Between plain data and the frozen config objects, both ways."""
+"""Between plain data and the frozen config objects, both ways, and YAML in which every setting is documented."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
+import textwrap
+import typing
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
 
-from embodyrl.config.fields import class_at, settings_of
+from embodyrl.config.fields import Setting, class_at, docs_of, settings_of
+from embodyrl.config.files import UNREADABLE, PlainLoader
 from embodyrl.config.issues import KeyPath
-from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.schema import Config
-from embodyrl.config.values import escape, is_missing, nested
+from embodyrl.config.values import Interpolation, escape, is_missing, nested
 
 
 def build_config(data: Mapping[str, Any]) -> Config:
@@ -26,18 +29,36 @@ def build_config(data: Mapping[str, Any]) -> Config:
 def build_section(section: type, data: Mapping[str, Any]) -> Any:
     """The frozen settings of one section for checked plain data; what chooses a component by `name`, itself or below,
     gets the options class of that component."""
-    return OmegaConf.to_object(OmegaConf.merge(_schema_for(section, data), escape(dict(data))))
-
-
-def _schema_for(section: type, data: Mapping[str, Any]) -> DictConfig:
-    """Types and defaults of a section, given the components that `data` chooses."""
     chosen = class_at(section, data)
-    schema: DictConfig = OmegaConf.structured(chosen)
-    _unlock(schema)
-    for name, setting in settings_of(chosen).items():
-        if setting.section is not None and isinstance(data.get(name), Mapping):
-            schema[name] = _schema_for(setting.section, data[name])
-    return schema
+    values = {name: _built(setting, data[name]) for name, setting in settings_of(chosen).items() if name in data}
+    return chosen(**values)
+
+
+def _built(setting: Setting, value: Any) -> Any:
+    """What a setting holds for its plain value: sections and enums instead of mappings and names, numbers of the right
+    type, and lists and mappings of its own."""
+    if value is None:
+        return None
+    if setting.section is not None:
+        return build_section(setting.section, value)
+    if setting.section_of_entries is not None:
+        return [build_section(setting.section_of_entries, each) for each in value]
+    kinds = typing.get_args(setting.kinds[0])
+    if isinstance(value, list):
+        return [_single(kinds, each) for each in value]
+    if isinstance(value, dict):
+        return {key: _single(kinds[1:], each) for key, each in value.items()}
+    return _single(setting.kinds, value)
+
+
+def _single(kinds: tuple[Any, ...], value: Any) -> Any:
+    """A single value of one of these types."""
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
+            return kind[value]
+    if float in kinds and int not in kinds and isinstance(value, int):
+        return float(value)
+    return copy.deepcopy(value)
 
 
 def with_values(node: Any, values: Mapping[KeyPath, Any]) -> Any:
@@ -113,14 +134,6 @@ def _is_text(value: Any) -> bool:
 _STAND_INS: dict[Any, Any] = {str: "", int: 1, float: 1.0, bool: False}
 
 
-def _unlock(node: DictConfig) -> None:
-    """Make a tree of frozen dataclasses writable until it becomes objects again."""
-    OmegaConf.set_readonly(node, False)
-    for key in node:
-        if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
-            _unlock(node[key])
-
-
 def to_plain(config: Any) -> dict[str, Any]:
     """The config as mappings, lists and single values, in the schema's order."""
     return {field.name: _to_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
@@ -163,3 +176,87 @@ def config_hash(config: Config) -> str:
     plain = to_plain(config)
     del plain["run"]["dir"]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+_WIDTH = 110
+
+
+def to_commented_yaml(config: Config) -> str:
+    """The whole config, one key per line, with each setting's documentation above it; it loads as an equal config."""
+    return "\n".join(_section(config, "")) + "\n"
+
+
+def _section(section: Any, indent: str) -> Iterator[str]:
+    schema: type = type(section)
+    docs = docs_of(schema)
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if not indent and dataclasses.is_dataclass(value):
+            yield ""
+        width = _WIDTH - len(indent) - 2
+        yield from (f"{indent}# {line}" for line in textwrap.wrap(docs.get(field.name, ""), width))
+        if dataclasses.is_dataclass(value):
+            yield f"{indent}{field.name}:"
+            yield from _section(value, indent + "  ")
+        else:
+            yield from _entry(field.name, value, indent)
+
+
+def _entry(key: str, value: Any, indent: str) -> Iterator[str]:
+    """One key and its value; mappings and lists of sections go below it."""
+    if isinstance(value, dict) and value:
+        yield f"{indent}{_quoted(key)}:"
+        for name, child in value.items():
+            yield from _entry(name, child, indent + "  ")
+    elif isinstance(value, list) and any(dataclasses.is_dataclass(child) for child in value):
+        yield f"{indent}{key}:"
+        for child in value:
+            first, *others = (
+                f"{field.name}: {_inline(getattr(child, field.name))}" for field in dataclasses.fields(child)
+            )
+            yield f"{indent}  - {first}"
+            yield from (f"{indent}    {other}" for other in others)
+    else:
+        yield f"{indent}{_quoted(key)}: {_inline(value)}"
+
+
+def _inline(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_quoted(key)}: {_inline(child)}" for key, child in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Enum):
+        return _text(value.name)
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, Interpolation):
+        return _quoted(str(value))
+    return _text(value) if isinstance(value, str) else str(value)
+
+
+def _float(value: float) -> str:
+    text = repr(value)
+    if text in ("inf", "-inf", "nan"):
+        return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}[text]
+    mantissa, e, exponent = text.partition("e")
+    return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text
+
+
+def _text(text: str) -> str:
+    """A text as a value: `${` is kept from being resolved (in keys it means nothing)."""
+    return _quoted(escape(text))
+
+
+def _quoted(text: str) -> str:
+    """A text, in quotes where YAML would take it for something else."""
+    try:
+        listed, mapped = (yaml.load(each, PlainLoader) for each in (f"[{text}]", f"key: {text}"))
+        is_plain = listed == [text] and mapped == {"key": text}
+    except yaml.YAMLError:
+        is_plain = False
+    if is_plain and text.isprintable() and not text.startswith("#"):
+        return text
+    return yaml.dump(text, default_style='"', allow_unicode=True, width=10**9).rstrip("\n")

@@ -20,10 +20,9 @@ from embodyrl.config.fields import (
     registry_of,
     settings_of,
 )
+from embodyrl.config.files import UNREADABLE, list_options
 from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
-from embodyrl.config.marks import UNREADABLE
-from embodyrl.config.moved import moved_below, where_it_went
-from embodyrl.config.sources import list_options
+from embodyrl.config.renames import new_name_of, renamed_below
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
 from embodyrl.errors import UserError, has_controls, near_match, without_controls
 from embodyrl.registry import Registry
@@ -106,12 +105,12 @@ class _Checker:
         self.fault(path, f"{dotted(path)} is missing", f"{remedy} ({words.rstrip('.')})" if words else remedy)
 
     def unknown_key(self, legal: list[str], path: KeyPath) -> None:
-        """Report a key that the schema does not have; of a section that has moved, each of its settings."""
-        moved = list(moved_below(self.settings.data, path))
-        for old, new in moved:
-            remedy = where_it_went(self.schema, self.settings.data, new)
+        """Report a key that the schema does not have; of a section that holds renamed settings, each of them."""
+        renamed = list(renamed_below(self.settings.data, path))
+        for old, new in renamed:
+            remedy = new_name_of(self.schema, self.settings.data, new)
             self.fault(old, f"unknown key {dotted(old)!r}", remedy, at_key=True)
-        if not moved:
+        if not renamed:
             self.fault(path, f"unknown key {dotted(path)!r}", self.where_it_belongs(legal, path), at_key=True)
 
     def where_it_belongs(self, legal: list[str], path: KeyPath) -> str:

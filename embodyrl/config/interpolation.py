@@ -14,8 +14,8 @@ from omegaconf.resolvers import oc
 
 from embodyrl.config.compose import Settings
 from embodyrl.config.fields import all_paths, defaults_below
+from embodyrl.config.files import UNREADABLE
 from embodyrl.config.issues import ConfigIssue, KeyPath, dotted
-from embodyrl.config.marks import UNREADABLE
 from embodyrl.config.values import LARGEST_TEXT, REFERENCE, escape, nested, show
 from embodyrl.errors import near_match
 

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import embodyrl.config.algorithm_rules
-import embodyrl.config.engine_rules  # noqa: F401 - both add their rules
+import embodyrl.config.algorithm_rules  # noqa: F401 - adds its rules
 from embodyrl.config.build import build_draft, count_settings, with_values
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import COMPONENTS, Composed, Settings, compose
-from embodyrl.config.inherited import inherited_values
+from embodyrl.config.fields import settings_of
+from embodyrl.config.files import Source, find_source, read_document
 from embodyrl.config.interpolation import resolve_interpolations
-from embodyrl.config.issues import ConfigError, ConfigIssue, KeyPath, dotted, in_reading_order
-from embodyrl.config.marks import read_document
-from embodyrl.config.moved import convert_saved
+from embodyrl.config.issues import COMMAND_LINE, ConfigError, ConfigIssue, KeyPath, dotted, in_reading_order
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
-from embodyrl.config.plugins import NAME_CODE, import_plugins, named_modules
+from embodyrl.config.plugins import NAME_CODE, Saved, UntrustedError, claims, import_plugins, named_modules, read_saved
+from embodyrl.config.renames import convert_saved
 from embodyrl.config.rules import Use, check_rules, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
-from embodyrl.config.sources import Source, find_source
-from embodyrl.config.trust import Saved, UntrustedError, claims, read_saved
-from embodyrl.config.values import Interpolation
+from embodyrl.config.values import Interpolation, show
 
 
 @dataclass(frozen=True)
@@ -166,3 +163,46 @@ def _apply(settings: Settings, overrides: Sequence[Override]) -> list[ConfigIssu
     """Lay command-line values over the settings; returns those that cannot be."""
     faults = (apply_override(settings, override, Config) for override in overrides)
     return [fault for fault in faults if fault is not None]
+
+
+# A group file, an experiment or a saved config names tasks and beside them what holds for these tasks alone, as the
+# return that counts as success. Whoever lays other tasks over it has to say what holds for them.
+TASKS: KeyPath = ("env", "tasks")
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """One such value."""
+
+    what: OfTasks
+    """Whether it is a fault."""
+    fault: ConfigIssue
+    """What to say about it."""
+
+
+def inherited_values(config: Config, composed: Composed) -> Iterator[Inherited]:
+    """The values of `env` that stand where tasks are named which are not played."""
+    settings = composed.settings
+    tasks, origin = settings.get(TASKS), settings.origins.get(TASKS)
+    others = {place.value.file: value for path, value, place in settings.replaced if path == TASKS and value != tasks}
+    if origin is None:
+        return
+    options: Any = type(config.env)
+    for name, setting in settings_of(options).items():
+        what, written = setting.field.metadata.get("of_tasks"), settings.origins.get(("env", name))
+        if what is None or written is None or written.value.file not in others:
+            continue
+        value = settings.get(("env", name))
+        if value in (None, {}):
+            continue
+        place = written.value.file
+        key = f"env.{name}"
+        beside = "on the command line" if origin.value.file == COMMAND_LINE else "beside them"
+        where = f"env: {place.rpartition('env/')[2].removesuffix('.yaml')}" if place in composed.entries else place
+        message = f"{key} = {show(value)} was written for {_names(others[place])} ({where}), not for {_names(tasks)}"
+        remedy = f"write {key}=... {beside}, with what holds for these tasks (if the same holds, that)"
+        yield Inherited(OfTasks(what), ConfigIssue((TASKS,), message, remedy, origin.value))
+
+
+def _names(tasks: Any) -> str:
+    return f"[{', '.join(map(str, tasks))}]" if isinstance(tasks, list) else show(tasks)

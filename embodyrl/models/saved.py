@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
+from embodyrl.config.fields import class_at
+from embodyrl.config.renames import convert_options
 from embodyrl.config.schema import ModelConfig
 from embodyrl.models.errors import PolicyError
 from embodyrl.registry import SupportedModel
@@ -154,11 +156,11 @@ def with_kept(config: Options, folder: Path) -> Options:
 
 
 def _options(description: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options in a description; none in one without any."""
+    """The options in a description, by the names that they have now; none in one without any."""
     options = description.get("options", {})
     if not isinstance(options, dict):
         raise PolicyError(f"{path} is damaged (options is {options!r:.60}, no object): take another checkpoint")
-    return options
+    return convert_options(options, "model", class_at(ModelConfig, options))
 
 
 def stands_alone(folder: Path) -> bool:

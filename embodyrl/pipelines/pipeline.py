@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.data.batches import Demonstrations
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.rollout.batch import TrajectoryBatch
-    from embodyrl.rollout.collector import Collector, Rollout
+    from embodyrl.rollout.collector import Collector
+    from embodyrl.rollout.episodes import Rollout
 
 RESOURCES = ("simulators", "policy", "demonstrations")
 """What is there before the first stage: `Iteration.collector`, `Iteration.engine` and `Iteration.demonstrations`."""

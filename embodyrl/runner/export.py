@@ -11,8 +11,8 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from embodyrl.config import LoadedConfig
+from embodyrl.config.plugins import TRAINING_FILE
 from embodyrl.config.schema import Config
-from embodyrl.config.trust import TRAINING_FILE
 from embodyrl.engine.lora import add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
 from embodyrl.models import Policy, build_policy

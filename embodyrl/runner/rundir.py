@@ -12,8 +12,8 @@ from pathlib import Path
 
 from embodyrl.config import LoadedConfig, load_config, to_commented_yaml, to_plain
 from embodyrl.config.issues import KeyPath
+from embodyrl.config.plugins import ORIGIN_FILE, claims, read_origin, sign
 from embodyrl.config.schema import Config
-from embodyrl.config.trust import ORIGIN_FILE, claims, read_origin, sign
 from embodyrl.config.values import escape
 from embodyrl.errors import UserError
 from embodyrl.files import write_whole

@@ -14,10 +14,9 @@ import psutil
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
-from embodyrl.config.plugins import code_of_its_own, where_from
+from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, Device, ModelConfig, Precision
-from embodyrl.config.trust import KEY_PLACE, can_sign
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, without_controls
 from embodyrl.models.saved import other_options

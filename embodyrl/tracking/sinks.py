@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from embodyrl.config.renames import newest_metric
 from embodyrl.files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
@@ -73,14 +74,16 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """What a line says, if it is what `JsonlSink` writes."""
+    """What a line says, if it is what `JsonlSink` writes; metrics by the names that they have now."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or type(row.get("iteration")) is not int:
         return None
-    return row if all(value is None or _is_number(value) for value in row.values()) else None
+    if not all(value is None or _is_number(value) for value in row.values()):
+        return None
+    return {newest_metric(name): value for name, value in row.items()}
 
 
 def _is_number(value: object) -> bool:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.config import Use, load_config, to_commented_yaml, to_plain
+from embodyrl.config import Use, load_config, renames, to_commented_yaml, to_plain
 from embodyrl.config.build import differences
-from embodyrl.config.moved import MOVED
+from embodyrl.config.renames import SETTINGS
 
 PPO = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
 OLD = Path(__file__).parent / "saved_by_an_earlier_version.yaml"
@@ -184,17 +184,17 @@ def test_a_component_that_cannot_be_imported_is_found_before_the_run(workplace):
     )
 
 
-def test_the_program_says_where_a_setting_has_moved(workplace):
+def test_the_program_says_how_a_setting_is_called_now(workplace):
     command = [sys.executable, "-m", "embodyrl", "validate", "metaworld_reach", "algorithm.clip_low=0.1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == (
-        "command line: unknown key 'algorithm.clip_low' - moved to 'algorithm.loss.clip_low'"
+        "command line: unknown key 'algorithm.clip_low' - renamed to 'algorithm.loss.clip_low'"
     )
 
 
-def test_every_setting_that_moved_is_where_it_is_said_to_be(workplace):
-    for place in MOVED.values():
+def test_every_setting_that_was_renamed_is_where_it_is_said_to_be(workplace):
+    for place in SETTINGS.values():
         *sections, name = place.split(".")
         owners = [("reward", "srpo"), ("advantage", "gae"), ("advantage", "grpo")]
         owners += [("loss", "ppo"), ("loss", "decoupled_ppo"), ("loss", "cpgd")]
@@ -238,7 +238,54 @@ def test_what_a_saved_config_says_of_components_that_it_did_not_use_goes(workpla
 
 def test_an_old_config_that_is_run_anew_lists_what_to_change(workplace):
     faults = workplace.faults(OLD.read_text())
-    assert "my.yaml:56:13: unknown key 'algorithm.clip_low' - moved to 'algorithm.loss.clip_low'" in [
+    assert "my.yaml:56:13: unknown key 'algorithm.clip_low' - renamed to 'algorithm.loss.clip_low'" in [
         fault.replace(fault.split(" ")[0], "my.yaml:56:13:") for fault in faults
     ]
-    assert all("moved to" in fault or "no such option" in fault for fault in faults)
+    assert all("renamed to" in fault or "no such option" in fault for fault in faults)
+
+
+@pytest.fixture
+def renamed(monkeypatch):
+    """Tables with names that earlier versions might have had."""
+    table = {
+        "eval.first": "eval.start",
+        "eval.start": "eval.seed",
+        "rollout.turns": "rollout.chunks",
+        "env.sentences": "env.instructions",
+        "engine.shards.ranks": "engine.parallel.ranks",
+        "model.width": "model.hidden_sizes",
+    }
+    monkeypatch.setattr(renames, "SETTINGS", {**renames.SETTINGS, **table})
+    monkeypatch.setattr(renames, "METRICS", {"train/rounds": "train/passes", "time/phase/": "time/part/"})
+
+
+def test_a_row_of_the_table_is_all_that_a_renaming_takes(workplace, renamed):
+    """Who writes the old key is told the new one, in a file and on the command line, also of a section that is gone."""
+    text = f"{PPO}eval: {{start: 7}}\nengine: {{shards: {{ranks: 1}}}}\n"
+    assert sorted(workplace.faults(text, "rollout.turns=8", "eval.first=1")) == [
+        "command line: unknown key 'eval.first' - renamed to 'eval.seed'",
+        "command line: unknown key 'rollout.turns' - renamed to 'rollout.chunks'",
+        "my.yaml:2:8: unknown key 'eval.start' - renamed to 'eval.seed'",
+        "my.yaml:3:19: unknown key 'engine.shards.ranks' - renamed to 'engine.parallel.ranks'",
+    ]
+
+
+def test_a_saved_config_with_old_keys_is_read_by_the_table(workplace, renamed):
+    now = load_config("metaworld_reach", ["eval.seed=77777", "env.instructions={reach-v3: go}"], use=Use.show).config
+    text = to_commented_yaml(now)
+    assert saved_in(workplace, text) == now
+    names = {"seed: 77777": "first: 77777", "chunks:": "turns:", "instructions:": "sentences:"}
+    for new, old in {**names, "hidden_sizes:": "width:"}.items():
+        assert text.count(f"\n  {new}") == 1
+        text = text.replace(f"\n  {new}", f"\n  {old}")
+    lines = [line for line in text.splitlines() if not line.startswith("    ranks:")]
+    lines.insert(lines.index("engine:") + 1, f"  shards: {{ranks: {now.engine.parallel.ranks}}}")
+    assert saved_in(workplace, "\n".join(lines)) == now
+
+
+def test_options_of_a_saved_policy_and_metrics_are_read_by_the_tables(renamed):
+    mlp = type(load_config("metaworld_reach", use=Use.show).config.model)
+    found = renames.convert_options({"name": "mlp", "width": [8]}, "model", mlp)
+    assert found == {"name": "mlp", "hidden_sizes": [8]}
+    assert renames.newest_metric("train/rounds") == "train/passes" and renames.newest_metric("loss") == "loss"
+    assert renames.newest_metric("time/phase/x") == "time/part/x"

@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 from embodyrl.config import Use, list_experiments, list_groups, list_options, load_config
 from embodyrl.config.compose import COMPONENTS
 from embodyrl.config.compose import compose as compose_source
-from embodyrl.config.marks import read_document
-from embodyrl.config.sources import Source, builtin_folder, find_source
+from embodyrl.config.files import Source, builtin_folder, find_source, read_document
 
 REST = "model: mlp, algorithm: ppo, _self_]\n"
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from embodyrl.config import Use, config_hash, list_experiments, load_config, to_commented_yaml, to_plain
-from embodyrl.config.document import _inline
+from embodyrl.config.build import _inline
 from embodyrl.config.fields import docs_of
 from embodyrl.config.schema import Config
 from embodyrl.errors import has_controls

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from embodyrl.config import load_config, to_commented_yaml
-from embodyrl.config.trust import UntrustedError
+from embodyrl.config.plugins import UntrustedError
 from embodyrl.runner.rundir import read_config, write_config
 
 START = "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\n"

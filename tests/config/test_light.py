@@ -36,3 +36,10 @@ def test_a_simulator_process_does_not_need_hydra():
     probe = "import sys, embodyrl.config.schema, embodyrl.envs.options; print('hydra' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"
+
+
+def test_the_help_of_the_command_line_needs_neither_hydra_nor_the_schema():
+    heavy = {"hydra", "omegaconf", "yaml", "embodyrl.config.schema"}
+    probe = f"import sys, embodyrl.cli.main; print({heavy} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "set()"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.config import ConfigError, Use, engine_rules, load_config
+from embodyrl.config import ConfigError, Use, algorithm_rules, load_config
 from embodyrl.config.rules import RULES, _divisors, _multiples
 from embodyrl.pipelines import rules as _its_rules  # noqa: F401  (whose import adds them)
 from embodyrl.registry import Requirement, all_registries
@@ -135,7 +135,7 @@ def test_a_checkpoint_may_be_left_open_until_the_config_runs() -> None:
 
 def test_adapters_without_the_package_that_makes_them(monkeypatch):
     missing = Requirement(module="no_such_package_xyz", install="pip install 'embodyrl[vla]'")
-    monkeypatch.setattr(engine_rules, "PEFT", missing)
+    monkeypatch.setattr(algorithm_rules, "PEFT", missing)
     with pytest.raises(ConfigError, match=r"needs package 'no_such_package_xyz'.*run: pip install 'embodyrl\[vla\]'"):
         load_config("experiment/tiny_oft_sft", ["engine.lora.rank=8"])
 
