@@ -190,7 +190,8 @@ def random_projection(images: Tensor | None, proprio: Tensor | None, *, dim: int
         parts.append(adaptive_avg_pool2d(pictures, SMALL).flatten())
     features = torch.cat(parts).cpu()
     generator = torch.Generator().manual_seed(derive_seed(0, "projection", len(features)))
-    return torch.randn(dim, len(features), generator=generator) @ features / len(features) ** 0.5
+    projected: Tensor = torch.randn(dim, len(features), generator=generator) @ features / len(features) ** 0.5
+    return projected
 
 
 # ---- which groups are worth learning from

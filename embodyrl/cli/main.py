@@ -235,9 +235,10 @@ def plan(
 ) -> None:
     """Show what a run would need: processes and where they go, parameters, batches, memory; and whether it fits."""
     from embodyrl.cli import plan as planning
+    from embodyrl.planning.processes import read_machine
 
     source, overrides = split_words(words)
-    inventory = planning.read_machine(machine, cpus)
+    inventory = read_machine(machine, cpus)
     asked = planning.Asked(
         gpu_gb=gpu_memory, host_gb=memory, elsewhere=elsewhere or machine is not None, start=start, trust=trust
     )

@@ -1,6 +1,6 @@
 """What a run would need: parameters, batches, and memory by phase. Nothing is started, and no weights are read.
 
-The policy's own code runs once without memory (`engine.dry_run`); the rest is arithmetic (`engine.memory`).
+The policy's own code runs once without memory (`dry_run`); the rest is arithmetic (`memory`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from embodyrl.config.rules import action_dim, sentences, state_dim
 from embodyrl.config.schema import Config, Observe, Offload, ParallelBackend, Schedule
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
+from embodyrl.planning.memory import Learning, Need, kept_away, rollout_need, train_need
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
     from embodyrl.planning.dry_run import Traced
-    from embodyrl.planning.memory import Learning, Need
 
 GIB, MIB, FLOAT = 2**30, 2**20, 4
 ACTION_DIM, PROPRIO_DIM, WORDS = 7, 32, 16
@@ -154,8 +154,6 @@ class Planner:
 
     def needs(self, config: Config) -> dict[str, dict[str, Need]]:
         """What each place (gpu, host) must hold in each phase."""
-        from embodyrl.planning.memory import Need, kept_away, rollout_need, train_need
-
         look, settings = self._look(config), learning_of(config)
         weights, lines = look.traced.weights, look.traced.lines
         buffer = self._buffer(config, look.traced)
@@ -269,8 +267,6 @@ def assumed_spec(config: Config) -> SimulatorSpec:
 
 def learning_of(config: Config) -> Learning:
     """The settings that decide about memory."""
-    from embodyrl.planning.memory import Learning
-
     batches, engine = batches_of(config), config.engine
     return Learning(
         deciding_samples=batches.slots_decided_at_once,

@@ -1,8 +1,8 @@
-"""What `embodyrl plan` says about the model and its memory."""
+"""What `embodyrl plan` prints about machine, processes, model and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -11,6 +11,58 @@ MIB_PER_GB = 1e9 / 2**20
 LARGE_MIB = 4000
 """From here on, sizes are shown in GB."""
 PLACES = {"gpu": "GPU", "host": "main memory"}
+
+
+def rows(source: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """Titles and lines about everything but processes and memory, in the order in which they are shown."""
+    machine, memory, threads = plan["machine"], plan["memory"], plan["threads"]
+    nodes = [
+        f"node {node['id']}: {'CPUs ' + node['cpus'] if node['cpus'] else 'no CPU'}"
+        f"{'' if node['memory'] else ', no memory'}"
+        for node in machine["numa_nodes"]
+    ]
+    gpus = [
+        f"{gpu['address']}, {'node unknown' if gpu['node'] is None else 'node ' + str(gpu['node'])}"
+        for gpu in machine["gpus"]
+    ]
+    return [
+        ("config", f"{source}: OK"),
+        ("machine", f"CPUs {machine['cpus']}, of which {machine['cores']} can be busy at once"),
+        ("nodes", "; ".join(nodes) or "the kernel shows none"),
+        ("GPUs", "; ".join(gpus) or "no NVIDIA GPU"),
+        ("NUMA", plan["numa"]),
+        ("start", _start(plan["preload"])),
+        ("memory", f"{_size(memory['shared_segment_mib'])} shared segment, plus {memory['not_included'][0]}"),
+        *model_rows(plan),
+        ("threads", f"{threads['per_worker']} per simulator process; main process: {threads['main_process']}"),
+    ]
+
+
+def _start(preload: Sequence[str] | None) -> str:
+    if preload is None:
+        return "every process is an interpreter of its own"
+    return f"processes are forked from one that has imported {', '.join(preload) or 'nothing'}"
+
+
+def _size(mib: float) -> str:
+    return f"{mib:.1f} MiB" if mib >= 0.1 else "less than 0.1 MiB"
+
+
+def worker_table(workers: list[dict[str, Any]]) -> Table:
+    """A row for each simulator process."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("worker", "slots", "node", "cpus", "memory from", "its own variables"):
+        table.add_column(title, overflow="fold")
+    for worker in workers:
+        memory = "where it runs" if worker["memory_node"] is None else f"node {worker['memory_node']}"
+        node = "any" if worker["numa_node"] is None else str(worker["numa_node"])
+        table.add_row(worker["worker"], worker["slots"], node, worker["cpus"], memory, pairs(worker["env_vars"]))
+    return table
+
+
+def pairs(variables: dict[str, str]) -> str:
+    """Variables as `NAME=value`."""
+    return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:

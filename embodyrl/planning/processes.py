@@ -1,0 +1,131 @@
+"""Which processes a run would start, and where; and what one of them takes, if it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from embodyrl.config import LoadedConfig
+from embodyrl.config.schema import Config, Observe
+from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.manager.memory import layout
+from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
+from embodyrl.errors import UserError
+from embodyrl.placement.plan import Inventory, WorkerSpec, describe_binding, inventory, plan_env_workers, policy_gpu
+from embodyrl.placement.topology import ROOT, format_ids, parse_ids
+from embodyrl.planning.planner import MIB, Simulators
+
+
+def read_machine(folder: Path | None, cpus: str | None) -> Inventory:
+    """The machine to plan for.
+
+    Args:
+        folder: a copy of its sys/ and proc/; None: this machine.
+        cpus: the CPUs to use, in the kernel's list format `0-7,16`; None: those that this process may use, or all that
+            a copy shows.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    if folder is not None and not (folder / "sys").is_dir():
+        raise UserError(f"{folder} holds no folder sys: give a folder with a copy of the machine's sys/ and proc/")
+    try:
+        chosen = None if cpus is None else parse_ids(cpus)
+    except ValueError as error:
+        raise UserError(f"--cpus {cpus!r} is not a list like 0-7,16") from error
+    if chosen is None and folder is not None:
+        online = folder / "sys/devices/system/cpu/online"
+        if not online.is_file():
+            raise UserError(f"{online} is missing, so nothing says which CPUs there are: add --cpus, for instance 0-63")
+        chosen = parse_ids(online.read_text())
+    return inventory(ROOT if folder is None else folder, chosen)
+
+
+def plan_processes(config: Config, machine: Inventory) -> dict[str, Any]:
+    """Everything that is known before the start, as plain data.
+
+    Raises:
+        UserError: the slots cannot be spread over the workers.
+    """
+    near = policy_gpu(config.engine.device, machine)
+    workers = plan_env_workers(config.env, machine, near)
+    common = _common([spec.env_vars for spec in workers])
+    return {
+        "machine": {
+            "cpus": format_ids(machine.cpus),
+            "cores": machine.cores,
+            "numa_nodes": [asdict(node) | {"cpus": format_ids(node.cpus)} for node in machine.nodes],
+            "gpus": [asdict(gpu) for gpu in machine.gpus],
+        },
+        "numa": describe_binding(config.env.numa, machine, workers, near),
+        "preload": workers[0].preload,
+        "workers": [_worker(spec, common) for spec in workers],
+        "env_vars": common,
+        "threads": {"per_worker": 1, "main_process": config.engine.threads},
+        "memory": _memory(config),
+    }
+
+
+def _worker(spec: WorkerSpec, common: dict[str, str]) -> dict[str, Any]:
+    return {
+        "worker": spec.label,
+        "slots": format_ids(spec.slots),
+        "numa_node": spec.numa_node,
+        "cpus": format_ids(spec.cpus),
+        "memory_node": spec.memory_node,
+        "env_vars": {name: value for name, value in spec.env_vars.items() if name not in common},
+    }
+
+
+def _common(variables: Sequence[Any]) -> dict[str, str]:
+    """The variables that are the same for all."""
+    return {name: value for name, value in variables[0].items() if all(v.get(name) == value for v in variables)}
+
+
+def _memory(config: Config) -> dict[str, Any]:
+    """Sizes that follow from the settings [MiB].
+
+    How many numbers a state and an action have, only the simulator knows; pictures are nearly all of it.
+    """
+    env = config.env
+    spec = SimulatorSpec(
+        tasks={},
+        actions=(),
+        proprio_dim=0,
+        max_episode_steps=env.max_episode_steps,
+        control_frequency=1.0,
+        cameras=tuple(env.cameras),
+        image_size=(env.image_size[0], env.image_size[1]) if env.cameras else (0, 0),
+    )
+    size = layout(spec, env.num_envs, config.rollout.chunk_size).num_bytes
+    return {
+        "shared_segment_mib": round(size / MIB, 2),
+        "not_included": ["the slots' state and action vectors, known after the start"],
+    }
+
+
+def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
+    """Start one of the simulator processes with its share of slots, begin an episode in each, and end it.
+
+    Raises:
+        UserError: it cannot be started, for a reason that the user can mend.
+        WorkerError: it failed.
+    """
+    config = loaded.config
+    share = config.env.num_envs // workers
+    env = replace(config.env, num_envs=share, workers=1)
+    with EnvManager(
+        env,
+        chunk_size=config.rollout.chunk_size,
+        every_step=config.rollout.observe is Observe.every_step,
+        plugins=config.plugins,
+        plugin_path=str(loaded.plugin_dir),
+    ) as manager:
+        episodes = [
+            EpisodeSpec(task=config.env.tasks[slot % len(config.env.tasks)], start_state=0, seed=0)
+            for slot in range(share)
+        ]
+        manager.reset(range(share), episodes)
+        return Simulators(spec=manager.spec, bytes_per_worker=manager.offload())
