@@ -24,7 +24,9 @@ from embodyrl.registry import SupportedModel, all_registries
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES, DOCS = REPOSITORY / "examples", REPOSITORY / "docs"
-NAMES = sorted({path.stem for path in EXAMPLES.iterdir() if path.is_file()})
+SCRIPTS = {"from_python"}
+"""Those that are run by Python itself; all others have a config."""
+NAMES = sorted({path.stem for path in EXAMPLES.iterdir() if path.is_file()} - SCRIPTS)
 
 POINT_MASS = ["env.num_envs=4", "env.max_episode_steps=16", "rollout.chunks=16"]
 SMALL = {
@@ -75,6 +77,18 @@ def test_an_example_runs_from_the_outside(name: str, copied: Path, tmp_path: Pat
     assert f"plug-in {name}: {copied / name}.py\n" in done.stderr
     row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
     assert SHOWS[name](row, done.stdout), (row, done.stdout)
+
+
+def test_the_script_trains_evaluates_and_steps(copied: Path, tmp_path: Path) -> None:
+    few = ["run.iterations=5", "run.eval_every=0", "env.max_episode_steps=8", "rollout.chunks=16", "eval.episodes=2"]
+    few += ["run.dir=out"]
+    command = [sys.executable, "my own/from_python.py", *few]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    begin = ["evaluation", "iteration", str(5 * 8 * 16), "success", "by"]
+    assert all(line.startswith(word) for line, word in zip(lines, begin, strict=True)), lines
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 @pytest.mark.parametrize(
