@@ -64,14 +64,18 @@ def die_with_parent(parent: int) -> None:
 
 
 def serve(channel: Channel) -> None:
-    """Answer calls until `close`. The first call must be `start`.
+    """Answer calls and rings until `close`. The first call must be `start`.
 
     Raises:
         EOFError: the parent closed the line.
     """
     service: Any = None
     while True:
-        call = decode_call(channel.receive())
+        message = channel.listen()
+        if isinstance(message, int):
+            answer_ring(service, message, channel)
+            continue
+        call = decode_call(message)
         try:
             value = None
             if call.method == "start":
@@ -86,6 +90,16 @@ def serve(channel: Channel) -> None:
         channel.send(reply)
         if call.method == "close":
             return
+
+
+def answer_ring(service: Any, number: int, channel: Channel) -> None:
+    """Do what the doorbell stands for, and say that it is done; an error goes through the pipe."""
+    try:
+        service.on_ring()
+    except BaseException as error:
+        channel.send(encode_reply(number, describe(error)))
+    else:
+        channel.answer(number)
 
 
 def start(

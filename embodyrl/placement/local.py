@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from embodyrl.placement.channel import Channel
 from embodyrl.placement.child import STACKS_SIGNAL
@@ -34,18 +34,83 @@ _MAIN = "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(s
 _logger = logging.getLogger(__name__)
 
 
+W = TypeVar("W")
+
+
+class _Ears(Generic[W]):
+    """All file descriptors on which workers say something, in one poll set that lasts as long as they do.
+
+    Pipes and ends of processes are always heard. The answer to a ring wakes nobody unless `wake_for` was called for it,
+    so that one can sleep until the slowest of several workers is done.
+    """
+
+    _epoll: select.epoll
+    """Open while there are workers."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, W] = {}
+        self._answers: dict[W, int] = {}
+        self._armed: set[int] = set()
+
+    def add(self, worker: W, answer: int, always: Sequence[int]) -> None:
+        """Hear this worker from now on."""
+        if not self._owners:
+            self._epoll = select.epoll()
+        for fd in always:
+            self._epoll.register(fd, select.EPOLLIN)
+        self._epoll.register(answer, select.EPOLLONESHOT)  # silent
+        self._owners |= dict.fromkeys([answer, *always], worker)
+        self._answers[worker] = answer
+
+    def remove(self, worker: W) -> None:
+        """Hear this worker no more; before its file descriptors are closed."""
+        self._armed.discard(self._answers.pop(worker))
+        for fd in [fd for fd, owner in self._owners.items() if owner is worker]:
+            self._epoll.unregister(fd)
+            del self._owners[fd]
+        if not self._owners:
+            self._epoll.close()
+
+    def wake_for(self, worker: W) -> None:
+        """Let the next `listen` end when this worker answers its ring."""
+        fd = self._answers[worker]
+        if fd not in self._armed:
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
+            self._armed.add(fd)
+
+    def listen(self, timeout: float) -> tuple[list[W], bool]:
+        """Wait up to `timeout` [s].
+
+        Returns:
+            The workers that said something otherwise than by an answer to a ring, or ended; whether anything happened.
+        """
+        said: dict[W, None] = {}
+        events = self._epoll.poll(max(0.0, timeout)) if self._owners else []
+        for fd, _ in events:
+            if fd in self._armed:
+                self._armed.discard(fd)
+            else:
+                said[self._owners[fd]] = None
+        return list(said), bool(events)
+
+
 class LocalWorker:
     """One worker process, seen from its parent. See `launcher.Worker`."""
 
-    def __init__(self, spec: WorkerSpec, process: Process, channel: Channel, log: IO[bytes]) -> None:
+    def __init__(
+        self, spec: WorkerSpec, process: Process, channel: Channel, log: IO[bytes], ears: _Ears[LocalWorker]
+    ) -> None:
         self._spec = spec
         self._process = process
         self._channel = channel
         self._log = log
-        self._poll_fds = [channel.fileno()] if process.exit_fd is None else [channel.fileno(), process.exit_fd]
-        self._numbers = itertools.count()
+        self._ears = ears
+        ears.add(self, channel.answer_fd, [fd for fd in (channel.fileno(), process.exit_fd) if fd is not None])
+        self._numbers = itertools.count(1)
         self._replies: dict[int, Any] = {}
         self._awaited: set[int] = set()
+        self._rung: int | None = None
+        """Number of the ring that is not answered yet, whether somebody waits for it or not."""
         self._last_method = "start"
         self._last_deadline = 0.0
         self._end: WorkerError | None = None
@@ -69,20 +134,37 @@ class LocalWorker:
     def request(self, method: str, *args: object, fds: Sequence[int] = (), timeout: float = 60.0) -> Request:
         """Ask for a call; see `launcher.Worker.request`."""
         self.raise_if_ended()
-        number = next(self._numbers)
-        message = encode_call(Call(number, len(fds), method, args))
         start = time.monotonic()
         if self._awaited:
             start = max(start, self._last_deadline)
-        request = Request(self, number, method, timeout, start + timeout)
+        request = Request(self, next(self._numbers), method, timeout, start + timeout)
         try:
+            message = encode_call(Call(request.id, len(fds), method, args))
             self._channel.send(message, fds=fds, timeout=timeout)
         except TimeoutError:
             raise _late({self: [request]}, timeout) from None
         except OSError:
             raise self.died() from None
-        self._last_method, self._last_deadline = method, request.deadline
-        self._awaited.add(number)
+        return self._noted(request)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has answered everything; see `launcher.Worker`."""
+        return not self._awaited and self._rung is None
+
+    def ring(self, method: str, *, timeout: float = 60.0) -> Request:
+        """Ask for what the doorbell stands for; see `launcher.Worker.ring`."""
+        self.raise_if_ended()
+        if not self.is_idle:
+            raise RuntimeError(f"{self} is busy with {self._last_method!r}: a ring would overtake it")
+        request = Request(self, next(self._numbers), method, timeout, time.monotonic() + timeout)
+        self._channel.ring(request.id)
+        self._rung = request.id
+        return self._noted(request)
+
+    def _noted(self, request: Request) -> Request:
+        self._last_method, self._last_deadline = request.method, request.deadline
+        self._awaited.add(request.id)
         return request
 
     def has_reply(self, number: int) -> bool:
@@ -109,9 +191,30 @@ class LocalWorker:
         self._awaited.discard(number)
         self._replies.pop(number, None)
 
-    def poll_fds(self) -> list[int]:
-        """File descriptors that become readable when the worker says something or ends."""
-        return self._poll_fds if self._end is None else []
+    @property
+    def is_rung(self) -> bool:
+        """Whether a ring is not answered yet."""
+        return self._rung is not None
+
+    def hear_answer(self) -> None:
+        """File the answer to a ring, if it has come.
+
+        Raises:
+            WorkerDied: it is the answer to another one, and the worker was killed.
+        """
+        number = self._channel.take_answer()
+        if number is None:
+            return
+        if number != self._rung:
+            raise self._babbled(ValueError(f"answer {number} to ring {self._rung}"))
+        self._file(number, None)
+
+    def _file(self, number: int, value: object) -> None:
+        if number == self._rung:
+            self._rung = None
+        if number in self._awaited:
+            self._awaited.discard(number)
+            self._replies[number] = value
 
     def pump(self) -> None:
         """File the replies that have arrived; those that nobody waits for are dropped.
@@ -126,9 +229,13 @@ class LocalWorker:
                 number, value = decode_reply(frame)
             except Exception as error:  # whatever pickle makes of other bytes
                 raise self._babbled(error) from error
-            if number in self._awaited:
-                self._awaited.discard(number)
-                self._replies[number] = value
+            self._file(number, value)
+
+    def attend_to_death(self) -> None:
+        """File what has arrived; if the process has ended, note how: whoever asks for more is told."""
+        self.pump()
+        if self._channel.at_end or self._process.has_exited(0.0):
+            self.died()
 
     def raise_if_ended(self) -> None:
         """Raise the error that this worker ended with, if it is known to have ended."""
@@ -210,6 +317,7 @@ class LocalWorker:
         if self._is_gone:
             return
         self._is_gone = True
+        self._ears.remove(self)
         self._process.kill()
         self._channel.close()
         self._log.close()
@@ -231,6 +339,7 @@ class LocalLauncher:
         self._plugin_path = plugin_path
         self._log_dir = log_dir
         self._workers: list[LocalWorker] = []
+        self._ears = _Ears[LocalWorker]()
         self._zygotes: dict[tuple[str, ...], Zygote | None] = {}
         """By what they have imported; None for one that must not be forked. They live as long as there are workers."""
         self._finalizer = weakref.finalize(self, _stop_in_owner, os.getpid(), self._workers, self._zygotes)
@@ -267,29 +376,58 @@ class LocalLauncher:
         """Wait for results; see `launcher.Launcher.gather`."""
         pairs = [(_local(request.worker), request) for request in requests]
         try:
-            waiting = _Waiting(pairs)
             deadline = time.monotonic() + timeout
-            while waiting.missing:
-                if not waiting.listen(deadline):
-                    raise _late(waiting.missing, timeout)
+            while missing := _unanswered(pairs):
+                # All are wanted, so sleep until the last one has answered: most others have, too, by then.
+                if not self._listen(missing, [next(reversed(missing))], deadline):
+                    raise _late(missing, timeout)
             return [worker.take_reply(request) for worker, request in pairs]
-        finally:
+        except BaseException:
             for worker, request in pairs:
                 worker.forget(request.id)
+            raise
 
     def wait_any(self, requests: Sequence[Request]) -> list[Request]:
         """Wait for the first reply; see `launcher.Launcher.wait_any`."""
         pairs = [(_local(request.worker), request) for request in requests]
-        waiting = _Waiting(pairs)
-        waiting.listen(0.0)
-        while waiting.missing:
-            first = min(waiting.requests(), key=lambda request: request.deadline)
+        self._listen(_unanswered(pairs), [], 0.0)
+        while missing := _unanswered(pairs):
+            waiting = [request for unanswered in missing.values() for request in unanswered]
+            first = min(waiting, key=lambda request: request.deadline)
             if first.deadline <= time.monotonic():
                 raise _late({_local(first.worker): [first]}, first.timeout)
-            if len(waiting.requests()) < len(pairs):
+            if len(waiting) < len(requests):
                 break
-            waiting.listen(first.deadline)
+            self._listen(missing, list(missing), first.deadline)
         return [request for worker, request in pairs if worker.has_reply(request.id)]
+
+    def _listen(
+        self, missing: dict[LocalWorker, list[Request]], wake_for: Sequence[LocalWorker], deadline: float
+    ) -> bool:
+        """Wait until a worker says something by the pipe, ends, or, if it is one of `wake_for`, answers a ring.
+
+        What has arrived by then is filed.
+
+        Returns:
+            False if nothing has happened by `deadline` (`time.monotonic()`).
+
+        Raises:
+            RemoteError: one of the methods raised.
+            WorkerDied: the process of one of these workers ended.
+        """
+        for worker in wake_for:
+            if worker.is_rung:
+                self._ears.wake_for(worker)
+        said, happened = self._ears.listen(deadline - time.monotonic())
+        for worker in missing:
+            if worker.is_rung:
+                worker.hear_answer()
+        for worker in said:
+            if worker in missing:
+                _attend(worker, missing[worker])
+            else:
+                worker.attend_to_death()
+        return happened
 
     def stop(self, workers: Sequence[Worker], *, timeout: float = 5.0) -> None:
         """End workers; see `launcher.Launcher.stop`."""
@@ -314,7 +452,7 @@ class LocalLauncher:
             raise
         finally:
             child_end.close()
-        worker = LocalWorker(spec, process, Channel(parent_end, blocking=False), log)
+        worker = LocalWorker(spec, process, Channel(parent_end, blocking=False), log, self._ears)
         self._workers.append(worker)
         return worker
 
@@ -375,57 +513,28 @@ def _local(worker: Worker) -> LocalWorker:
     return worker
 
 
-class _Waiting:
-    """Requests that have no reply yet.
+def _unanswered(pairs: Sequence[tuple[LocalWorker, Request]]) -> dict[LocalWorker, list[Request]]:
+    """The requests that have no reply yet, by worker.
 
     Raises:
         WorkerError: one of their workers is known to have ended.
     """
-
-    def __init__(self, pairs: Sequence[tuple[LocalWorker, Request]]) -> None:
-        self.missing: dict[LocalWorker, list[Request]] = {}
-        for worker, request in pairs:
-            if not worker.has_reply(request.id):
-                worker.raise_if_ended()
-                self.missing.setdefault(worker, []).append(request)
-        self._poll = select.poll()
-        self._owners = {fd: worker for worker in self.missing for fd in worker.poll_fds()}
-        for fd in self._owners:
-            self._poll.register(fd, select.POLLIN)
-
-    def requests(self) -> list[Request]:
-        """All of them."""
-        return [request for requests in self.missing.values() for request in requests]
-
-    def listen(self, deadline: float) -> bool:
-        """Wait until something happens, and take note of it; returns False if nothing has by `deadline`.
-
-        Raises:
-            RemoteError: a method raised.
-            WorkerDied: a worker's process ended.
-        """
-        events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
-        for worker in {self._owners[fd]: None for fd, _ in events}:
-            self.missing[worker] = _collect(worker, self.missing[worker])
-            if self.missing[worker]:
-                continue
-            del self.missing[worker]
-            if self.missing:  # else nobody listens any more
-                for fd in worker.poll_fds():
-                    self._poll.unregister(fd)
-        return bool(events)
+    missing: dict[LocalWorker, list[Request]] = {}
+    for worker, request in pairs:
+        if not worker.has_reply(request.id):
+            worker.raise_if_ended()
+            missing.setdefault(worker, []).append(request)
+    return missing
 
 
-def _collect(worker: LocalWorker, requests: list[Request]) -> list[Request]:
-    """Read what the worker said; returns the requests that are still unanswered."""
+def _attend(worker: LocalWorker, requests: list[Request]) -> None:
+    """Read what a worker said. Raises if a method raised, or if it ended without answering all of these requests."""
     worker.pump()
     for request in requests:
         if worker.has_failed(request.id):
             worker.take_reply(request)
-    unanswered = [request for request in requests if not worker.has_reply(request.id)]
-    if unanswered:
+    if not all(worker.has_reply(request.id) for request in requests):
         worker.raise_if_dead()
-    return unanswered
 
 
 def _late(missing: dict[LocalWorker, list[Request]], timeout: float) -> WorkerError:

@@ -100,6 +100,28 @@ class Crew:
                 requests.append(None)
         return requests
 
+    def step(self, chosen: Selection) -> list[Request | None]:
+        """`ask("step", chosen)` by doorbell: which slots are meant lies in shared memory, beside their actions.
+
+        A process that is still busy, with a chunk of other slots, gets a message instead, which waits for its turn.
+        """
+        assert self._memory is not None
+        stepping, timeout = self._memory["stepping"], self._config.step_timeout_s
+        requests: list[Request | None] = []
+        for share in chosen.shares:
+            worker = share.worker
+            try:
+                if worker.is_idle:
+                    served = worker.spec.slots
+                    stepping[served.start : served.stop] = share.mask
+                    requests.append(worker.ring("step", timeout=timeout))
+                else:
+                    requests.append(worker.request("step", *share.arguments, timeout=timeout))
+            except (WorkerDied, WorkerTimeout) as error:
+                self._replace(error)
+                requests.append(None)
+        return requests
+
     def replies(self, requests: Sequence[Request | None]) -> list[Any]:
         """The replies to these requests; `GONE` for those of processes that died and have been replaced."""
         if self._config.on_worker_death is OnWorkerDeath.fail:

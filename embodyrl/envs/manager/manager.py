@@ -180,7 +180,8 @@ class EnvManager:
         chosen = self._prepare(slots, actions, next_episodes)
         playing = self._still_playing(chosen)
         if playing is not None:
-            self._call("step", playing)
+            with self._noting_failure:
+                self._processes.replies(self._processes.step(playing))
         return self._result(chosen)
 
     def send(self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None) -> None:
@@ -202,7 +203,7 @@ class EnvManager:
         if playing is None:
             return
         with self._noting_failure:
-            requests = self._processes.ask("step", playing)
+            requests = self._processes.step(playing)
         for request, share in zip(requests, playing.shares, strict=True):
             for slot in share.slots:
                 self._requests[slot] = request

@@ -26,7 +26,9 @@ class Share(NamedTuple):
     local: tuple[int, ...]
     """The same slots as the process numbers them."""
     arguments: tuple[int, ...]
-    """How the process is told: all of its slots are not spelt out."""
+    """How the process is told by a message: all of its slots are not spelt out."""
+    mask: NDArray[np.bool_]
+    """How it is told by the doorbell: for each slot of the process, whether it is meant."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Selections:
         shares = []
         for rank, slots in by_rank.items():
             local = tuple(slot % self._share for slot in slots)
-            shares.append(Share(self._workers[rank], slots, local, () if len(local) == self._share else local))
+            mask = np.isin(np.arange(self._share), local)
+            shares.append(Share(self._workers[rank], slots, local, () if len(local) == self._share else local, mask))
         first, end = numbers[0], numbers[0] + len(numbers)
         return Selection(index, numbers, shares, slice(first, end) if numbers == list(range(first, end)) else None)
