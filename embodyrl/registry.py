@@ -148,7 +148,7 @@ class SimulatorEntry(Entry):
     graphics: str | None = None
     """`opengl` or `vulkan`: what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use."""
     preload: Sequence[str] | None = None
-    """Modules that are imported once before its processes are forked, see `placement.zygote`; None: it is not safe."""
+    """Modules that are imported once before its processes are forked, see `placement.child`; None: it is not safe."""
     check: str | None = None
     """`module:function` that takes the whole config and yields what the simulator finds wrong with it, each as (path of
     the setting, message, remedy), without importing the simulator."""

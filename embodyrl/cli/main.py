@@ -380,7 +380,7 @@ def main() -> None:
 def explain(error: UserError | RunError) -> int:
     """Print an error to stderr; returns the exit code that it stands for."""
     from embodyrl.config import ConfigError
-    from embodyrl.placement.errors import RemoteError
+    from embodyrl.placement.launcher import RemoteError
 
     text = str(error)
     if isinstance(error, RemoteError) and error.is_user_error:

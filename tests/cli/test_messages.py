@@ -6,7 +6,7 @@ import pytest
 
 from embodyrl.cli.main import explain
 from embodyrl.errors import UserError
-from embodyrl.placement.errors import RemoteError
+from embodyrl.placement.launcher import RemoteError
 
 
 def test_a_message_moves_no_cursor_and_changes_no_colour(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import psutil
 import pytest
 from placement_services import Rung
 
-from embodyrl.placement import RemoteError, WorkerDied, WorkerTimeout
+from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
 

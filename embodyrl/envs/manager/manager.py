@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.envs.manager.crew import GONE, Crew
+from embodyrl.envs.manager.crew import GONE, Crew, Selection, Slots
 from embodyrl.envs.manager.instructions import instructed
 from embodyrl.envs.manager.memory import NEXT_FIELDS, Segment, layout
 from embodyrl.envs.manager.results import Reader, StepResult, Work, find_not_finite
-from embodyrl.envs.manager.selection import Selection, Slots
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
-from embodyrl.placement.errors import RemoteError, WorkerError
-from embodyrl.placement.launcher import Launcher, Request, Worker
+from embodyrl.placement.launcher import Launcher, RemoteError, Request, Worker, WorkerError
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.topology import Gpu
 from embodyrl.registry import SIMULATORS

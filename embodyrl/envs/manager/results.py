@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.envs.manager.crew import Selection
 from embodyrl.envs.manager.memory import IMAGES, Segment
-from embodyrl.envs.manager.selection import Selection
 from embodyrl.envs.types import ChunkResult, Observation
 
 
