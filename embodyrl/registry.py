@@ -151,7 +151,7 @@ class SimulatorEntry(Entry):
     """`module:function` that tells `embodyrl doctor` how to try whether the simulator renders here: takes the machine's
     `placement.plan.Inventory`, returns a list of `placement.graphics.RenderingCheck`."""
     preload: Sequence[str] | None = None
-    """Modules that are imported once before its processes are forked, see `placement.zygote`; None: it is not safe."""
+    """Modules that are imported once before its processes are forked, see `placement.child`; None: it is not safe."""
     check: str | None = None
     """`module:function` that takes the whole config and yields what the simulator finds wrong with it, each as (path of
     the setting, message, remedy), without importing the simulator."""

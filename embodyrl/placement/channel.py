@@ -1,18 +1,28 @@
-"""Framed messages between a parent and one worker process.
+"""The line between a parent and one worker process: framed messages, and a doorbell beside them.
 
 A frame is its length (4 bytes) and its bytes. Frames travel through a pair of pipes, which cost half of what a socket
 does per message. The socket that both sides start from hands over the pipes, and file descriptors later on. The
 parent's end never blocks without a deadline; the worker's end blocks until something arrives.
+
+The doorbell is a pair of eventfds, counters in the kernel: the parent rings with the number of a request, and the
+worker answers with the same number. At most one ring may be unanswered, since numbers written before they are read add
+up.
+
+A message is the bytes of a call or of its reply. A call without arguments that returns None pickles nothing and is a
+dozen bytes.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 _LENGTH = struct.Struct("<I")
 _READ = 4096
@@ -37,26 +47,50 @@ class Channel:
         self.at_end = False
         """Whether the other side has closed its end. Frames that arrived before may still be there."""
         if blocking:
-            self._reader, self._writer = self.take_fds(2)
+            self._reader, self._writer, self._bell, self._answer = self.take_fds(4)
         else:
             sock.setblocking(False)
-            self._reader, self._writer = self._hand_over_pipes()
+            self._bell, self._answer = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+            self._reader, self._writer = self._hand_over()
         os.set_blocking(self._reader, blocking)
         os.set_blocking(self._writer, blocking)
+        self._poll = select.poll()
+        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self._reader, select.POLLIN)
 
-    def _hand_over_pipes(self) -> tuple[int, int]:
-        """Make the pipes and give the other side its ends; returns ours: where to read and where to write."""
+    def _hand_over(self) -> tuple[int, int]:
+        """Make the pipes and give the other side its ends and the bells; returns our ends, to read and to write."""
         (our_reader, their_writer), (their_reader, our_writer) = os.pipe(), os.pipe()
         try:
-            self._send_fds([their_reader, their_writer])
+            self._send_fds([their_reader, their_writer, self._bell, self._answer])
         finally:
             os.close(their_reader)
             os.close(their_writer)
         return our_reader, our_writer
 
     def fileno(self) -> int:
-        """File descriptor to wait on for reading."""
+        """File descriptor to wait on for frames."""
         return self._reader
+
+    @property
+    def answer_fd(self) -> int:
+        """File descriptor to wait on for the answer to a ring."""
+        return self._answer
+
+    def ring(self, number: int) -> None:
+        """Ring for request `number` (> 0). The one before it must have been answered."""
+        os.eventfd_write(self._bell, number)
+
+    def answer(self, number: int) -> None:
+        """Answer a ring."""
+        os.eventfd_write(self._answer, number)
+
+    def take_answer(self) -> int | None:
+        """Return the number of the request that was answered since the last call; None if none was."""
+        try:
+            return os.eventfd_read(self._answer)
+        except BlockingIOError:
+            return None
 
     def send(self, message: bytes, *, fds: Sequence[int] = (), timeout: float | None = None) -> None:
         """Send one frame.
@@ -129,8 +163,8 @@ class Channel:
         del buffer[:end]
         return frame
 
-    def receive(self) -> bytes:
-        """The next frame, waiting as long as it takes (blocking end only).
+    def listen(self) -> int | bytes:
+        """Return the number of the next ring or the next frame, waiting as long as it takes (blocking end only).
 
         Raises:
             EOFError: the other side has closed its end.
@@ -138,6 +172,10 @@ class Channel:
         while (frame := self.next_frame()) is None:
             if self.at_end:
                 raise EOFError("the other side has closed the line")
+            # The bell first: nothing is under way when it rings, so frames that lie beside it are younger.
+            for fd, _ in self._poll.poll():
+                if fd == self._bell:
+                    return os.eventfd_read(fd)
             self.fill()
         return frame
 
@@ -156,6 +194,70 @@ class Channel:
 
     def close(self) -> None:
         """Close this end."""
-        os.close(self._reader)
-        os.close(self._writer)
+        for fd in (self._reader, self._writer, self._bell, self._answer):
+            os.close(fd)
         self._socket.close()
+
+
+_CALL = struct.Struct("<QBB")
+_REPLY = struct.Struct("<QB")
+_NOTHING, _VALUE, _FAILURE = 0, 1, 2
+
+
+class Call(NamedTuple):
+    """A request as the worker sees it."""
+
+    request: int
+    """Number that its reply carries; a reply to a request nobody waits for any more is dropped."""
+    num_fds: int
+    """File descriptors that travel with it; they become the last arguments."""
+    method: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An exception that was raised in the worker, as text."""
+
+    type_name: str
+    message: str
+    traceback: str
+    is_user_error: bool
+
+
+def encode_call(call: Call) -> bytes:
+    """Bytes of a call: number, number of file descriptors, method, and the pickled arguments if there are any."""
+    name = call.method.encode()
+    head = _CALL.pack(call.request, call.num_fds, len(name)) + name
+    return head + pickle.dumps(call.args, pickle.HIGHEST_PROTOCOL) if call.args else head
+
+
+def decode_call(frame: bytes) -> Call:
+    """The inverse of `encode_call`. The frame comes from the parent process, which is trusted."""
+    request, num_fds, length = _CALL.unpack_from(frame)
+    end = _CALL.size + length
+    return Call(
+        request, num_fds, frame[_CALL.size : end].decode(), pickle.loads(frame[end:]) if len(frame) > end else ()
+    )
+
+
+def encode_reply(request: int, value: object) -> bytes:
+    """Bytes of the reply to `request`; `value` is the result or a `Failure`."""
+    if value is None:
+        return _REPLY.pack(request, _NOTHING)
+    if isinstance(value, Failure):
+        parts = (value.type_name, value.message, value.traceback, value.is_user_error)
+        return _REPLY.pack(request, _FAILURE) + pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
+    return _REPLY.pack(request, _VALUE) + pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def decode_reply(frame: bytes) -> tuple[int, Any]:
+    """`(request, result or Failure)`. The frame comes from a worker this process started, which is trusted."""
+    request, status = _REPLY.unpack_from(frame)
+    if status == _NOTHING:
+        return request, None
+    body = pickle.loads(frame[_REPLY.size :])
+    if status == _VALUE:
+        return request, body
+    type_name, message, traceback, is_user_error = body
+    return request, Failure(type_name=type_name, message=message, traceback=traceback, is_user_error=is_user_error)

@@ -1,10 +1,21 @@
-"""The inside of a worker process: start, serve calls one by one, end when told or when the parent is gone."""
+"""The inside of processes that a launcher starts: workers, and zygotes that fork workers from themselves.
+
+A worker starts, serves calls one by one, and ends when told or when the parent is gone.
+
+A zygote has imported a simulator's packages. A worker that is forked from it has nothing left to import, and shares
+the memory of what was imported. That is safe only while the zygote is a single thread that has opened neither a
+graphics nor a compute device, so it looks at itself and refuses otherwise. Workers stay its zombies until the parent
+has asked for their status; until then their ids are their own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
+import json
 import os
 import pickle
 import signal
@@ -12,13 +23,13 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import PluginError, UserError
-from embodyrl.placement.binding import bind
-from embodyrl.placement.channel import Channel
-from embodyrl.placement.messages import Call, Failure, decode_call, encode_reply
+from embodyrl.placement.channel import Call, Channel, Failure, decode_call, encode_reply
 from embodyrl.placement.signals import leave_to_parent
+from embodyrl.placement.topology import bind
 from embodyrl.placement.turns import use_turns
 
 STACKS_SIGNAL = signal.SIGUSR2
@@ -64,14 +75,18 @@ def die_with_parent(parent: int) -> None:
 
 
 def serve(channel: Channel) -> None:
-    """Answer calls until `close`. The first call must be `start`.
+    """Answer calls and rings until `close`. The first call must be `start`.
 
     Raises:
         EOFError: the parent closed the line.
     """
     service: Any = None
     while True:
-        call = decode_call(channel.receive())
+        message = channel.listen()
+        if isinstance(message, int):
+            answer_ring(service, message, channel)
+            continue
+        call = decode_call(message)
         try:
             value = None
             if call.method == "start":
@@ -86,6 +101,16 @@ def serve(channel: Channel) -> None:
         channel.send(reply)
         if call.method == "close":
             return
+
+
+def answer_ring(service: Any, number: int, channel: Channel) -> None:
+    """Do what the doorbell stands for, and say that it is done; an error goes through the pipe."""
+    try:
+        service.on_ring()
+    except BaseException as error:
+        channel.send(encode_reply(number, describe(error)))
+    else:
+        channel.answer(number)
 
 
 def start(
@@ -138,3 +163,125 @@ def describe(error: BaseException) -> Failure:
         traceback="".join(traceback.format_exception(error)),
         is_user_error=isinstance(error, UserError),
     )
+
+
+MAX_MESSAGE = 1 << 17
+_DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")
+
+
+def run_zygote(fd: int, parent: int, modules: Sequence[str]) -> None:
+    """Run a zygote, and any worker that is forked from it.
+
+    Args:
+        fd: this process's end of the line to the parent, a SOCK_SEQPACKET socket. It says `{"refused": reason | null}`
+            once, then answers requests one by one.
+        parent: process id of the parent; the zygote dies with it, and the workers with the zygote.
+        modules: what to import; see `preload`.
+    """
+    prepare_process(parent)
+    os.set_inheritable(fd, False)
+    line, zygote = socket.socket(fileno=fd), os.getpid()
+    refused = preload(modules)
+    _reply(line, {"refused": refused})
+    if refused is not None:
+        return
+    try:
+        worker_fd = serve_forks(line)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    # A forked worker: it has left every frame of the zygote but this one, so it ends like any other program.
+    main(worker_fd, zygote)
+
+
+def preload(modules: Sequence[str]) -> str | None:
+    """Import packages; returns why this process must not be forked, or None if it may.
+
+    Args:
+        modules: `module`, or `module:function` where a function must be called to load everything.
+    """
+    for name in modules:
+        module, _, function = name.partition(":")
+        try:
+            imported = importlib.import_module(module)
+            if function:
+                getattr(imported, function)()
+        except Exception as error:
+            return f"{name} could not be imported ({error!r})"
+    # Objects that exist now are never collected: the collector would write to all of their pages, and unshare them.
+    gc.collect()
+    gc.freeze()
+    return _unsafe(modules)
+
+
+def _unsafe(modules: Sequence[str]) -> str | None:
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"importing {', '.join(modules)} started {threads - 1} threads"
+    devices = sorted(name for name in _open_files() if name.startswith(_DEVICES))
+    return f"importing {', '.join(modules)} opened {devices[0]}" if devices else None
+
+
+def _open_files() -> list[str]:
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor
+            names.append(os.readlink(link))
+    return names
+
+
+def serve_forks(line: socket.socket) -> int:
+    """Answer requests. Returns in a forked worker only: its end of the control line.
+
+    `{"fork": variables}` comes with the worker's end of its control line and with its log, and is answered by
+    `{"pid": id}`; a variable that is null is unset. `{"reap": id}` is answered by `{"status": status}`, which is null
+    if the worker has not ended.
+
+    Raises:
+        EOFError: the parent has closed the line.
+    """
+    while True:
+        data, fds, _, _ = socket.recv_fds(line, MAX_MESSAGE, 2, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            raise EOFError
+        request = json.loads(data)
+        if "reap" in request:
+            pid, status = os.waitpid(request["reap"], os.WNOHANG)
+            _reply(line, {"status": os.waitstatus_to_exitcode(status) if pid else None})
+            continue
+        pid = os.fork()
+        if pid == 0:
+            return _become_worker(line, request["fork"], *fds)
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(PermissionError, ProcessLookupError):  # the worker does the same; one of us is first
+            os.setpgid(pid, pid)
+        _reply(line, {"pid": pid})
+
+
+def _become_worker(line: socket.socket, variables: dict[str, str | None], worker_fd: int, log: int) -> int:
+    os.setpgid(0, 0)
+    line.close()
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    os.close(log)
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _draw_afresh()
+    return worker_fd
+
+
+def _draw_afresh() -> None:
+    """Give numpy's global generator a state of this process's own, as in a fresh interpreter.
+
+    Python's own does so itself, and torch's starts from the same state in every interpreter. Nothing that counts is
+    drawn from any of them: episodes bring their seeds along.
+    """
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _reply(line: socket.socket, message: dict[str, Any]) -> None:
+    line.send(json.dumps(message).encode())

@@ -5,12 +5,9 @@ Each has its own process group and its own log, whose end is quoted when it dies
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import os
 import pickle
-import select
 import socket
 import tempfile
 import time
@@ -20,199 +17,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from embodyrl.placement.channel import Channel
-from embodyrl.placement.child import STACKS_SIGNAL
-from embodyrl.placement.errors import RemoteError, WorkerDied, WorkerError, WorkerTimeout
-from embodyrl.placement.forking import Zygote, ZygoteFailed, ZygoteRefused
-from embodyrl.placement.launcher import Request, Worker
-from embodyrl.placement.messages import Call, Failure, decode_reply, encode_call
+from embodyrl.placement.launcher import Request, Worker, WorkerDied
 from embodyrl.placement.plan import WorkerSpec
-from embodyrl.placement.process import EXIT_S, STACKS_S, Process, end_of, spawn
+from embodyrl.placement.process import Process, Zygote, ZygoteFailed, ZygoteRefused, spawn
 from embodyrl.placement.turns import make_turns
+from embodyrl.placement.worker import Ears, LocalWorker, late
 
 _MAIN = "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 
 _logger = logging.getLogger(__name__)
-
-
-class LocalWorker:
-    """One worker process, seen from its parent. See `launcher.Worker`."""
-
-    def __init__(self, spec: WorkerSpec, process: Process, channel: Channel, log: IO[bytes]) -> None:
-        self._spec = spec
-        self._process = process
-        self._channel = channel
-        self._log = log
-        self._poll_fds = [channel.fileno()] if process.exit_fd is None else [channel.fileno(), process.exit_fd]
-        self._numbers = itertools.count()
-        self._replies: dict[int, Any] = {}
-        self._awaited: set[int] = set()
-        self._last_method = "start"
-        self._last_deadline = 0.0
-        self._end: WorkerError | None = None
-        self._is_gone = False
-
-    @property
-    def spec(self) -> WorkerSpec:
-        """Its place in the plan."""
-        return self._spec
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def __str__(self) -> str:
-        slots = self._spec.slots
-        served = f", slots {slots[0]}..{slots[-1]}" if len(slots) > 1 else f", slot {slots[0]}" if slots else ""
-        return f"{self._spec.label} (pid {self.pid}{served})"
-
-    def request(self, method: str, *args: object, fds: Sequence[int] = (), timeout: float = 60.0) -> Request:
-        """Ask for a call; see `launcher.Worker.request`."""
-        self.raise_if_ended()
-        number = next(self._numbers)
-        message = encode_call(Call(number, len(fds), method, args))
-        start = time.monotonic()
-        if self._awaited:
-            start = max(start, self._last_deadline)
-        request = Request(self, number, method, timeout, start + timeout)
-        try:
-            self._channel.send(message, fds=fds, timeout=timeout)
-        except TimeoutError:
-            raise _late({self: [request]}, timeout) from None
-        except OSError:
-            raise self.died() from None
-        self._last_method, self._last_deadline = method, request.deadline
-        self._awaited.add(number)
-        return request
-
-    def has_reply(self, number: int) -> bool:
-        """Whether the reply to this request has arrived."""
-        return number in self._replies
-
-    def has_failed(self, number: int) -> bool:
-        """Whether the reply to this request has arrived and says that the method raised."""
-        return isinstance(self._replies.get(number), Failure)
-
-    def take_reply(self, request: Request) -> Any:
-        """The result of a request whose reply has arrived.
-
-        Raises:
-            RemoteError: the method raised.
-        """
-        value = self._replies.pop(request.id)
-        if isinstance(value, Failure):
-            raise self._remote_error(request.method, value)
-        return value
-
-    def forget(self, number: int) -> None:
-        """Nobody waits for this request any more: its reply is dropped, now or when it comes."""
-        self._awaited.discard(number)
-        self._replies.pop(number, None)
-
-    def poll_fds(self) -> list[int]:
-        """File descriptors that become readable when the worker says something or ends."""
-        return self._poll_fds if self._end is None else []
-
-    def pump(self) -> None:
-        """File the replies that have arrived; those that nobody waits for are dropped.
-
-        Raises:
-            WorkerDied: what arrived is no reply, and the worker was killed.
-        """
-        while self._channel.fill():
-            pass
-        while (frame := self._channel.next_frame()) is not None:
-            try:
-                number, value = decode_reply(frame)
-            except Exception as error:  # whatever pickle makes of other bytes
-                raise self._babbled(error) from error
-            if number in self._awaited:
-                self._awaited.discard(number)
-                self._replies[number] = value
-
-    def raise_if_ended(self) -> None:
-        """Raise the error that this worker ended with, if it is known to have ended."""
-        if self._end is not None:
-            raise self._end
-
-    def raise_if_dead(self) -> None:
-        """Look at the process, and raise the error that says how it ended if it has."""
-        if self._end is not None or self._channel.at_end or self._process.has_exited(0.0):
-            raise self.died()
-
-    def died(self) -> WorkerError:
-        """The error that says how the process ended. It is killed if it only closed its line."""
-        if self._end is not None:
-            return self._end
-        doing = f"during {self._last_method!r}" if self._awaited else f"after {self._last_method!r}"
-        exited, output = self._process.has_exited(EXIT_S), end_of(self._log)
-        self.kill()
-        how = self._process.how_it_ended() if exited else "closed its line without ending, and was killed"
-        return self._end_with(WorkerDied, f"{self} {how} {doing}{output}")
-
-    def _babbled(self, error: Exception) -> WorkerError:
-        """The error that says the worker's line carries something else than replies; the worker is killed."""
-        output = end_of(self._log)
-        self.kill()
-        return self._end_with(
-            WorkerDied,
-            f"{self} sent what is no reply during {self._last_method!r} ({error!r}), and was killed: something in it "
-            f"writes to file descriptors that are not its own{output}",
-        )
-
-    def ask_for_stacks(self) -> None:
-        """Have a hung worker write the stacks of its threads to its log (it takes a moment)."""
-        if self._end is None:
-            os.kill(self.pid, STACKS_SIGNAL)
-
-    def timed_out(self, method: str, timeout: float) -> WorkerError:
-        """The error that says the worker hangs; it is killed."""
-        if self._end is not None:
-            return self._end
-        output = end_of(self._log)
-        self.kill()
-        return self._end_with(
-            WorkerTimeout, f"{self} did not answer {method!r} within {timeout:g} s and was killed{output}"
-        )
-
-    def _end_with(self, kind: type[WorkerError], text: str) -> WorkerError:
-        self._end = kind(text, role=self._spec.role, rank=self._spec.rank, pid=self.pid)
-        return self._end
-
-    def _remote_error(self, method: str, failure: Failure) -> RemoteError:
-        return RemoteError(
-            f"{self}: {method!r} raised {failure.type_name}: {failure.message}\n"
-            f"--- traceback in the worker ---\n{failure.traceback}",
-            role=self._spec.role,
-            rank=self._spec.rank,
-            pid=self.pid,
-            type_name=failure.type_name,
-            remote_message=failure.message,
-            remote_traceback=failure.traceback,
-            is_user_error=failure.is_user_error,
-        )
-
-    def ask_to_close(self) -> None:
-        """Tell the worker to end, if it still listens."""
-        if self._end is None and not self._channel.at_end:
-            with contextlib.suppress(OSError):
-                self._channel.send(encode_call(Call(next(self._numbers), 0, "close", ())), timeout=0.0)
-
-    def join(self, deadline: float) -> None:
-        """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and whatever it started."""
-        self._process.has_exited(max(0.0, deadline - time.monotonic()))
-        self.kill()
-        if self._end is None:
-            self._end_with(WorkerDied, f"{self} has been closed")
-
-    def kill(self) -> None:
-        """End the process and its group at once, reap it and release what belongs to it. Harmless when repeated."""
-        if self._is_gone:
-            return
-        self._is_gone = True
-        self._process.kill()
-        self._channel.close()
-        self._log.close()
 
 
 class LocalLauncher:
@@ -231,6 +44,7 @@ class LocalLauncher:
         self._plugin_path = plugin_path
         self._log_dir = log_dir
         self._workers: list[LocalWorker] = []
+        self._ears = Ears[LocalWorker]()
         self._zygotes: dict[tuple[str, ...], Zygote | None] = {}
         """By what they have imported; None for one that must not be forked. They live as long as there are workers."""
         self._finalizer = weakref.finalize(self, _stop_in_owner, os.getpid(), self._workers, self._zygotes)
@@ -267,29 +81,58 @@ class LocalLauncher:
         """Wait for results; see `launcher.Launcher.gather`."""
         pairs = [(_local(request.worker), request) for request in requests]
         try:
-            waiting = _Waiting(pairs)
             deadline = time.monotonic() + timeout
-            while waiting.missing:
-                if not waiting.listen(deadline):
-                    raise _late(waiting.missing, timeout)
+            while missing := _unanswered(pairs):
+                # All are wanted, so sleep until the last one has answered: most others have, too, by then.
+                if not self._listen(missing, [next(reversed(missing))], deadline):
+                    raise late(missing, timeout)
             return [worker.take_reply(request) for worker, request in pairs]
-        finally:
+        except BaseException:
             for worker, request in pairs:
                 worker.forget(request.id)
+            raise
 
     def wait_any(self, requests: Sequence[Request]) -> list[Request]:
         """Wait for the first reply; see `launcher.Launcher.wait_any`."""
         pairs = [(_local(request.worker), request) for request in requests]
-        waiting = _Waiting(pairs)
-        waiting.listen(0.0)
-        while waiting.missing:
-            first = min(waiting.requests(), key=lambda request: request.deadline)
+        self._listen(_unanswered(pairs), [], 0.0)
+        while missing := _unanswered(pairs):
+            waiting = [request for unanswered in missing.values() for request in unanswered]
+            first = min(waiting, key=lambda request: request.deadline)
             if first.deadline <= time.monotonic():
-                raise _late({_local(first.worker): [first]}, first.timeout)
-            if len(waiting.requests()) < len(pairs):
+                raise late({_local(first.worker): [first]}, first.timeout)
+            if len(waiting) < len(requests):
                 break
-            waiting.listen(first.deadline)
+            self._listen(missing, list(missing), first.deadline)
         return [request for worker, request in pairs if worker.has_reply(request.id)]
+
+    def _listen(
+        self, missing: dict[LocalWorker, list[Request]], wake_for: Sequence[LocalWorker], deadline: float
+    ) -> bool:
+        """Wait until a worker says something by the pipe, ends, or, if it is one of `wake_for`, answers a ring.
+
+        What has arrived by then is filed.
+
+        Returns:
+            False if nothing has happened by `deadline` (`time.monotonic()`).
+
+        Raises:
+            RemoteError: one of the methods raised.
+            WorkerDied: the process of one of these workers ended.
+        """
+        for worker in wake_for:
+            if worker.is_rung:
+                self._ears.wake_for(worker)
+        said, happened = self._ears.listen(deadline - time.monotonic())
+        for worker in missing:
+            if worker.is_rung:
+                worker.hear_answer()
+        for worker in said:
+            if worker in missing:
+                _attend(worker, missing[worker])
+            else:
+                worker.attend_to_death()
+        return happened
 
     def stop(self, workers: Sequence[Worker], *, timeout: float = 5.0) -> None:
         """End workers; see `launcher.Launcher.stop`."""
@@ -314,7 +157,7 @@ class LocalLauncher:
             raise
         finally:
             child_end.close()
-        worker = LocalWorker(spec, process, Channel(parent_end, blocking=False), log)
+        worker = LocalWorker(spec, process, Channel(parent_end, blocking=False), log, self._ears)
         self._workers.append(worker)
         return worker
 
@@ -375,66 +218,28 @@ def _local(worker: Worker) -> LocalWorker:
     return worker
 
 
-class _Waiting:
-    """Requests that have no reply yet.
+def _unanswered(pairs: Sequence[tuple[LocalWorker, Request]]) -> dict[LocalWorker, list[Request]]:
+    """The requests that have no reply yet, by worker.
 
     Raises:
         WorkerError: one of their workers is known to have ended.
     """
-
-    def __init__(self, pairs: Sequence[tuple[LocalWorker, Request]]) -> None:
-        self.missing: dict[LocalWorker, list[Request]] = {}
-        for worker, request in pairs:
-            if not worker.has_reply(request.id):
-                worker.raise_if_ended()
-                self.missing.setdefault(worker, []).append(request)
-        self._poll = select.poll()
-        self._owners = {fd: worker for worker in self.missing for fd in worker.poll_fds()}
-        for fd in self._owners:
-            self._poll.register(fd, select.POLLIN)
-
-    def requests(self) -> list[Request]:
-        """All of them."""
-        return [request for requests in self.missing.values() for request in requests]
-
-    def listen(self, deadline: float) -> bool:
-        """Wait until something happens, and take note of it; returns False if nothing has by `deadline`.
-
-        Raises:
-            RemoteError: a method raised.
-            WorkerDied: a worker's process ended.
-        """
-        events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
-        for worker in {self._owners[fd]: None for fd, _ in events}:
-            self.missing[worker] = _collect(worker, self.missing[worker])
-            if self.missing[worker]:
-                continue
-            del self.missing[worker]
-            if self.missing:  # else nobody listens any more
-                for fd in worker.poll_fds():
-                    self._poll.unregister(fd)
-        return bool(events)
+    missing: dict[LocalWorker, list[Request]] = {}
+    for worker, request in pairs:
+        if not worker.has_reply(request.id):
+            worker.raise_if_ended()
+            missing.setdefault(worker, []).append(request)
+    return missing
 
 
-def _collect(worker: LocalWorker, requests: list[Request]) -> list[Request]:
-    """Read what the worker said; returns the requests that are still unanswered."""
+def _attend(worker: LocalWorker, requests: list[Request]) -> None:
+    """Read what a worker said. Raises if a method raised, or if it ended without answering all of these requests."""
     worker.pump()
     for request in requests:
         if worker.has_failed(request.id):
             worker.take_reply(request)
-    unanswered = [request for request in requests if not worker.has_reply(request.id)]
-    if unanswered:
+    if not all(worker.has_reply(request.id) for request in requests):
         worker.raise_if_dead()
-    return unanswered
-
-
-def _late(missing: dict[LocalWorker, list[Request]], timeout: float) -> WorkerError:
-    """Kill the workers that did not answer; returns the error that names the first of them."""
-    for worker in missing:
-        worker.ask_for_stacks()
-    time.sleep(STACKS_S)
-    errors = [worker.timed_out(requests[0].method, timeout) for worker, requests in missing.items()]
-    return errors[0]
 
 
 def _stop(workers: Sequence[LocalWorker], timeout: float) -> None:

@@ -64,7 +64,7 @@ class WorkerSpec:
     """Environment variables that are set before its interpreter starts. One that is not the same for all workers is set
     before the worker's own code runs, if it is forked."""
     preload: tuple[str, ...] | None = None
-    """It is forked from a process that has imported these (see `zygote.preload`); None: it is a fresh interpreter."""
+    """It is forked from a process that has imported these (see `child.preload`); None: it is a fresh interpreter."""
 
     @property
     def label(self) -> str:

@@ -17,7 +17,7 @@ from typing import IO
 from embodyrl.config.rules import shares_of_ranks
 from embodyrl.config.schema import Config, Device, EnvConfig
 from embodyrl.errors import UserError
-from embodyrl.placement.errors import WorkerDied
+from embodyrl.placement.launcher import WorkerDied
 from embodyrl.placement.plan import Inventory, largest_divisor
 from embodyrl.placement.process import EXIT_S, Process, end_of, spawn
 from embodyrl.placement.signals import STOPPED_CODES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embodyrl.errors import UserError, explain
-from embodyrl.placement.errors import RemoteError
+from embodyrl.placement.launcher import RemoteError
 
 
 def test_a_message_moves_no_cursor_and_changes_no_colour(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from toy_simulator import Do, ToyConfig, actions, episode
 from embodyrl.config.schema import OnWorkerDeath, StartMethod
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.manager.crew import TooManyDeaths
-from embodyrl.placement import RemoteError, WorkerDied, WorkerTimeout
+from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerTimeout
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 ALL = range(4)

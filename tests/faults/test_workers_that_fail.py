@@ -16,7 +16,7 @@ from toy_simulator import Do, ToyConfig, actions, episode
 from embodyrl.config.schema import StartMethod
 from embodyrl.envs.manager import EnvManager, InvalidResult
 from embodyrl.errors import UserError
-from embodyrl.placement import RemoteError, WorkerDied, WorkerError, WorkerTimeout
+from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerError, WorkerTimeout
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(30)]
 ALL = range(4)

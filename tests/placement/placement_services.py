@@ -113,6 +113,17 @@ class Service:
         return "seen"
 
 
+class Rung(Service):
+    """Does on a ring what it was told to before."""
+
+    def prepare(self, method, *args):
+        self.prepared = method, args
+
+    def on_ring(self):
+        method, args = self.prepared
+        getattr(self, method)(*args)
+
+
 class SlowToClose(Service):
     def close(self):
         time.sleep(1000)

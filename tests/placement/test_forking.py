@@ -9,7 +9,7 @@ import psutil
 import pytest
 from placement_services import Service
 
-from embodyrl.placement import RemoteError, WorkerDied
+from embodyrl.placement.launcher import RemoteError, WorkerDied
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
 

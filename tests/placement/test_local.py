@@ -7,7 +7,7 @@ import psutil
 import pytest
 from placement_services import MarksItsEnd, Service, SlowToClose
 
-from embodyrl.placement import RemoteError, WorkerDied, WorkerTimeout
+from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.topology import ROOT, allowed_cpus, read_nodes

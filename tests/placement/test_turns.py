@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from placement_services import Service
 
-from embodyrl.placement import WorkerTimeout
+from embodyrl.placement.launcher import WorkerTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.turns import one_at_a_time

@@ -6,14 +6,16 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig, OnWorkerDeath
 from embodyrl.envs.manager.memory import Segment
-from embodyrl.envs.manager.selection import Selection, Selections
 from embodyrl.envs.manager.worker import EnvWorker
-from embodyrl.placement.errors import WorkerDied, WorkerError, WorkerTimeout
-from embodyrl.placement.launcher import Launcher, Request, Worker
+from embodyrl.placement.launcher import Launcher, Request, Worker, WorkerDied, WorkerError, WorkerTimeout
 from embodyrl.placement.plan import WorkerSpec, inventory, plan_env_workers
 from embodyrl.placement.topology import Gpu
 
@@ -95,6 +97,28 @@ class Crew:
             arguments = share.arguments if bodies is None else (share.local, bodies[number])
             try:
                 requests.append(share.worker.request(method, *arguments, timeout=self._config.step_timeout_s))
+            except (WorkerDied, WorkerTimeout) as error:
+                self._replace(error)
+                requests.append(None)
+        return requests
+
+    def step(self, chosen: Selection) -> list[Request | None]:
+        """`ask("step", chosen)` by doorbell: which slots are meant lies in shared memory, beside their actions.
+
+        A process that is still busy, with a chunk of other slots, gets a message instead, which waits for its turn.
+        """
+        assert self._memory is not None
+        stepping, timeout = self._memory["stepping"], self._config.step_timeout_s
+        requests: list[Request | None] = []
+        for share in chosen.shares:
+            worker = share.worker
+            try:
+                if worker.is_idle:
+                    served = worker.spec.slots
+                    stepping[served.start : served.stop] = share.mask
+                    requests.append(worker.ring("step", timeout=timeout))
+                else:
+                    requests.append(worker.request("step", *share.arguments, timeout=timeout))
             except (WorkerDied, WorkerTimeout) as error:
                 self._replace(error)
                 requests.append(None)
@@ -183,3 +207,89 @@ class Crew:
     def stop(self, timeout: float) -> None:
         """End the processes: ask them to, wait `timeout` [s] for all together, then kill. Harmless when repeated."""
         self._launcher.stop(self.workers, timeout=timeout)
+
+
+Slots = Sequence[int] | NDArray[np.int64]
+"""Numbers of slots, each once, in any order; results come in the same order."""
+
+_MAX_KNOWN = 4096
+
+
+class Share(NamedTuple):
+    """The part of a call that one process serves."""
+
+    worker: Worker
+    slots: list[int]
+    """Ascending, as the run numbers them."""
+    local: tuple[int, ...]
+    """The same slots as the process numbers them."""
+    arguments: tuple[int, ...]
+    """How the process is told by a message: all of its slots are not spelt out."""
+    mask: NDArray[np.bool_]
+    """How it is told by the doorbell: for each slot of the process, whether it is meant."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The slots of a call."""
+
+    index: NDArray[np.int64]
+    """As they were named, `[B]`."""
+    numbers: list[int]
+    """The same as a list."""
+    shares: list[Share]
+    """By rank."""
+    run: slice | None
+    """The same as a slice, if they are consecutive and ascending."""
+
+
+class Selections:
+    """Looks slots up. Calls repeat themselves, so what was found once is kept.
+
+    Args:
+        workers: the processes, by rank; each serves as many slots as the others.
+    """
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = list(workers)
+        self._share = len(workers[0].spec.slots)
+        self._known: dict[bytes, Selection] = {}
+
+    def worker_of(self, slot: int) -> Worker:
+        """The process that serves a slot."""
+        return self._workers[slot // self._share]
+
+    def find(self, slots: Slots) -> Selection:
+        """The selection of these slots.
+
+        Raises:
+            ValueError: there are none, or one is named twice or does not exist.
+        """
+        index = np.asarray(slots, np.int64)
+        if index.ndim != 1:
+            raise ValueError(f"slots must be a list of different slots, got {list(slots)}")
+        key = index.tobytes()
+        selection = self._known.get(key)
+        if selection is None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            selection = self._known[key] = self._checked(index.copy())
+        return selection
+
+    def _checked(self, index: NDArray[np.int64]) -> Selection:
+        numbers = index.tolist()
+        count = self._share * len(self._workers)
+        if not numbers or len(set(numbers)) != len(numbers):
+            raise ValueError(f"slots must be a list of different slots, got {numbers}")
+        if min(numbers) < 0 or max(numbers) >= count:
+            raise ValueError(f"slots must be within 0..{count - 1}, got {numbers}")
+        by_rank: dict[int, list[int]] = {}
+        for slot in sorted(numbers):
+            by_rank.setdefault(slot // self._share, []).append(slot)
+        shares = []
+        for rank, slots in by_rank.items():
+            local = tuple(slot % self._share for slot in slots)
+            mask = np.isin(np.arange(self._share), local)
+            shares.append(Share(self._workers[rank], slots, local, () if len(local) == self._share else local, mask))
+        first, end = numbers[0], numbers[0] + len(numbers)
+        return Selection(index, numbers, shares, slice(first, end) if numbers == list(range(first, end)) else None)

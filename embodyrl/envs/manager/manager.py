@@ -16,18 +16,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.envs.manager.crew import GONE, Crew
-from embodyrl.envs.manager.instructions import instructed
-from embodyrl.envs.manager.memory import NEXT_FIELDS, Segment, layout
-from embodyrl.envs.manager.results import Reader, StepResult, Work, find_not_finite
-from embodyrl.envs.manager.selection import Selection, Slots
+from embodyrl.envs.manager.checks import check_cameras, check_importable, instructed
+from embodyrl.envs.manager.crew import GONE, Crew, Selection, Slots
+from embodyrl.envs.manager.exchange import Reader, StepResult, Work, Writer, find_not_finite
+from embodyrl.envs.manager.memory import Segment, layout
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
-from embodyrl.placement.errors import RemoteError, WorkerError
-from embodyrl.placement.launcher import Launcher, Request, Worker
+from embodyrl.placement.launcher import Launcher, RemoteError, Request, Worker, WorkerError
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.topology import Gpu
-from embodyrl.registry import SIMULATORS
 
 T = TypeVar("T")
 
@@ -97,8 +94,6 @@ class EnvManager:
         self._crew: Crew | None = None
         self._memory: Segment | None = None
         self._requests: list[Request | None] = [None] * self.num_envs
-        self._written: list[EpisodeSpec | None] = [None] * self.num_envs
-        """What the shared memory says each slot plays next."""
         self._sent = np.zeros(self.num_envs, bool)
         self._lost = np.zeros(self.num_envs, bool)
         """Slots whose episode died with its process or did not come back, which nobody was told yet."""
@@ -109,7 +104,7 @@ class EnvManager:
         self._steps = np.zeros(self.num_envs, np.int64)
         self._work_taken = np.zeros(2)
         try:
-            _check_importable(config)
+            check_importable(config)
             launcher = launcher or LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=log_dir)
             self._start(config, launcher, near)
         except BaseException as error:
@@ -122,12 +117,14 @@ class EnvManager:
         crew = self._crew = Crew(config, launcher, near, self._lose)
         crew.start()
         self.spec = instructed(self._agreed_spec(crew), config.instructions)
-        _check_cameras(config, self.spec)
-        self._tasks = list(self.spec.tasks)
+        check_cameras(config, self.spec)
         memory = self._memory = Segment.create(
             layout(self.spec, self.num_envs, self.chunk_size, every_step=self._every_step)
         )
-        self._reader = Reader(memory, list(self.spec.tasks.values()))
+        self._reader, self._writer = (
+            Reader(memory, list(self.spec.tasks.values())),
+            Writer(memory, list(self.spec.tasks)),
+        )
         crew.attach(memory)
 
     @staticmethod
@@ -156,8 +153,8 @@ class EnvManager:
         for slot, episode in zip(chosen.numbers, episodes, strict=False):
             if episode is None:
                 raise ValueError(f"slot {slot}: got no episode")
-        self._write_episodes(chosen, episodes)
-        self._turn_pictures(chosen)
+        self._writer.episodes(chosen, episodes)
+        self._writer.turn_images(chosen)
         self._begin(chosen)
         return self._observation(chosen)
 
@@ -180,7 +177,8 @@ class EnvManager:
         chosen = self._prepare(slots, actions, next_episodes)
         playing = self._still_playing(chosen)
         if playing is not None:
-            self._call("step", playing)
+            with self._noting_failure:
+                self._processes.replies(self._processes.step(playing))
         return self._result(chosen)
 
     def send(self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None) -> None:
@@ -202,7 +200,7 @@ class EnvManager:
         if playing is None:
             return
         with self._noting_failure:
-            requests = self._processes.ask("step", playing)
+            requests = self._processes.step(playing)
         for request, share in zip(requests, playing.shares, strict=True):
             for slot in share.slots:
                 self._requests[slot] = request
@@ -328,7 +326,7 @@ class EnvManager:
         chosen = self._idle(slots)
         playing = self._still_playing(chosen)
         if playing is not None:
-            self._turn_pictures(playing)
+            self._writer.turn_images(playing)
             self._call("observe", playing)
         return self._observation(chosen)
 
@@ -490,43 +488,11 @@ class EnvManager:
         if True in self._needs_reset[index].tolist():
             over = index[self._needs_reset[index]].tolist()
             raise ValueError(f"slots {over} play no episode (none was started, or it ended): reset them first")
-        chunk = self._checked_actions(index, actions)
-        self._write_episodes(chosen, [None] * len(index) if next_episodes is None else next_episodes)
+        chunk = self._writer.checked_actions(index, actions)
+        self._writer.episodes(chosen, [None] * len(index) if next_episodes is None else next_episodes)
         self._arrays["actions"][index] = chunk
-        self._turn_pictures(chosen)
+        self._writer.turn_images(chosen)
         return chosen
-
-    def _turn_pictures(self, chosen: Selection) -> None:
-        """Have the next pictures of these slots drawn beside those that were returned last."""
-        self._arrays["bank"][chosen.index] ^= 1
-
-    def _checked_actions(self, index: NDArray[np.int64], actions: ArrayLike) -> NDArray[np.float32]:
-        chunk = np.asarray(actions, np.float32)
-        want = (len(index), *self._arrays["actions"].shape[1:])
-        if chunk.shape != want:
-            raise ValueError(f"actions: got shape {chunk.shape}, want [B, C, D] = {want}")
-        if not np.isfinite(chunk).all():
-            row, action, dim = np.argwhere(~np.isfinite(chunk))[0]
-            raise ValueError(f"actions: slot {index[row]}, action {action}, dim {dim} is {chunk[row, action, dim]}")
-        return chunk
-
-    def _write_episodes(self, chosen: Selection, episodes: Sequence[EpisodeSpec | None]) -> None:
-        if len(episodes) != len(chosen.numbers):
-            raise ValueError(f"got {len(episodes)} episodes for {len(chosen.numbers)} slots")
-        for slot, episode in zip(chosen.numbers, episodes, strict=True):
-            if episode is self._written[slot]:
-                continue
-            if episode is not None:
-                self._write_episode(slot, episode)
-            self._arrays["has_next"][slot] = episode is not None
-            self._written[slot] = episode
-
-    def _write_episode(self, slot: int, episode: EpisodeSpec) -> None:
-        if episode.task not in self.spec.tasks:
-            raise ValueError(f"slot {slot}: task {episode.task!r} is not one of {self._tasks}")
-        self._arrays["next_task"][slot] = self._tasks.index(episode.task)
-        for name in NEXT_FIELDS:
-            self._arrays[f"next_{name}"][slot] = getattr(episode, name)
 
     # ---- what comes out
 
@@ -606,23 +572,3 @@ class _NotingFailure:
     ) -> None:
         if error is not None:
             self.failure = error
-
-
-def _check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
-    """Raise `UserError` if cameras were asked for and are not what the simulator shows."""
-    if config.cameras and list(spec.cameras) != config.cameras:
-        raise UserError(
-            f"env.cameras is {config.cameras}, but simulator {config.name!r} shows "
-            f"{list(spec.cameras) or 'no pictures'}: name what it shows, or set env.cameras to []"
-        )
-
-
-def _check_importable(config: EnvConfig) -> None:
-    """Raise `UserError` if the simulator or its options are defined where its processes do not look."""
-    target = SIMULATORS.entry(config.name).target if config.name in SIMULATORS else None
-    for thing in (type(config), target):
-        if getattr(thing, "__module__", None) == "__main__":
-            raise UserError(
-                f"{getattr(thing, '__name__', thing)} of simulator {config.name!r} is defined in the main script, "
-                f"which simulator processes do not import: move it to a module of its own and name that under `plugins`"
-            )

@@ -73,15 +73,17 @@ def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int, *, every_step: 
 
     `record` is described at `record_type`. `images_0` and `images_1` take turns: `bank` says which one shows the next
     observation. `final_images` belong to the last observation of an episode after which the slot was reset at once,
-    `step_*` are the observations after every action if those are kept. `has_next` and `next_*` say which episode to
-    start. `work` are the seconds that a process has worked and, of these, drawn, in the row of its first slot; a row
-    fills a cache line, since others write the next one.
+    `step_*` are the observations after every action if those are kept. `stepping` says which slots of a process the
+    doorbell is rung for. `has_next` and `next_*` say which episode to start. `work` are the seconds that a process has
+    worked and, of these, drawn, in the row of its first slot; a row fills a cache line, since others write the next
+    one.
     """
     arrays: dict[str, Array] = {
         "actions": ((num_slots, chunk_size, spec.action_dim), np.dtype("float32")),
         "record": ((num_slots,), record_type(spec, chunk_size)),
         "work": ((num_slots, _ALIGNMENT // 8), np.dtype("float64")),
         "bank": ((num_slots,), np.dtype("int8")),
+        "stepping": ((num_slots,), np.dtype("bool")),
         "has_next": ((num_slots,), np.dtype("bool")),
         **{f"next_{name}": ((num_slots,), np.dtype("int64")) for name in ("task", *NEXT_FIELDS)},
     }

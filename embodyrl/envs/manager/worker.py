@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.images import rendering_seconds
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Layout, Segment
-from embodyrl.envs.manager.single_steps import step_singly
-from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec
+from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.registry import SIMULATORS
 
@@ -69,6 +68,8 @@ class EnvWorker:
         self._segment: Segment | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._kept: list[str] = []
+        self._shown: tuple[list[str], NDArray[np.int64]] = [], np.zeros(0, np.int64)
+        """Task sentences of the last observation, and their indices."""
         self._drawn = rendering_seconds()
 
     def simulator_spec(self) -> SimulatorSpec:
@@ -95,6 +96,12 @@ class EnvWorker:
         Where an episode ends and `has_next` is set, its last observation goes to `final_*` and the next one starts.
         """
         self._step(slots or self._all, film=None)
+
+    @_serving
+    def on_ring(self) -> None:
+        """`step` as the doorbell asks for it: in the slots that `stepping` names."""
+        wanted = self._arrays["stepping"].tolist()
+        self._step(self._all if all(wanted) else tuple(slot for slot in self._all if wanted[slot]), film=None)
 
     @_serving
     def step_recorded(self, *slots: int) -> list[NDArray[np.uint8]]:
@@ -183,10 +190,8 @@ class EnvWorker:
             self._write(name, slots, getattr(result, name))
 
     def _write_observation(self, prefix: str, slots: Sequence[int], observation: Observation) -> None:
-        for name, declared in (("proprio", "proprio" in self._arrays), ("images", "final_images" in self._arrays)):
-            if (getattr(observation, name) is not None) != declared:
-                have, promise = ("None", "declares") if declared else ("an array", "does not declare")
-                raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {promise} {name}")
+        self._check_declared(slots, "proprio", observation.proprio, "proprio" in self._arrays)
+        self._check_declared(slots, "images", observation.images, "final_images" in self._arrays)
         self._write(prefix + "task", slots, self._task_indices(slots, observation.tasks))
         if observation.proprio is not None:
             self._write(prefix + "proprio", slots, observation.proprio)
@@ -196,19 +201,29 @@ class EnvWorker:
             else:
                 self._write_images(slots, observation.images)
 
+    def _check_declared(self, slots: Sequence[int], name: str, value: object, declared: bool) -> None:
+        if (value is not None) != declared:
+            have, promise = ("None", "declares") if declared else ("an array", "does not declare")
+            raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {promise} {name}")
+
     def _write_images(self, slots: Sequence[int], images: NDArray[np.uint8]) -> None:
         """Write the pictures of these slots to the places where the parent will look."""
-        banks = self._arrays["bank"][list(slots)]
+        every = self._arrays["bank"].tolist()
+        banks = [every[slot] for slot in slots]
+        if banks.count(banks[0]) == len(banks):  # nearly always
+            self._write(IMAGES[banks[0]], slots, images)
+            return
         for bank, name in enumerate(IMAGES):
-            rows = np.flatnonzero(banks == bank)
-            if len(rows) == len(slots):
-                self._write(name, slots, images)
-            elif len(rows):
-                self._write(name, _at(slots, rows), images[rows])
+            rows = np.flatnonzero(np.equal(banks, bank))
+            self._write(name, _at(slots, rows), images[rows])
 
     def _task_indices(self, slots: Sequence[int], sentences: Sequence[str]) -> NDArray[np.int64]:
+        if self._shown[0] == sentences:
+            return self._shown[1]
         try:
-            return np.array([self._task_of_sentence[sentence] for sentence in sentences], np.int64)
+            indices = np.array([self._task_of_sentence[sentence] for sentence in sentences], np.int64)
+            self._shown = list(sentences), indices
+            return indices
         except KeyError as error:
             raise ValueError(
                 f"{self._name(slots)}: observation.tasks contains {error}, which is not a sentence of spec.tasks"
@@ -236,3 +251,32 @@ class EnvWorker:
 def _at(slots: Sequence[int], rows: NDArray[np.int64]) -> list[int]:
     """The slots in these rows."""
     return [slots[row] for row in rows.tolist()]
+
+
+Look = Callable[[int, list[int], Observation], None]
+"""Called after action `number` with the rows that executed it and what they show now."""
+
+
+def step_singly(simulator: Simulator, slots: Sequence[int], actions: NDArray[np.float32], look: Look) -> ChunkResult:
+    """The same as `simulator.step_chunk(slots, actions)`, with `look` called after every action.
+
+    Args:
+        simulator: whose slots are stepped.
+        slots: which, `B`.
+        actions: `[B, C, D]`.
+        look: see `Look`. Slots whose episode has ended execute nothing more and are not shown again.
+    """
+    batch, chunk = actions.shape[:2]
+    result = nothing_executed(batch, chunk)
+    rows = list(range(batch))
+    for number in range(chunk):
+        single = simulator.step_chunk([slots[row] for row in rows], actions[rows, number : number + 1])
+        result.rewards[rows, number], result.success[rows, number] = single.rewards[:, 0], single.success[:, 0]
+        result.terminated[rows], result.truncated[rows] = single.terminated, single.truncated
+        result.steps[rows] += single.steps
+        look(number, rows, single.observation)
+        rows = [row for row in rows if not (result.terminated[row] or result.truncated[row])]
+        if not rows:
+            break
+    result.observation = simulator.observe(slots)
+    return result

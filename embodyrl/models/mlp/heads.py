@@ -85,7 +85,8 @@ class GaussianHead(nn.Module):
 
     def actions(self, sample: Tensor) -> Tensor:
         """See `Head`."""
-        return from_unit_range(sample.unflatten(-1, (self.chunk_size, -1)), self.centre, self.half_width)
+        chunk = sample.view(*sample.shape[:-1], self.chunk_size, -1)
+        return from_unit_range(chunk, self.centre, self.half_width)
 
     def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """Mean squared error of the means, in units of half the action range. The standard deviations stay as they
@@ -131,4 +132,4 @@ class CategoricalHead(nn.Module):
         return -self.logprobs(outputs, actions.squeeze(-1).round().long()).mean()
 
     def _logits(self, outputs: Tensor) -> Tensor:
-        return outputs.unflatten(-1, (self.chunk_size, -1))
+        return outputs.view(*outputs.shape[:-1], self.chunk_size, -1)

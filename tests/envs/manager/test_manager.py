@@ -7,9 +7,10 @@ import pytest
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.envs.manager import EnvManager
-from embodyrl.envs.manager.instructions import instructed
+from embodyrl.envs.manager.checks import instructed
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UserError
+from embodyrl.placement.local import LocalWorker
 
 ALL = range(4)
 
@@ -177,6 +178,27 @@ def test_send_and_receive_in_different_groupings(manager):
     together = manager.step(ALL, actions(4))
     np.testing.assert_array_equal(apart[0].rewards, together.rewards[[2]])
     np.testing.assert_array_equal(apart[1].rewards, together.rewards[[1, 0]])
+
+
+def test_steps_are_rung_for_and_wait_their_turn_as_messages_where_a_process_is_busy(manager, monkeypatch):
+    sent = []
+    request = LocalWorker.request
+
+    def noting(worker, method, *args, **options):
+        sent.append((worker.spec.rank, method, args))
+        return request(worker, method, *args, **options)
+
+    manager.reset(ALL, [episode(10 * slot) for slot in ALL])
+    monkeypatch.setattr(LocalWorker, "request", noting)
+    for slots in (ALL, [3, 0], [1], ALL):
+        manager.step(slots, actions(len(slots)))
+    assert sent == []
+    assert manager.observe(ALL).proprio[:, 1].tolist() == [3, 3, 2, 3]
+    sent.clear()
+    manager.send([0], actions(1))
+    manager.send([1, 2], actions(2))
+    assert sent == [(0, "step", (1,))]
+    assert manager.receive(ALL[:3]).observation.proprio[:, 1].tolist() == [4, 4, 3]
 
 
 def test_a_slow_slot_holds_nobody_up_who_does_not_wait_for_it(manager):

@@ -1,19 +1,20 @@
-"""What an EnvManager returns, read from shared memory.
+"""What an EnvManager is given and what it returns, written to shared memory and read from there.
 
-Shapes: `B` slots of a call, `C` actions in a chunk, `S` proprio dims, `V` cameras, `H, W` pixels.
+Shapes: `B` slots of a call, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W` pixels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from embodyrl.envs.manager.memory import IMAGES, Segment
-from embodyrl.envs.manager.selection import Selection
-from embodyrl.envs.types import ChunkResult, Observation
+from embodyrl.envs.manager.crew import Selection
+from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Segment
+from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation
 
 
 @dataclass(kw_only=True)
@@ -66,6 +67,63 @@ class NotFinite(NamedTuple):
     """Of the record: `rewards`, `proprio` or `final_proprio`."""
     column: int
     value: float
+
+
+class Writer:
+    """Writes rows of the segment, for slots that are idle.
+
+    Args:
+        memory: the segment.
+        tasks: names by index.
+    """
+
+    def __init__(self, memory: Segment, tasks: list[str]) -> None:
+        self._memory = memory
+        self._tasks = tasks
+        self._written: list[EpisodeSpec | None] = [None] * len(memory["has_next"])
+        """What each slot plays next."""
+
+    def turn_images(self, chosen: Selection) -> None:
+        """Have the next images of these slots drawn beside those that were returned last."""
+        self._memory["bank"][chosen.index] ^= 1
+
+    def checked_actions(self, index: NDArray[np.int64], actions: ArrayLike) -> NDArray[np.float32]:
+        """Return actions as an array `[B, C, D]`.
+
+        Raises:
+            ValueError: they have another shape, or one is not finite.
+        """
+        chunk = np.asarray(actions, np.float32)
+        want = (len(index), *self._memory["actions"].shape[1:])
+        if chunk.shape != want:
+            raise ValueError(f"actions: got shape {chunk.shape}, want [B, C, D] = {want}")
+        if not np.isfinite(chunk).all():
+            row, action, dim = np.argwhere(~np.isfinite(chunk))[0]
+            raise ValueError(f"actions: slot {index[row]}, action {action}, dim {dim} is {chunk[row, action, dim]}")
+        return chunk
+
+    def episodes(self, chosen: Selection, episodes: Sequence[EpisodeSpec | None]) -> None:
+        """Write what slot `i` of these plays next; None: nothing.
+
+        Raises:
+            ValueError: a wrong number of episodes, or one of an unknown task.
+        """
+        if len(episodes) != len(chosen.numbers):
+            raise ValueError(f"got {len(episodes)} episodes for {len(chosen.numbers)} slots")
+        for slot, episode in zip(chosen.numbers, episodes, strict=True):
+            if episode is self._written[slot]:
+                continue
+            if episode is not None:
+                self._episode(slot, episode)
+            self._memory["has_next"][slot] = episode is not None
+            self._written[slot] = episode
+
+    def _episode(self, slot: int, episode: EpisodeSpec) -> None:
+        if episode.task not in self._tasks:
+            raise ValueError(f"slot {slot}: task {episode.task!r} is not one of {self._tasks}")
+        self._memory["next_task"][slot] = self._tasks.index(episode.task)
+        for name in NEXT_FIELDS:
+            self._memory[f"next_{name}"][slot] = getattr(episode, name)
 
 
 class Reader:

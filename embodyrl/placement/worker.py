@@ -1,0 +1,314 @@
+"""One worker process, seen from its parent: what it was asked, what it said, how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import time
+from collections.abc import Sequence
+from typing import IO, Any, Generic, TypeVar
+
+from embodyrl.placement.channel import Call, Channel, Failure, decode_reply, encode_call
+from embodyrl.placement.child import STACKS_SIGNAL
+from embodyrl.placement.launcher import RemoteError, Request, WorkerDied, WorkerError, WorkerTimeout
+from embodyrl.placement.plan import WorkerSpec
+from embodyrl.placement.process import EXIT_S, STACKS_S, Process, end_of
+
+W = TypeVar("W")
+
+
+class Ears(Generic[W]):
+    """All file descriptors on which workers say something, in one poll set that lasts as long as they do.
+
+    Pipes and ends of processes are always heard. The answer to a ring wakes nobody unless `wake_for` was called for it,
+    so that one can sleep until the slowest of several workers is done.
+    """
+
+    _epoll: select.epoll
+    """Open while there are workers."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, W] = {}
+        self._answers: dict[W, int] = {}
+        self._armed: set[int] = set()
+
+    def add(self, worker: W, answer: int, always: Sequence[int]) -> None:
+        """Hear this worker from now on."""
+        if not self._owners:
+            self._epoll = select.epoll()
+        for fd in always:
+            self._epoll.register(fd, select.EPOLLIN)
+        self._epoll.register(answer, select.EPOLLONESHOT)  # silent
+        self._owners |= dict.fromkeys([answer, *always], worker)
+        self._answers[worker] = answer
+
+    def remove(self, worker: W) -> None:
+        """Hear this worker no more; before its file descriptors are closed."""
+        self._armed.discard(self._answers.pop(worker))
+        for fd in [fd for fd, owner in self._owners.items() if owner is worker]:
+            self._epoll.unregister(fd)
+            del self._owners[fd]
+        if not self._owners:
+            self._epoll.close()
+
+    def wake_for(self, worker: W) -> None:
+        """Let the next `listen` end when this worker answers its ring."""
+        fd = self._answers[worker]
+        if fd not in self._armed:
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
+            self._armed.add(fd)
+
+    def listen(self, timeout: float) -> tuple[list[W], bool]:
+        """Wait up to `timeout` [s].
+
+        Returns:
+            The workers that said something otherwise than by an answer to a ring, or ended; whether anything happened.
+        """
+        said: dict[W, None] = {}
+        events = self._epoll.poll(max(0.0, timeout)) if self._owners else []
+        for fd, _ in events:
+            if fd in self._armed:
+                self._armed.discard(fd)
+            else:
+                said[self._owners[fd]] = None
+        return list(said), bool(events)
+
+
+class LocalWorker:
+    """One worker process, seen from its parent. See `launcher.Worker`."""
+
+    def __init__(
+        self, spec: WorkerSpec, process: Process, channel: Channel, log: IO[bytes], ears: Ears[LocalWorker]
+    ) -> None:
+        self._spec = spec
+        self._process = process
+        self._channel = channel
+        self._log = log
+        self._ears = ears
+        ears.add(self, channel.answer_fd, [fd for fd in (channel.fileno(), process.exit_fd) if fd is not None])
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, Any] = {}
+        self._awaited: set[int] = set()
+        self._rung: int | None = None
+        """Number of the ring that is not answered yet, whether somebody waits for it or not."""
+        self._last_method = "start"
+        self._last_deadline = 0.0
+        self._end: WorkerError | None = None
+        self._is_gone = False
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """Its place in the plan."""
+        return self._spec
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def __str__(self) -> str:
+        slots = self._spec.slots
+        served = f", slots {slots[0]}..{slots[-1]}" if len(slots) > 1 else f", slot {slots[0]}" if slots else ""
+        return f"{self._spec.label} (pid {self.pid}{served})"
+
+    def request(self, method: str, *args: object, fds: Sequence[int] = (), timeout: float = 60.0) -> Request:
+        """Ask for a call; see `launcher.Worker.request`."""
+        self.raise_if_ended()
+        start = time.monotonic()
+        if self._awaited:
+            start = max(start, self._last_deadline)
+        request = Request(self, next(self._numbers), method, timeout, start + timeout)
+        try:
+            message = encode_call(Call(request.id, len(fds), method, args))
+            self._channel.send(message, fds=fds, timeout=timeout)
+        except TimeoutError:
+            raise late({self: [request]}, timeout) from None
+        except OSError:
+            raise self.died() from None
+        return self._noted(request)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has answered everything; see `launcher.Worker`."""
+        return not self._awaited and self._rung is None
+
+    def ring(self, method: str, *, timeout: float = 60.0) -> Request:
+        """Ask for what the doorbell stands for; see `launcher.Worker.ring`."""
+        self.raise_if_ended()
+        if not self.is_idle:
+            raise RuntimeError(f"{self} is busy with {self._last_method!r}: a ring would overtake it")
+        request = Request(self, next(self._numbers), method, timeout, time.monotonic() + timeout)
+        self._channel.ring(request.id)
+        self._rung = request.id
+        return self._noted(request)
+
+    def _noted(self, request: Request) -> Request:
+        self._last_method, self._last_deadline = request.method, request.deadline
+        self._awaited.add(request.id)
+        return request
+
+    def has_reply(self, number: int) -> bool:
+        """Whether the reply to this request has arrived."""
+        return number in self._replies
+
+    def has_failed(self, number: int) -> bool:
+        """Whether the reply to this request has arrived and says that the method raised."""
+        return isinstance(self._replies.get(number), Failure)
+
+    def take_reply(self, request: Request) -> Any:
+        """The result of a request whose reply has arrived.
+
+        Raises:
+            RemoteError: the method raised.
+        """
+        value = self._replies.pop(request.id)
+        if isinstance(value, Failure):
+            raise self._remote_error(request.method, value)
+        return value
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for this request any more: its reply is dropped, now or when it comes."""
+        self._awaited.discard(number)
+        self._replies.pop(number, None)
+
+    @property
+    def is_rung(self) -> bool:
+        """Whether a ring is not answered yet."""
+        return self._rung is not None
+
+    def hear_answer(self) -> None:
+        """File the answer to a ring, if it has come.
+
+        Raises:
+            WorkerDied: it is the answer to another one, and the worker was killed.
+        """
+        number = self._channel.take_answer()
+        if number is None:
+            return
+        if number != self._rung:
+            raise self._babbled(ValueError(f"answer {number} to ring {self._rung}"))
+        self._file(number, None)
+
+    def _file(self, number: int, value: object) -> None:
+        if number == self._rung:
+            self._rung = None
+        if number in self._awaited:
+            self._awaited.discard(number)
+            self._replies[number] = value
+
+    def pump(self) -> None:
+        """File the replies that have arrived; those that nobody waits for are dropped.
+
+        Raises:
+            WorkerDied: what arrived is no reply, and the worker was killed.
+        """
+        while self._channel.fill():
+            pass
+        while (frame := self._channel.next_frame()) is not None:
+            try:
+                number, value = decode_reply(frame)
+            except Exception as error:  # whatever pickle makes of other bytes
+                raise self._babbled(error) from error
+            self._file(number, value)
+
+    def attend_to_death(self) -> None:
+        """File what has arrived; if the process has ended, note how: whoever asks for more is told."""
+        self.pump()
+        if self._channel.at_end or self._process.has_exited(0.0):
+            self.died()
+
+    def raise_if_ended(self) -> None:
+        """Raise the error that this worker ended with, if it is known to have ended."""
+        if self._end is not None:
+            raise self._end
+
+    def raise_if_dead(self) -> None:
+        """Look at the process, and raise the error that says how it ended if it has."""
+        if self._end is not None or self._channel.at_end or self._process.has_exited(0.0):
+            raise self.died()
+
+    def died(self) -> WorkerError:
+        """The error that says how the process ended. It is killed if it only closed its line."""
+        if self._end is not None:
+            return self._end
+        doing = f"during {self._last_method!r}" if self._awaited else f"after {self._last_method!r}"
+        exited, output = self._process.has_exited(EXIT_S), end_of(self._log)
+        self.kill()
+        how = self._process.how_it_ended() if exited else "closed its line without ending, and was killed"
+        return self._end_with(WorkerDied, f"{self} {how} {doing}{output}")
+
+    def _babbled(self, error: Exception) -> WorkerError:
+        """The error that says the worker's line carries something else than replies; the worker is killed."""
+        output = end_of(self._log)
+        self.kill()
+        return self._end_with(
+            WorkerDied,
+            f"{self} sent what is no reply during {self._last_method!r} ({error!r}), and was killed: something in it "
+            f"writes to file descriptors that are not its own{output}",
+        )
+
+    def ask_for_stacks(self) -> None:
+        """Have a hung worker write the stacks of its threads to its log (it takes a moment)."""
+        if self._end is None:
+            os.kill(self.pid, STACKS_SIGNAL)
+
+    def timed_out(self, method: str, timeout: float) -> WorkerError:
+        """The error that says the worker hangs; it is killed."""
+        if self._end is not None:
+            return self._end
+        output = end_of(self._log)
+        self.kill()
+        return self._end_with(
+            WorkerTimeout, f"{self} did not answer {method!r} within {timeout:g} s and was killed{output}"
+        )
+
+    def _end_with(self, kind: type[WorkerError], text: str) -> WorkerError:
+        self._end = kind(text, role=self._spec.role, rank=self._spec.rank, pid=self.pid)
+        return self._end
+
+    def _remote_error(self, method: str, failure: Failure) -> RemoteError:
+        return RemoteError(
+            f"{self}: {method!r} raised {failure.type_name}: {failure.message}\n"
+            f"--- traceback in the worker ---\n{failure.traceback}",
+            role=self._spec.role,
+            rank=self._spec.rank,
+            pid=self.pid,
+            type_name=failure.type_name,
+            remote_message=failure.message,
+            remote_traceback=failure.traceback,
+            is_user_error=failure.is_user_error,
+        )
+
+    def ask_to_close(self) -> None:
+        """Tell the worker to end, if it still listens."""
+        if self._end is None and not self._channel.at_end:
+            with contextlib.suppress(OSError):
+                self._channel.send(encode_call(Call(next(self._numbers), 0, "close", ())), timeout=0.0)
+
+    def join(self, deadline: float) -> None:
+        """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and whatever it started."""
+        self._process.has_exited(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        if self._end is None:
+            self._end_with(WorkerDied, f"{self} has been closed")
+
+    def kill(self) -> None:
+        """End the process and its group at once, reap it and release what belongs to it. Harmless when repeated."""
+        if self._is_gone:
+            return
+        self._is_gone = True
+        self._ears.remove(self)
+        self._process.kill()
+        self._channel.close()
+        self._log.close()
+
+
+def late(missing: dict[LocalWorker, list[Request]], timeout: float) -> WorkerError:
+    """Kill the workers that did not answer; returns the error that names the first of them."""
+    for worker in missing:
+        worker.ask_for_stacks()
+    time.sleep(STACKS_S)
+    errors = [worker.timed_out(requests[0].method, timeout) for worker, requests in missing.items()]
+    return errors[0]
