@@ -12,6 +12,8 @@ import hypothesis
 import psutil
 import pytest
 
+# One thread for what is small, also where several processes test at a time; read when torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parent))  # where `programs` is
 
 import programs
