@@ -10,7 +10,7 @@ SETUP := $(PYTHON) scripts/setup.py --torch $(TORCH)
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench setup all-extras libero clean
+.PHONY: help run test test-all check bench setup all-extras libero clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 \2/p' Makefile | awk '{ $$2 = sprintf("%-11s", $$2); print "  " $$0 }'
@@ -21,9 +21,13 @@ run:  ## Train the main job: MetaWorld reach-v3 from state observations, about a
 	@$(SETUP) metaworld
 	@$(BIN)/embodyrl run $(if $(CONFIG),"$(CONFIG)") $(ARGS)
 
-test:  ## Run the tests, one process per usable core (ARGS='-n 0': in one process)
+test:  ## Run the tests in minutes, one process per usable core (ARGS='-n 0': in one process)
 	@$(SETUP) metaworld maniskill vla data dev
-	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+
+test-all:  ## Run all tests: also storms of kills, every variant, more random cases, published sizes
+	@$(SETUP) metaworld maniskill vla data dev
+	@$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=all $(ARGS)
 
 check:  ## Lint, check formatting, types and the layers of the architecture
 	@$(SETUP) metaworld maniskill vla data dev
@@ -40,7 +44,7 @@ setup:  ## Set up .venv for run, test, check and bench, and stop there
 	@$(SETUP) metaworld maniskill vla data dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
-	@$(SETUP) metaworld maniskill libero vla bnb ray wandb data dev
+	@$(SETUP) metaworld maniskill libero vla bnb data dev
 
 libero:  ## Set up .venv with LIBERO
 	@$(SETUP) libero

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
+
+# One thread for what is small, also where several processes test at a time; read when torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.append(str(Path(__file__).parent))  # where `programs` is
+
+import programs
+
+# Tests that say no number of random cases themselves; `--hypothesis-profile=all` is for `make test-all`.
+hypothesis.settings.register_profile("few", max_examples=15, deadline=None)
+hypothesis.settings.register_profile("all", max_examples=100, deadline=None)
+hypothesis.settings.load_profile("few")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MOST_PROCESSES = 8
@@ -23,6 +36,13 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_server_stays() -> Iterator[None]:
+    """The process that programs are forked from ends with the tests."""
+    yield
+    programs.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 PENDULUM = [
@@ -21,9 +22,7 @@ PENDULUM = [
 
 
 def embodyrl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "embodyrl", *words], capture_output=True, text=True, timeout=100, cwd=cwd, check=False
-    )
+    return programs.run(["-m", "embodyrl", *words], cwd=cwd)
 
 
 def modules_after(code: str) -> set[str]:

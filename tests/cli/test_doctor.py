@@ -6,10 +6,10 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import programs
 import psutil
 import pytest
 
@@ -27,8 +27,7 @@ needs_maniskill = pytest.mark.skipif(bool(SIMULATORS.entry("maniskill").missing(
 
 def doctor(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "400", **variables}
-    command = [sys.executable, "-m", "embodyrl", "doctor", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd, env=environment, check=False)
+    return programs.run(["-m", "embodyrl", "doctor", *words], cwd=cwd, env=environment)
 
 
 def row(done: subprocess.CompletedProcess[str], subject: str) -> tuple[str, str]:

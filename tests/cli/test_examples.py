@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import torch
 import yaml
@@ -49,8 +50,7 @@ SHOWS: dict[str, Callable[[dict[str, float], str], bool]] = {
 
 
 def embodyrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embodyrl", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=cwd, check=False)
+    return programs.run(["-m", "embodyrl", *words], timeout=240, cwd=cwd)
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
+
 
 def graph(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embodyrl", "graph", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+    return programs.run(["-m", "embodyrl", "graph", *words], cwd=cwd)
 
 
 def test_it_prints_mermaid(tmp_path: Path) -> None:

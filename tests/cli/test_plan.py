@@ -142,6 +142,7 @@ def test_the_rollout_buffer_is_mostly_pictures() -> None:
     assert planned["needs"]["gpu"]["train"]["batch"] == planned["needs"]["host"]["both"]["rollout buffer"]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_comes_with_settings_that_do() -> None:
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
     small = [*PICTURES, "--gpu-memory", "0.8"]

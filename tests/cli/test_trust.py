@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 PLUGIN = """
@@ -31,15 +31,8 @@ DENIED = "and it would run the Python code of mine: read that code, and if you t
 
 
 def embodyrl(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "embodyrl", *words],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "80"} | variables,
-        check=False,
-    )
+    environment = os.environ | {"COLUMNS": "80"} | variables
+    return programs.run(["-m", "embodyrl", *words], timeout=200, cwd=folder, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -119,15 +112,13 @@ def test_it_runs_when_asked_and_says_so_first(strange: Path, words: list[str]) -
     assert (strange / "imported").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_own_runs_go_on_unasked_also_elsewhere_on_the_machine(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["resume moved run.iterations=2", "eval moved", "plan moved/config.yaml"])
+def test_own_runs_go_on_unasked_also_elsewhere_on_the_machine(project: Path, tmp_path: Path, words: str) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(project / "out", moved, symlinks=True)
-    for words in (["resume", "moved", "run.iterations=2"], ["eval", "moved"], ["plan", "moved/config.yaml"]):
-        done = embodyrl(tmp_path, *words)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == f"plug-in mine: {project / 'mine.py'}\n"
+    done = embodyrl(tmp_path, *words.split())
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"plug-in mine: {project / 'mine.py'}\n"
 
 
 @pytest.mark.slow

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 from embodyrl.config import Use, load_config, renames, to_commented_yaml, to_plain
@@ -185,8 +184,7 @@ def test_a_component_that_cannot_be_imported_is_found_before_the_run(workplace):
 
 
 def test_the_program_says_how_a_setting_is_called_now(workplace):
-    command = [sys.executable, "-m", "embodyrl", "validate", "metaworld_reach", "algorithm.clip_low=0.1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = programs.run(["-m", "embodyrl", "validate", "metaworld_reach", "algorithm.clip_low=0.1"])
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == (
         "command line: unknown key 'algorithm.clip_low' - renamed to 'algorithm.loss.clip_low'"

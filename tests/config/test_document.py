@@ -59,7 +59,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(kwargs={}, text="-")
 @given(kwargs=st.dictionaries(keys, plain, max_size=4), text=st.text(letters))
 def test_any_free_form_map_and_any_text_survive(workplace, kwargs, text):

@@ -21,7 +21,7 @@ edits = st.tuples(
     st.integers(0, 40),
     st.sampled_from(string.ascii_lowercase + "_"),
 )
-common = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+common = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def edited(word: str, edit: tuple[str, int, str]) -> str:

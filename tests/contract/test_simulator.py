@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slow import only_slow
 
 from embodyrl.envs.base import EpisodeOverError, RenderError, RestoreMismatchWarning, SimulatorError
 from embodyrl.envs.states import pack, unpack
@@ -21,8 +22,12 @@ from embodyrl.registry import SIMULATORS, load_target
 from . import backends
 from .backends import BACKENDS, LIMIT, Backend, Trajectory, actions, arrays_of, episode, go_on, missing, play, same
 
+COVERED = {"metaworld-mixed", "metaworld-rgb", "libero-state", "maniskill-mixed"}
+"""Backends all of whose parts are in others, in other combinations."""
+PARAMS = [only_slow(each) if each.label in COVERED else each for each in BACKENDS]
 
-@pytest.fixture(scope="module", params=BACKENDS, ids=lambda backend: backend.label)
+
+@pytest.fixture(scope="module", params=PARAMS, ids=lambda backend: backend.label)
 def backend(request: pytest.FixtureRequest) -> Backend:
     """One backend after the other; skipped with the reason where it is not installed."""
     chosen: Backend = request.param

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 pytest.importorskip("pyarrow", reason="demonstrations need pyarrow: pip install 'embodyrl[data]'")
@@ -122,9 +122,7 @@ def test_a_policy_carries_out_its_chunks_and_decides_again_only_then() -> None:
 
 
 def embodyrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "embodyrl", *words], capture_output=True, text=True, timeout=100, cwd=cwd, check=False
-    )
+    return programs.run(["-m", "embodyrl", *words], cwd=cwd)
 
 
 def test_the_command_records_pictures_and_supervised_learning_takes_them(tmp_path: Path) -> None:

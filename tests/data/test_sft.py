@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 import torch
 
@@ -137,9 +137,7 @@ def test_numbers_that_do_not_fit_are_refused(pendulum: EnvManager, tmp_path: Pat
 
 
 def embodyrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "embodyrl", *words], capture_output=True, text=True, timeout=100, cwd=cwd, check=False
-    )
+    return programs.run(["-m", "embodyrl", *words], cwd=cwd)
 
 
 def test_a_resumed_run_learns_bit_for_bit_what_an_uninterrupted_one_does(folder: Path, tmp_path: Path) -> None:

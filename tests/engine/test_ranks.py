@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
+from slow import rest_slow
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+@pytest.fixture(scope="module", params=rest_slow(["small", "models"]))
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What was wrong in each case; nothing if it went well."""
     folder = tmp_path_factory.mktemp("ranks")
     path = os.pathsep.join([str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
+    words = [[str(PROGRAM), str(rank), str(folder), request.param] for rank in (0, 1)]
+    processes = [programs.Program(each, env=environment, stderr=subprocess.PIPE, text=True) for each in words]
     errors = [process.communicate(timeout=290)[1] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(errors)
     found: dict[str, str] = json.loads((folder / "0.json").read_text())

@@ -160,7 +160,7 @@ def any_moment(folder: Path) -> dict[str, Any]:
     published."""
     folder.mkdir()
     snapshot = make_snapshot(folder)
-    newest, torn, moments = 0, 0, 24
+    newest, torn, moments = 0, 0, int(sys.argv[3])
     for moment in range(moments):
         with saving(folder, snapshot, newest + 1, in_background=bool(moment % 2)) as (pid, reading):
             os.read(reading, 7)  # the first one is published

@@ -9,9 +9,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from slow import only_slow
 from typer.testing import CliRunner
 
 from embodyrl.cli.main import app
@@ -203,9 +205,17 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+FAST = {"summary torn", "metrics of bytes", "origin torn", "config torn", "weights torn", "policy torn"}
+"""One damage of each file."""
+
+
+def all_but_some_slow(kinds: tuple[str, ...]) -> list[Any]:
+    """Names of damages, of which `make test` tries those in `FAST`."""
+    return [name if name in FAST else only_slow(name) for name in DAMAGES if name.startswith(kinds)]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", all_but_some_slow(("",)))
 def test_no_command_falls_over_any_damage(run: Path, tmp_path: Path, damage: str) -> None:
     name, spoil = DAMAGES[damage]
     spoil(run / name)
@@ -221,7 +231,7 @@ def test_no_command_falls_over_any_damage(run: Path, tmp_path: Path, damage: str
             assert answer.is_one_sentence, f"{command}: {answer.text}"
 
 
-@pytest.mark.parametrize("damage", [name for name in DAMAGES if name.startswith(("summary", "metrics", "origin"))])
+@pytest.mark.parametrize("damage", all_but_some_slow(("summary", "metrics", "origin")))
 def test_what_is_not_in_a_checkpoint_is_mended_by_resume(run: Path, damage: str) -> None:
     before = read_summary(run)
     name, spoil = DAMAGES[damage]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "runner"))  # where `small_runs` is
@@ -25,9 +25,7 @@ pytestmark = pytest.mark.faults
 def run(path: Path, where: str, how: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     words = [*SMALL, "run.save_every=0", "run.eval_every=0", f"run.dir={path}", *overrides]
     program = str(Path(__file__).with_name("exhausted.py"))
-    command = [sys.executable, program, where, how, "run", "experiment/gym_pendulum", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    return programs.run([program, where, how, "run", "experiment/gym_pendulum", *words])
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 from safetensors.torch import load_file
 
@@ -34,9 +34,8 @@ EXPLODING = ["engine.optimizer.lr=10", "engine.optimizer.weight_decay=10"]
 
 
 def run(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embodyrl", "run", "experiment/gym_pendulum", f"run.dir={folder}", *SMALL]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *settings], env=environment, capture_output=True, text=True, timeout=110)
+    words = ["-m", "embodyrl", "run", "experiment/gym_pendulum", f"run.dir={folder}", *SMALL, *settings]
+    return programs.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def test_a_run_whose_weights_explode_ends_with_the_reason_and_the_batch(tmp_path: Path) -> None:

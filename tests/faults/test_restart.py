@@ -7,6 +7,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from slow import rest_slow
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.config.schema import OnWorkerDeath, StartMethod
@@ -193,6 +194,7 @@ def test_replacements_that_all_die_at_their_start_end_the_run_at_the_limit(start
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("start", rest_slow(["fork", "spawn"]), indirect=True)  # it waits for long, and in vain
 def test_a_replacement_that_hangs_at_its_start_is_given_up_in_time(start, doomed, tmp_path):
     hangs = tmp_path / "hangs"
     with start(hangs=str(hangs), max_restarts=1, startup_timeout_s=15.0) as manager:

@@ -17,8 +17,10 @@ from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, Signals
 from typing import Any
 
+import programs
 import psutil
 import pytest
+from slow import rest_slow
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
@@ -98,13 +100,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         path = tmp_path / "run"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        process = subprocess.Popen(
-            [word.replace("RUN_DIR", str(path)) for word in command],
-            text=True,
-            env=environment,
-            start_new_session=True,
-            **streams,
-        )
+        words = [word.replace("RUN_DIR", str(path)) for word in command]
+        python = words[:2] == [sys.executable, "-m"] and streams["stdout"] == subprocess.PIPE
+        kind, words = (programs.Program, words[1:]) if python else (subprocess.Popen, words)
+        process = kind(words, text=True, env=environment, start_new_session=True, **streams)
         running.append(process)
         return Started(process, path)
 
@@ -120,7 +119,7 @@ def run(start: Callable[..., Started], *words: str, prefix: tuple[str, ...] = ()
 
 
 @needs_timeout
-@pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, SIGUSR1])
+@pytest.mark.parametrize("number", rest_slow([SIGTERM, SIGINT, SIGHUP, SIGUSR1]))
 def test_gnu_timeout_signals_twice_and_the_run_saves(start: Callable[..., Started], number: Signals) -> None:
     """Its alarm is what goes off when time is up; it then signals the program, and its process group."""
     started = run(start, A_SECOND, prefix=(str(TIMEOUT), "--preserve-status", "--signal", number.name, "600"))
@@ -131,7 +130,7 @@ def test_gnu_timeout_signals_twice_and_the_run_saves(start: Callable[..., Starte
     started.assert_saved(number)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", rest_slow([1, 2]))
 def test_a_signal_to_every_process_again_and_again(start: Callable[..., Started], ranks: int) -> None:
     started = run(start, SECONDS, f"engine.parallel.ranks={ranks}")
     for _ in range(4):
@@ -142,7 +141,7 @@ def test_a_signal_to_every_process_again_and_again(start: Callable[..., Started]
     started.assert_saved(SIGTERM)
 
 
-@pytest.mark.parametrize("number", [SIGHUP, SIGUSR1])
+@pytest.mark.parametrize("number", rest_slow([SIGHUP, SIGUSR1]))
 def test_other_signals_to_every_process_of_two_ranks(start: Callable[..., Started], number: Signals) -> None:
     started = run(start, "engine.parallel.ranks=2")
     started.signal_everyone(number)
@@ -178,6 +177,7 @@ def test_only_a_second_ctrl_c_that_is_meant_leaves_at_once(start: Callable[..., 
     assert not (started.path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_much_later_changes_nothing(start: Callable[..., Started]) -> None:
     started = run(start, SECONDS)
     started.signal_group(SIGTERM)
@@ -264,7 +264,7 @@ except Interrupted as error:
 )
 def test_a_wish_that_is_repeated_while_a_program_closes(first: str, second: str, between: str, printed: str) -> None:
     code = CLOSING.format(first=first, second=second, between=between)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = programs.run(["-c", code])
     assert done.stdout.strip() == printed, done.stderr
     assert done.returncode == (0 if printed else 128 + SIGINT)
 
@@ -285,7 +285,7 @@ leave_to_parent()
 def test_an_interpreter_that_shuts_down_is_not_ended_by_a_signal(number: Signals) -> None:
     for end, code in (("", -number), ("ignore_from_now_on()", 0)):
         program = ENDING.format(number=int(number), end=end)
-        assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == code
+        assert programs.run(["-c", program]).returncode == code
 
 
 LOST = """
@@ -323,12 +323,12 @@ except Interrupted as error:
 )
 def test_a_signal_whose_exception_gets_lost_is_not(lose: str) -> None:
     code = LOST.format(lose=lose)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=False)
+    done = programs.run(["-c", code], timeout=25)
     assert done.stdout == "closed\nstopped by SIGTERM\n" and done.stderr == ""
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", rest_slow([SIGTERM, SIGHUP, SIGUSR1]))
+@pytest.mark.parametrize("ranks", rest_slow([1, 2]))
 def test_before_there_is_anything_to_save(start: Callable[..., Started], number: Signals, ranks: int) -> None:
     started = start(*RUN, f"engine.parallel.ranks={ranks}", "run.dir=RUN_DIR")
     started.wait_for((started.path / "run.log").exists)
@@ -345,12 +345,11 @@ def test_before_there_is_anything_to_save(start: Callable[..., Started], number:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is done."""
     path = tmp_path_factory.mktemp("done") / "run"
-    words = [*RUN, "run.iterations=1", "rollout.chunks=20", f"run.dir={path}"]
-    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    programs.run([*RUN[1:], "run.iterations=1", "rollout.chunks=20", f"run.dir={path}"], check=True)
     return path
 
 
-@pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP, SIGUSR1])
+@pytest.mark.parametrize("number", rest_slow([SIGINT, SIGTERM, SIGHUP, SIGUSR1]))
 def test_eval_leaves_nothing_behind(
     tmp_path: Path, trained: Path, start: Callable[..., Started], number: Signals
 ) -> None:
@@ -368,7 +367,7 @@ def test_eval_leaves_nothing_behind(
     assert list(temporary.glob("tmp*")) == [] and list(tmp_path.iterdir()) == [temporary]
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
+@pytest.mark.parametrize("number", rest_slow([SIGTERM, SIGHUP, SIGUSR1]))
 def test_plan_ends_the_processes_that_it_started(
     tmp_path: Path, start: Callable[..., Started], number: Signals
 ) -> None:
@@ -381,7 +380,7 @@ def test_plan_ends_the_processes_that_it_started(
     assert list(tmp_path.glob("tmp*")) == []
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
+@pytest.mark.parametrize("number", rest_slow([SIGTERM, SIGHUP, SIGUSR1]))
 def test_collect_keeps_what_it_has(
     tmp_path: Path, trained: Path, start: Callable[..., Started], number: Signals
 ) -> None:

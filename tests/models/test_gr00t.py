@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -451,9 +449,7 @@ algorithm: {minibatches: 2}
 
 def embodyrl(folder: Path, *arguments: str) -> str:
     """What a command prints."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "embodyrl", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    done = programs.run(["-m", "embodyrl", *arguments], preload=programs.VLA, cwd=folder)
     return done.stdout + done.stderr
 
 

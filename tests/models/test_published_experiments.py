@@ -7,10 +7,10 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 
 from embodyrl.config import Use, load_config
@@ -137,9 +137,8 @@ def test_numbers_are_the_published_ones(name: str) -> None:
 
 
 def embodyrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "EMBODYRL_LIBERO_ASSETS": str(ASSETS)}
-    command = [sys.executable, "-m", "embodyrl", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    environment = {**os.environ, "EMBODYRL_LIBERO_ASSETS": str(ASSETS)}
+    return programs.run(["-m", "embodyrl", *words], preload=programs.VLA, cwd=folder, env=environment, timeout=280)
 
 
 def skip_without(simulator: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
+from slow import rest_slow
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 pytest.importorskip("pygame", reason="needs gymnasium[classic-control]")
@@ -59,16 +59,13 @@ RUNS = {
 
 
 def embodyrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root}
-    command = [sys.executable, "-m", "embodyrl", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    return programs.run(["-m", "embodyrl", *arguments], preload=programs.VLA, cwd=folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("text", "option", "known"), RUNS.values(), ids=RUNS.keys())
-def test_a_run_from_the_command_line(tmp_path: Path, text: str, option: str, known: str) -> None:
+@pytest.mark.parametrize("name", rest_slow(RUNS))
+def test_a_run_from_the_command_line(tmp_path: Path, name: str) -> None:
     """With hardly any learning rate the policy that learns is the one that acted: their log-probs must agree."""
+    text, option, known = RUNS[name]
     (tmp_path / "my.yaml").write_text(text + COMMON)
     done = embodyrl(tmp_path, "run", "my.yaml")
     assert done.returncode == 0, done.stderr

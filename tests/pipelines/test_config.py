@@ -6,9 +6,9 @@ import dataclasses
 import html
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 from embodyrl.config import ConfigError, load_config
@@ -52,8 +52,7 @@ STAGES.register("look", target=look, reads=("shaped_rewards",), summary="reports
 
 
 def embodyrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embodyrl", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, check=False)
+    return programs.run(["-m", "embodyrl", *words], cwd=folder)
 
 
 def names(*overrides: str) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import programs
 import pytest
 from interrupted import assert_same_run, metrics_of, signal_in_collection
+from slow import rest_slow
 from small_runs import SMALL, Run
 
 from embodyrl.cli import train
@@ -98,8 +99,8 @@ KILLED = ["run.iterations=12", "run.save_every=2", "rollout.chunks=96", "eval.ep
 
 def killed(path: Path, *overrides: str) -> None:
     """A run in a process of its own that is killed with SIGKILL after its third iteration or a little later."""
-    command = [sys.executable, "-m", "embodyrl", "run", "experiment/gym_pendulum", *SMALL, *KILLED, *overrides]
-    process = subprocess.Popen([*command, f"run.dir={path}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    words = ["-m", "embodyrl", "run", "experiment/gym_pendulum", *SMALL, *KILLED, *overrides, f"run.dir={path}"]
+    process = programs.Program(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     metrics = path / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
@@ -110,9 +111,8 @@ def killed(path: Path, *overrides: str) -> None:
     assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
 
 
-@pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("saving", ["run.save_async=false", "run.save_async=true"])
+@pytest.mark.parametrize("saving", rest_slow(["run.save_async=true", "run.save_async=false"]))
 def test_killed_between_two_checkpoints(tmp_path: Path, small_run: Callable[..., Run], saving: str) -> None:
     path = tmp_path / "killed"
     killed(path, saving)

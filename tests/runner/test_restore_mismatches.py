@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 
 pytestmark = pytest.mark.timeout(600)
@@ -70,15 +70,8 @@ def embodyrl(folder: Path, *arguments: str, dice: bool) -> subprocess.CompletedP
     if not (folder / "line.yaml").exists():
         (folder / "line.yaml").write_text(CONFIG)
         (folder / "line.py").write_text(PLUGIN)
-    return subprocess.run(
-        [sys.executable, "-m", "embodyrl", *arguments],
-        cwd=folder,
-        env={**os.environ, "DICE": "1" if dice else "", "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
+    environment = {**os.environ, "DICE": "1" if dice else "", "COLUMNS": "80"}
+    return programs.run(["-m", "embodyrl", *arguments], cwd=folder, env=environment, timeout=560)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

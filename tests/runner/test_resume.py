@@ -6,11 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import programs
 import psutil
 import pytest
 from small_runs import SMALL, Run
@@ -155,10 +155,8 @@ def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
 
 
 def start(path: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "embodyrl", "run", "experiment/gym_pendulum", *SMALL, "run.iterations=100000"]
-    return subprocess.Popen(
-        [*command, f"run.dir={path}", *overrides], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    words = ["-m", "embodyrl", "run", "experiment/gym_pendulum", *SMALL, "run.iterations=100000", f"run.dir={path}"]
+    return programs.Program([*words, *overrides], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_iterations(path: Path, count: int, process: subprocess.Popen[str]) -> None:

@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import programs
 import pytest
 from small_runs import Run
 
@@ -63,15 +63,8 @@ def run_mortal(tmp_path: Path, policy: str, *overrides: str) -> subprocess.Compl
 def with_mortal(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command of the program, during which the simulator dies once."""
     (tmp_path / "alive").touch()
-    return subprocess.run(
-        [sys.executable, "-m", "embodyrl", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "MORTAL": str(tmp_path / "alive")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {**os.environ, "MORTAL": str(tmp_path / "alive")}
+    return programs.run(["-m", "embodyrl", *arguments], cwd=tmp_path, env=environment, timeout=300)
 
 
 @pytest.mark.faults
