@@ -114,7 +114,7 @@ LEROBOT_NAMES = {"state": "observation.state", "actions": "action"}
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Those of one data set, as they are written; `ranges` makes sure that they are whole."""
+    """Those of one data set, as they are written; `read_ranges` makes sure that they are whole."""
 
     file: str
     """Where they are from, for messages."""
