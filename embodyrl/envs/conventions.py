@@ -26,7 +26,7 @@ def from_unit_range(actions: ArrayT, centre: ArrayT, half_width: ArrayT) -> Arra
         actions: `[..., D]`, numpy array or torch tensor; -1 is the lower end of the range, 1 the upper.
         centre, half_width: `[D]`, of the same kind, from `unit_range`.
     """
-    return centre + half_width * actions.clip(-1.0, 1.0)  # type: ignore[attr-defined]
+    return centre + half_width * actions.clip(-1.0, 1.0)  # type: ignore[attr-defined, no-any-return]
 
 
 def is_discrete(spec: SimulatorSpec) -> bool:
@@ -96,9 +96,11 @@ def to_simulator(actions: ArrayT, rule: Any) -> ArrayT:
     moved = (rule.offset + rule.scale * actions).clip(rule.low, rule.high)
     centre, half_width = 0.5 * (rule.low + rule.high), 0.5 * (rule.high - rule.low)
     side = (moved > centre) * 1.0 - (moved < centre) * 1.0
-    return moved + rule.binary * (centre + half_width * side - moved)
+    converted: ArrayT = moved + rule.binary * (centre + half_width * side - moved)
+    return converted
 
 
 def from_simulator(actions: ArrayT, rule: Any) -> ArrayT:
     """Actions `[..., D]` of a simulator in the policy's convention; see `to_simulator`."""
-    return (actions - rule.offset) / rule.scale
+    converted: ArrayT = (actions - rule.offset) / rule.scale
+    return converted

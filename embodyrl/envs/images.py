@@ -47,7 +47,8 @@ def resize(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     rows = _sums(picture.astype(np.int64), height)
     sums = _sums(rows.swapaxes(0, 1), width).swapaxes(0, 1)
     area = picture.shape[0] * picture.shape[1]
-    return ((2 * sums + area) // (2 * area)).astype(np.uint8)
+    averages: NDArray[np.uint8] = ((2 * sums + area) // (2 * area)).astype(np.uint8)
+    return averages
 
 
 def _sums(values: NDArray[np.int64], parts: int) -> NDArray[np.int64]:

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.envs.base import RenderError, StateError
+from embodyrl.envs.base import RenderError
 from embodyrl.envs.libero import tasks as libero_tasks
 from embodyrl.envs.libero.tasks import official_state, sentence, start_states, task_file
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import Driver, LiberoConfig, Proprio, RenderQuality
+from embodyrl.envs.states import StateError
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
 from embodyrl.registry import SIMULATORS

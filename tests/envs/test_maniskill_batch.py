@@ -19,12 +19,12 @@ from embodyrl.registry import SIMULATORS
 if missing := [requirement.module for requirement in SIMULATORS.entry("maniskill").missing()]:
     pytest.skip(f"not installed: {', '.join(missing)}", allow_module_level=True)
 
-from embodyrl.envs.base import EpisodeOverError, NotFiniteError, RenderError, SimulatorError, StateError
+from embodyrl.envs.base import EpisodeOverError, NotFiniteError, RenderError, SimulatorError
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.batch import ManiSkillBatch, ManiSkillScenes, Outcome
 from embodyrl.envs.maniskill.simulator import ManiSkill, open_simulator
 from embodyrl.envs.options import ManiSkillConfig, Proprio, Sim
-from embodyrl.envs.states import unpack
+from embodyrl.envs.states import StateError, unpack
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UserError
 

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
-from embodyrl.envs.base import StateError
 from embodyrl.envs.metaworld.simulator import TASKS, MetaWorld, known_tasks
 from embodyrl.envs.options import Driver, MetaWorldConfig, Proprio
+from embodyrl.envs.states import StateError
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
 

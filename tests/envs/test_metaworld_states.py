@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
-from embodyrl.envs.base import StateError
 from embodyrl.envs.metaworld.simulator import MetaWorld, known_tasks
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import MetaWorldConfig, RenderQuality
-from embodyrl.envs.states import pack, unpack
+from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import EpisodeSpec
 
 DRAWN = known_tasks() if os.environ.get("EMBODYRL_ALL_TASKS") else ["reach-v3", "door-lock-v3", "basketball-v3"]

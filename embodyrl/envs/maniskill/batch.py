@@ -23,7 +23,6 @@ from embodyrl.envs.base import (
     NotFiniteError,
     RenderError,
     SimulatorError,
-    StateError,
     check_actions,
     check_episodes,
     check_slots,
@@ -35,7 +34,7 @@ from embodyrl.envs.images import timed_rendering
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.loading import action_fields, specification, spoken, start_of
 from embodyrl.envs.options import ManiSkillConfig, Proprio
-from embodyrl.envs.states import pack, unpack
+from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ActionField, ChunkResult, EpisodeSpec, Observation, nothing_executed
 from embodyrl.errors import UserError
 
@@ -148,12 +147,14 @@ class ManiSkillScenes:
         """See `Scenes`."""
         with self._torch.inference_mode():
             values = self._env.robot_state() if self._robot_only else self._state
-            return values.float().cpu().numpy().copy()
+            numbers: NDArray[np.float32] = values.float().cpu().numpy().copy()
+            return numbers
 
     def pictures(self) -> NDArray[np.uint8]:
         """See `Scenes`."""
         with self._torch.inference_mode():
-            return self._env.pictures().cpu().numpy()
+            images: NDArray[np.uint8] = self._env.pictures().cpu().numpy()
+            return images
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """See `Scenes`."""

@@ -111,7 +111,8 @@ class _Lean:
         return parts if unflattened else self._flatten_raw_obs(parts)
 
     def _flatten_raw_obs(self: Any, obs: Any) -> torch.Tensor:
-        return common.flatten_state_dict(obs, use_torch=True, device=self.device)
+        state: torch.Tensor = common.flatten_state_dict(obs, use_torch=True, device=self.device)
+        return state
 
     def _setup_sensors(self: Any, options: dict[str, Any]) -> None:
         configs = {

@@ -110,7 +110,8 @@ class ManiSkillSlot(Slot):
             picture = self._env.render_rgb_array()
         if picture is None:
             raise RenderError(f"the ManiSkill task {self._task!r} has no camera for people")
-        return picture[0].to(self._torch.uint8).cpu().numpy()
+        image: NDArray[np.uint8] = picture[0].to(self._torch.uint8).cpu().numpy()
+        return image
 
     def close(self) -> None:
         """Release the environment."""
@@ -118,4 +119,5 @@ class ManiSkillSlot(Slot):
 
     def _proprio(self) -> NDArray[np.float32]:
         values = self._env.robot_state() if self._robot_only else self._observation
-        return values[0].numpy().astype(np.float32)
+        proprio: NDArray[np.float32] = values[0].numpy().astype(np.float32)
+        return proprio

@@ -13,7 +13,7 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from metaworld import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
 from numpy.typing import NDArray
 
 
