@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import programs
 import psutil
 import pytest
 
@@ -54,10 +54,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 
     def begin(*command: str) -> Started:
         path = tmp_path / "run"
-        words = [*command, *SMALL, f"run.dir={path}"]
+        words = [sys.executable, *command, *SMALL, f"run.dir={path}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process = programs.Program(words, env=environment, **streams)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         running.append(process)
         deadline = time.monotonic() + 90
         metrics = path / "metrics.jsonl"
