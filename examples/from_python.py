@@ -1,6 +1,6 @@
 """Training from Python: a run with a callback, its evaluation, and its policy in simulators that are stepped by hand.
 
-    python examples/from_python.py [KEY=VALUE]...
+python examples/from_python.py [KEY=VALUE]...
 """
 
 from __future__ import annotations
