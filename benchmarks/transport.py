@@ -159,11 +159,9 @@ def main() -> None:
     print(f"{'':52}{'processes':>10}{'CPU us/step':>13}{'ratio':>8}{'wall us/step':>14}{'ratio':>8}")
     for (name, size), sample in medians.items():
         base = medians.get((OURS, size))
-        ratios = (
-            ("", "")
-            if base is None or "fewer" in name
-            else (f"{sample.cpu_us / base.cpu_us:.2f}", f"{sample.wall_us / base.wall_us:.2f}")
-        )
+        ratios = ["", ""]
+        if base is not None and "fewer" not in name:  # those hold other numbers of environments
+            ratios = [f"{sample.cpu_us / base.cpu_us:.2f}", f"{sample.wall_us / base.wall_us:.2f}"]
         print(f"{name:52}{size:>10}{sample.cpu_us:13.1f}{ratios[0]:>8}{sample.wall_us:14.1f}{ratios[1]:>8}")
     if options.json is not None:
         rows = [
