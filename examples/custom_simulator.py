@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from embodyrl.config.schema import EnvConfig, setting
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_tasks
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
+from embodyrl.errors import UserError
 from embodyrl.registry import SIMULATORS
 
 TASKS = {"reach": "push the point to the goal"}
@@ -42,14 +43,18 @@ class PointMass(SlotSimulator):
 
     def __init__(self, config: PointMassConfig, num_slots: int) -> None:
         check_tasks(config.tasks, TASKS, "point_mass")
+        if config.cameras not in ([], ["top"]):
+            raise UserError(f"env.cameras is {config.cameras}, but simulator 'point_mass' has one camera: 'top'")
         self._config = config
         super().__init__(
             SimulatorSpec(
                 tasks={task: TASKS[task] for task in config.tasks},
                 actions=(ActionField(name="push", meaning="force", unit="N", low=(-1.0, -1.0), high=(1.0, 1.0)),),
-                proprio_dim=6,
+                proprio_dim=4 if config.cameras else 6,
                 max_episode_steps=config.max_episode_steps,
                 control_frequency=1.0 / TIME_STEP,
+                cameras=tuple(config.cameras),
+                image_size=tuple(config.image_size),
             ),
             num_slots,
         )
@@ -64,6 +69,7 @@ class Plane(Slot):
 
     def __init__(self, config: PointMassConfig) -> None:
         self._radius, self._wind = config.goal_radius, config.wind
+        self._image_size = config.image_size if config.cameras else None
         self._position = self._velocity = self._goal = np.zeros(2)
         self._random = np.random.default_rng(0)
 
@@ -84,17 +90,24 @@ class Plane(Slot):
         success = bool(distance < self._radius)
         return Transition(float(before - distance) + float(success), success, success)
 
-    def observe(self) -> tuple[None, NDArray[np.float32]]:
-        """No images; position, velocity and the way to the goal `[6]`."""
-        return None, np.concatenate([self._position, self._velocity, self._goal - self._position]).astype(np.float32)
+    def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
+        """Position, velocity and the way to the goal `[6]`; with a camera its image `[1, H, W, 3]` shows the goal."""
+        state = [self._position, self._velocity]
+        if self._image_size is None:
+            return None, np.concatenate([*state, self._goal - self._position]).astype(np.float32)
+        return self._draw(*self._image_size)[None], np.concatenate(state).astype(np.float32)
 
     def render(self) -> NDArray[np.uint8]:
-        """The plane from above, 2 m wide: the goal green, the point red `[64, 64, 3]`."""
-        picture = np.full((64, 64, 3), 255, np.uint8)
+        """Draw an image for people `[64, 64, 3]`."""
+        return self._draw(64, 64)
+
+    def _draw(self, height: int, width: int) -> NDArray[np.uint8]:
+        """The plane from above, 2 m wide: the goal green, the point red."""
+        image = np.full((height, width, 3), 255, np.uint8)
         for place, colour in ((self._goal, (0, 160, 0)), (self._position, (200, 0, 0))):
-            column, row = np.clip((place * [1, -1] + 1.0) * 32, 2, 61).astype(int)
-            picture[row - 2 : row + 3, column - 2 : column + 3] = colour
-        return picture
+            column, row = np.clip((place * [1, -1] + 1.0) / 2.0 * [width, height], 2, [width - 3, height - 3]).astype(int)
+            image[row - 2 : row + 3, column - 2 : column + 3] = colour
+        return image
 
 
 SIMULATORS.register(
