@@ -29,7 +29,7 @@ from algorithms_report import RESULTS, write_report
 WEAK = ("experiment/metaworld_reach", "run.stop_at_success=0.2", "run.eval_every=2", "run.save_every=0")
 """Judges on other start states than `JUDGED`, or the choice of the moment would flatter the start."""
 
-JUDGED = ("eval.episodes=200", "eval.seed=20000", "run.save_every=0")
+JUDGED = ("eval.episodes=200", "eval.first_start_state=20000", "run.save_every=0")
 
 
 @dataclass(frozen=True)

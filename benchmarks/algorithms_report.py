@@ -79,7 +79,7 @@ Success over env steps of training; seed 1 is blue, seed 2 orange, seed 3 green.
 
 
 def write_report() -> None:
-    """Write page and picture from the committed numbers."""
+    """Write page and image from the committed numbers."""
     rows: list[Row] = json.loads(RESULTS.read_text())["runs"]
     by_algorithm = {name: list(group) for name, group in groupby(rows, key=lambda row: row["algorithm"])}
     PAGE.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What it saves to look only at the end of a chunk: control steps per second with pictures, on real simulators.
+"""What it saves to look only at the end of a chunk: control steps per second with images, on real simulators.
 
     python benchmarks/chunk_observation.py [--env metaworld/reach_rgb] [--rounds 5] [--json FILE] [key=value ...]
     python benchmarks/chunk_observation.py --env libero/spatial --slots 2

@@ -34,7 +34,7 @@ from pathlib import Path
 
 import yaml
 
-from embodyrl.config import ConfigError, Use, list_experiments, load_config, to_commented_yaml
+from embodyrl.config import ConfigError, ConfigUse, list_experiments, load_config, to_commented_yaml
 from embodyrl.config.files import builtin_folder
 from embodyrl.version import __version__
 
@@ -144,7 +144,7 @@ def originals() -> dict[str, str]:
     for experiment in list_experiments():
         own = (builtin_folder() / f"{experiment}.yaml").read_text()
         texts[experiment] = "\n".join(line for line in own.splitlines() if not line.lstrip().startswith("#")) + "\n"
-        whole = to_commented_yaml(load_config(experiment, use=Use.show).config)
+        whole = to_commented_yaml(load_config(experiment, use=ConfigUse.show).config)
         texts[f"{experiment}, whole"] = re.sub(r"(?m)^\s*#.*\n|^\s*\n", "", whole)
     return texts
 
@@ -287,7 +287,7 @@ def write(made: Mutant, folder: Path) -> None:
 
 def load(number: int, made: Mutant) -> Outcome:
     """Load it in this process, every other one for another machine, and write down what comes of it."""
-    use = Use.elsewhere if number % 2 else Use.check
+    use = ConfigUse.elsewhere if number % 2 else ConfigUse.check
     with tempfile.TemporaryDirectory() as name:
         write(made, Path(name))
         began = time.process_time()

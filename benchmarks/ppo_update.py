@@ -35,7 +35,7 @@ from embodyrl.rollout.batch import TrajectoryBatch
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZE_OF_STATE, SIZE_OF_ACTION = 39, 4
-SENTENCE = "reach the goal"
+TASK_DESCRIPTION = "reach the goal"
 
 
 def config_of(arguments: argparse.Namespace) -> Config:
@@ -52,10 +52,10 @@ def config_of(arguments: argparse.Namespace) -> Config:
 
 def our_update(config: Config) -> Callable[[], None]:
     """One update of ours."""
-    k, b = config.rollout.chunks, config.env.num_envs
+    k, b = config.rollout.num_chunks, config.env.num_envs
     arm = ActionField(name="arm", meaning="force", unit="N", low=(-1.0,) * SIZE_OF_ACTION, high=(1.0,) * SIZE_OF_ACTION)
     spec = SimulatorSpec(
-        tasks={"reach": SENTENCE},
+        tasks={"reach": TASK_DESCRIPTION},
         actions=(arm,),
         proprio_dim=SIZE_OF_STATE,
         max_episode_steps=k,
@@ -88,9 +88,9 @@ def our_update(config: Config) -> Callable[[], None]:
     advantages, returns = (torch.randn(k, b, generator=draw) for _ in range(2))
 
     def update() -> None:
-        batch = TrajectoryBatch(columns, [SENTENCE])
+        batch = TrajectoryBatch(columns, [TASK_DESCRIPTION])
         batch["advantages"], batch["returns"] = normalize(advantages, batch["valid"]), returns
-        engine.update(decisions_to_learn_from(batch, config), [SENTENCE])
+        engine.update(decisions_to_learn_from(batch, config), [TASK_DESCRIPTION])
 
     return update
 
@@ -105,7 +105,7 @@ def peer_update(config: Config) -> Callable[[], None]:
         observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (SIZE_OF_STATE,), np.float32)
         action_space = gymnasium.spaces.Box(-1.0, 1.0, (SIZE_OF_ACTION,), np.float32)
 
-    k, b, algorithm = config.rollout.chunks, config.env.num_envs, config.algorithm
+    k, b, algorithm = config.rollout.num_chunks, config.env.num_envs, config.algorithm
     hidden = list(config.model.hidden_sizes)  # type: ignore[attr-defined]
     model = PPO(
         "MlpPolicy",

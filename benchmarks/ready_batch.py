@@ -108,7 +108,7 @@ def collector(stack: ExitStack, chunks: int, schedule: Schedule, ready_slots: in
         iterations=1,
         seed=1,
     )
-    rollout = RolloutConfig(chunks=chunks, chunk_size=CHUNK, schedule=schedule, ready_slots=ready_slots)
+    rollout = RolloutConfig(num_chunks=chunks, chunk_size=CHUNK, schedule=schedule, ready_slots=ready_slots)
     collecting = Collector(manager, engine, env=config, rollout=rollout, critic=False, seed=1)
 
     def run() -> float:

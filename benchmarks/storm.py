@@ -1,6 +1,6 @@
 """Runs that are killed again and again at random moments, and go on, against runs that nobody touched.
 
-Small runs (Pendulum with an MLP; Pendulum in pictures with a tiny pi0; with simulators and optimiser that go and come,
+Small runs (Pendulum with an MLP; Pendulum in images with a tiny pi0; with simulators and optimiser that go and come,
 saves in the background, two ranks) are killed, signalled, robbed of a simulator or of a rank, and resumed, until
 `--kills` blows have fallen. After every blow: the program and all of its processes end in time, its exit code is one
 that the blow explains, there is no traceback, the newest checkpoint is whole and none that was published is lost, and
@@ -51,7 +51,7 @@ run: {iterations: 8, eval_every: 3, save_every: 2, keep_last: 2}
 env: {num_envs: 4, workers: 2, max_episode_steps: 40}
 eval: {episodes: 4}
 model: {hidden_sizes: [16]}
-rollout: {chunks: 60}
+rollout: {num_chunks: 60}
 algorithm: {epochs: 2, minibatches: 2}
 engine: {optimizer: {schedule: linear}}
 tracking: {sinks: [jsonl]}
@@ -62,7 +62,7 @@ run: {iterations: 5, eval_every: 3, save_every: 2, keep_last: 2}
 env: {num_envs: 4, workers: 2, max_episode_steps: 24, cameras: [render], image_size: [28, 28]}
 eval: {episodes: 4}
 model: {state: none, denoising_steps: 2, noise_method: flow_sde, noise_level: 0.5}
-rollout: {chunks: 4, chunk_size: 4}
+rollout: {num_chunks: 4, chunk_size: 4}
 algorithm: {epochs: 1, minibatches: 2}
 engine: {optimizer: {schedule: linear}}
 tracking: {sinks: [jsonl]}
@@ -81,7 +81,7 @@ class Case:
 
     def words(self, path: Path, config: Path) -> list[str]:
         """The command that starts it."""
-        return ["run", str(config), *self.overrides, f"engine.parallel.ranks={self.ranks}", f"run.dir={path}"]
+        return ["run", str(config), *self.overrides, f"engine.parallel.world_size={self.ranks}", f"run.dir={path}"]
 
 
 CASES = (

@@ -1,7 +1,7 @@
-"""Does the tiny VLA look at its pictures and listen to its sentence? Its success without either.
+"""Does the tiny VLA look at its images and listen to its task description? Its success without either.
 
-Evaluates runs of tiny_oft_sft or tiny_oft_grpo on their held-out episodes as they are, with the sentences of the two
-tasks swapped, and with black pictures, and writes the success rates as JSON.
+Evaluates runs of tiny_oft_sft or tiny_oft_grpo on their held-out episodes as they are, with the task descriptions of
+the two tasks swapped, and with black images, and writes the success rates as JSON.
 
     python benchmarks/tiny_vla_controls.py RUN [RUN...] [--episodes 256] --out benchmarks/results/tiny_vla_controls.json
 """
@@ -14,11 +14,10 @@ import json
 import tempfile
 from pathlib import Path
 
-import numpy as np
+import torch
 
-from embodyrl.envs import Observation
 from embodyrl.envs.metaworld.tasks import TASKS
-from embodyrl.models import Policy
+from embodyrl.models import Policy, PolicyObservation
 from embodyrl.models.policy import Inputs
 from embodyrl.runner.build import build_saved, open_simulators
 from embodyrl.runner.checkpoint import POLICY, find_and_tell
@@ -26,15 +25,16 @@ from embodyrl.runner.evaluation import evaluate, evaluation_noise, held_out_epis
 from embodyrl.runner.rundir import read_saved
 
 SWAPPED = {"faucet-open-v3": TASKS["faucet-close-v3"], "faucet-close-v3": TASKS["faucet-open-v3"]}
-"""The sentence of the other task."""
+"""The task description of the other task."""
 
 
 def blindfold(policy: Policy) -> None:
-    """Have every picture that the policy sees be black."""
+    """Have every image that the policy sees be black."""
     see = policy.preprocess
 
-    def black(observation: Observation) -> Inputs:
-        return see(dataclasses.replace(observation, images=np.zeros_like(observation.images)))
+    def black(observation: PolicyObservation) -> Inputs:
+        assert observation.images is not None, "these policies see"
+        return see(dataclasses.replace(observation, images=torch.zeros_like(observation.images)))
 
     policy.preprocess = black  # type: ignore[method-assign]
 
@@ -42,8 +42,8 @@ def blindfold(policy: Policy) -> None:
 def success(run: Path, episodes: int, *, swapped: bool = False, blind: bool = False) -> float:
     """Success of a run's last checkpoint, with sampled actions, on the episodes that its evaluations play."""
     checkpoint = find_and_tell(run)
-    words = [f"{task}: {sentence}" for task, sentence in SWAPPED.items()]
-    overrides = [f"env.instructions={{{', '.join(words)}}}"] if swapped else []
+    words = [f"{task}: {task_description}" for task, task_description in SWAPPED.items()]
+    overrides = [f"env.task_descriptions={{{', '.join(words)}}}"] if swapped else []
     loaded = read_saved(checkpoint, ["eval.sample=true", f"eval.episodes={episodes}", *overrides])
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
         engine = build_saved(loaded.config, manager, checkpoint / POLICY)
@@ -66,8 +66,8 @@ def main() -> None:
             {
                 "seed": read_saved(find_and_tell(run), []).config.seed,
                 "as it is": success(run, arguments.episodes),
-                "sentences swapped": success(run, arguments.episodes, swapped=True),
-                "black pictures": success(run, arguments.episodes, blind=True),
+                "task descriptions swapped": success(run, arguments.episodes, swapped=True),
+                "black images": success(run, arguments.episodes, blind=True),
             }
         )
         print(rows[-1], flush=True)

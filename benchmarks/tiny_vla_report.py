@@ -1,4 +1,4 @@
-"""Pages and pictures in docs/results, made from what tiny_vla.py and tiny_vla_controls.py wrote.
+"""Pages and images in docs/results, made from what tiny_vla.py and tiny_vla_controls.py wrote.
 
 The text of each page lies in benchmarks/pages.
 
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def write_page(name: str) -> None:
-    """Write a page and its picture from the committed numbers."""
+    """Write a page and its image from the committed numbers."""
     measured = json.loads((RESULTS / f"{name}.json").read_text())
     rows: list[Row] = measured["seeds"]
     controls = json.loads((RESULTS / f"{name}_controls.json").read_text())
@@ -67,7 +67,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def control_table(rows: Sequence[Row]) -> str:
-    """Success without sentence or picture."""
+    """Success without task description or image."""
     kinds = [kind for kind in rows[0] if kind != "seed"]
     lines = ["| seed | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
     lines += [f"| {row['seed']} | " + " | ".join(f"{row[kind]:.2f}" for kind in kinds) + " |" for row in rows]

@@ -32,7 +32,7 @@ from turns import take_turns
 from embodyrl.config.schema import Precision
 from embodyrl.engine.compute import choose_precision, computing_in, recompute_blocks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
-from embodyrl.models import build_policy
+from embodyrl.models import PolicyObservation, build_policy
 from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig
 from embodyrl.models.prismatic.config import ScratchConfig
 
@@ -66,8 +66,9 @@ class Subject:
         language: Any = self.policy.network.language_model
         language.lm_head = nn.Linear(language.lm_head.in_features, VOCABULARY, bias=False)
         draw = np.random.default_rng(0)
-        pictures = draw.integers(0, 256, (batch, 1, side, side, 3), dtype=np.uint8)
-        self.inputs = self.policy.preprocess(Observation(images=pictures, tasks=["reach the goal"] * batch))
+        images = draw.integers(0, 256, (batch, 1, side, side, 3), dtype=np.uint8)
+        seen = Observation(images=images, task_descriptions=["reach the goal"] * batch)
+        self.inputs = self.policy.preprocess(PolicyObservation.of(seen))
         with torch.no_grad():
             self.trace = self.policy.act(self.inputs, "train", torch.Generator().manual_seed(0)).trace
 

@@ -6,8 +6,8 @@
 
 The device's matrix peak is measured first (one large product); every figure is given as a share of it too. The model's
 arithmetic is counted by torch while the policy runs without memory, recomputation not included, as is usual for "model
-FLOPs utilisation". A rollout is `HybridEngine.act` with pictures in main memory, so preparing them is part of it;
-"graph" is `Policy.act` in evaluation, without preparing pictures, as one CUDA graph, beside the same call as it is. A
+FLOPs utilisation". A rollout is `HybridEngine.act` with images in main memory, so preparing them is part of it;
+"graph" is `Policy.act` in evaluation, without preparing images, as one CUDA graph, beside the same call as it is. A
 training step is `HybridEngine.update` or `HybridEngine.sft_step` on one minibatch.
 
 To add a model, add an entry to MODELS; the model's registry entry must say that a size was published.
@@ -35,12 +35,12 @@ from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig
 from embodyrl.engine.compute import computing_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
-from embodyrl.models import Policy, build_policy
+from embodyrl.models import Policy, PolicyObservation, build_policy
 from embodyrl.planning.dry_run import SAMPLES, DryRun, fake, give_bodies
 from embodyrl.planning.weightless import Assuming, build_published, build_weightless
 from embodyrl.registry import LOSSES, SupportedModel
 
-SENTENCE = "pick up the black bowl between the plate and the ramekin and place it on the plate"
+TASK_DESCRIPTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 LEARN = ["lora", "full", "sft"]
 ASSUMED_PEAK = 790e12
 """FLOP/s for the bounds that are printed beside: a share of an H200's data sheet that large products reach."""
@@ -63,7 +63,7 @@ def count_flops(policy: Policy, observe: Callable[[int], Observation]) -> tuple[
     """
     mode, samples = FakeTensorMode(), SAMPLES[0]
     with Assuming():
-        prepared = policy.preprocess(observe(samples))
+        prepared = policy.preprocess(PolicyObservation.of(observe(samples)))
     give_bodies(policy, mode)
     run = DryRun(policy, {name: fake(tensor, mode) for name, tensor in prepared.items()}, samples, torch.float32)
     counts = []
@@ -80,7 +80,7 @@ class Model:
     """A model to measure."""
 
     chunk: int
-    pictures: int = 1
+    images: int = 1
     side: int = 224
     options: dict[str, Any] = field(default_factory=dict)
     tiny: dict[str, Any] = field(default_factory=dict)
@@ -92,9 +92,9 @@ class Model:
 MODELS = {
     "openvla_oft": Model(chunk=8, bound=160.0),
     "openvla": Model(chunk=1, bound=174.0),  # at batch 64; at 1 it is 45, because weights are read for every entry
-    "pi0": Model(chunk=10, pictures=3, bound=181.0),
-    "pi05": Model(chunk=10, pictures=3),
-    "gr00t": Model(chunk=16, pictures=2),
+    "pi0": Model(chunk=10, images=3, bound=181.0),
+    "pi05": Model(chunk=10, images=3),
+    "gr00t": Model(chunk=16, images=2),
 }
 
 
@@ -114,7 +114,7 @@ class Setup:
 
     @property
     def side(self) -> int:
-        """Side of the simulator's pictures [pixels]."""
+        """Side of the simulator's images [pixels]."""
         return 64 if self.tiny else self.kind.side
 
     @property
@@ -127,20 +127,22 @@ class Setup:
         """What the policy acts in."""
         arm = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * 7, high=(1.0,) * 7)
         return SimulatorSpec(
-            tasks={"task": SENTENCE},
+            tasks={"task": TASK_DESCRIPTION},
             actions=(arm,),
             proprio_dim=8,
             max_episode_steps=100,
             control_frequency=20.0,
-            cameras=tuple(f"camera{number}" for number in range(self.kind.pictures)),
+            cameras=tuple(f"camera{number}" for number in range(self.kind.images)),
             image_size=(self.side, self.side),
         )
 
     def observe(self, samples: int) -> Observation:
         """Observations of so many slots."""
-        shape = (samples, self.kind.pictures, self.side, self.side, 3)
+        shape = (samples, self.kind.images, self.side, self.side, 3)
         images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        return Observation(images=images, proprio=np.zeros((samples, 8), np.float32), tasks=[SENTENCE] * samples)
+        return Observation(
+            images=images, proprio=np.zeros((samples, 8), np.float32), task_descriptions=[TASK_DESCRIPTION] * samples
+        )
 
     def config(self) -> ModelConfig:
         """The model's options; of the published size unless --tiny."""
@@ -227,7 +229,7 @@ def measure_graph(setup: Setup, batches: list[int]) -> list[dict[str, Any]]:
     engine, rows = setup.engine(), []
     for batch in batches:
         with engine.rollout_mode(), torch.inference_mode(), computing_in(engine.precision, setup.device):
-            inputs = engine.policy.preprocess(setup.observe(batch))
+            inputs = engine.policy.preprocess(PolicyObservation.of(setup.observe(batch)))
             decide = partial(engine.policy.act, inputs, "eval")
             plain = setup.seconds(decide)
             graph = torch.cuda.CUDAGraph()
@@ -263,7 +265,7 @@ def measure_learning(
         steps = {"sft": lambda: engine.sft_step(demonstrations)}
         setup.peak_memory()
         with engine.train_mode():
-            seconds = setup.seconds(steps.get(what, lambda: engine.update(batch, [SENTENCE])))
+            seconds = setup.seconds(steps.get(what, lambda: engine.update(batch, [TASK_DESCRIPTION])))
     except torch.cuda.OutOfMemoryError as error:
         return row | {"failed": str(error).splitlines()[0]}
     return row | {
@@ -277,7 +279,7 @@ def measure_learning(
 
 def decisions(engine: HybridEngine, observation: Observation) -> TensorDict:
     """A batch to learn from: the engine's own decisions, all equally good."""
-    samples = len(observation.tasks)
+    samples = len(observation.task_descriptions)
     decided = engine.act(observation, "train")
     columns: dict[str, Any] = {
         "images": torch.from_numpy(observation.images),
@@ -313,7 +315,10 @@ def main() -> None:
         parser.error("there is no CUDA device here: run it on a GPU, or try it out with --tiny")
     setup = Setup(options.model, options.tiny, device, options.rounds)
     blank, origin = build_weightless(setup.config(), setup.simulator, chunk_size=setup.kind.chunk)
-    parameters, tokens = sum(each.numel() for each in blank.parameters()), blank.tokens_per_observation(SENTENCE)
+    parameters, tokens = (
+        sum(each.numel() for each in blank.parameters()),
+        blank.tokens_per_observation(TASK_DESCRIPTION),
+    )
     deciding, scoring = count_flops(blank, setup.observe)
     peak = matrix_peak(setup)
     print(f"{options.model} ({origin}): {parameters / 1e9:.3f} billion parameters, {tokens} tokens")

@@ -90,7 +90,7 @@ def measure(contender: str, iterations: int, overrides: Sequence[str]) -> Measur
         env_steps_per_s=steps / seconds,
         learner_cpu_s=last.learner_cpu_s - first.learner_cpu_s,
         total_cpu_s=last.total_cpu_s - first.total_cpu_s,
-        passes=statistics.fmean(row["train/passes"] for row in rows),
+        passes=statistics.fmean(row["train/epochs"] for row in rows),
     )
 
 
@@ -174,7 +174,7 @@ def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
 
     from embodyrl.envs import EpisodeSpec
     from embodyrl.envs.metaworld.simulator import MetaWorldSlot
-    from embodyrl.envs.mujoco.rendering import Painters
+    from embodyrl.envs.mujoco.rendering import Renderers
     from embodyrl.envs.options import MetaWorldConfig
 
     assert isinstance(config.env, MetaWorldConfig)
@@ -187,7 +187,7 @@ def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
         action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
         def __init__(self) -> None:
-            self._slot = MetaWorldSlot(task, options, Painters(most=1))
+            self._slot = MetaWorldSlot(task, options, Renderers(most=1))
             self._draw = np.random.default_rng([config.seed, index])
             self._steps = 0
 
@@ -243,11 +243,11 @@ def run_peer(contender: str, run_dir: Path, iterations: int, overrides: Sequence
         def _report(self) -> None:
             updates = self.model._n_updates  # counts passes
             if updates > self._updates:
-                row = {"env/steps": env_steps, "train/passes": updates - self._updates}
+                row = {"env/steps": env_steps, "train/epochs": updates - self._updates}
                 self._file.write(json.dumps(row) + "\n")
                 self._updates = updates
 
-    env_steps = config.env.num_envs * config.rollout.chunks
+    env_steps = config.env.num_envs * config.rollout.num_chunks
     make_env = make_our_env if contender in PEERS_ON_OUR_ENV else make_metaworld_env
     makers: list[Callable[[], Any]] = [
         functools.partial(make_env, config, index) for index in range(config.env.num_envs)
@@ -261,7 +261,7 @@ def run_peer(contender: str, run_dir: Path, iterations: int, overrides: Sequence
         "MlpPolicy",
         venv,
         learning_rate=lambda left: rate.lr * (rate.lr_floor + (1.0 - rate.lr_floor) * left),
-        n_steps=config.rollout.chunks,
+        n_steps=config.rollout.num_chunks,
         batch_size=env_steps // algorithm.minibatches,
         n_epochs=algorithm.epochs,
         gamma=algorithm.gamma,

@@ -28,7 +28,7 @@ class ZeroCostConfig(EnvConfig):
 
 
 class ZeroCost:
-    """Returns the same pictures again and again; what is returned is what a real simulator would have to return."""
+    """Returns the same images again and again; what is returned is what a real simulator would have to return."""
 
     def __init__(self, config: ZeroCostConfig, num_slots: int) -> None:
         """Build `num_slots` slots."""
@@ -63,7 +63,9 @@ class ZeroCost:
     def observe(self, slots: Sequence[int]) -> Observation:
         """The same as ever."""
         count = len(slots)
-        return Observation(images=self._images[:count], proprio=self._state[:count], tasks=["do nothing"] * count)
+        return Observation(
+            images=self._images[:count], proprio=self._state[:count], task_descriptions=["do nothing"] * count
+        )
 
     def get_state(self, slots: Sequence[int]) -> list[bytes]:
         """There is none."""
@@ -92,7 +94,7 @@ class ZeroCostEnv(gymnasium.Env[dict[str, Any], NDArray[np.float32]]):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION,), np.float32)
 
     def __init__(self) -> None:
-        """Make pictures of its own, as a real environment does (a fork would share them)."""
+        """Make images of its own, as a real environment does (a fork would share them)."""
         self._observation = {"images": IMAGES.copy(), "proprio": STATE.copy()}
 
     def reset(

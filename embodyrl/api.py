@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from embodyrl.config import ConfigError, LoadedConfig, Use, list_options, load_config, to_plain
+from embodyrl.config import ConfigError, ConfigUse, LoadedConfig, list_options, load_config, to_plain
 from embodyrl.config.files import list_experiments
 from embodyrl.config.issues import Location
 from embodyrl.config.plugins import TRAINING_FILE
@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # these import torch
 ConfigSource = str | Path | Mapping[str, Any] | Config | LoadedConfig
 """What a config can be given as: a YAML file, the name of a shipped experiment, what such a file would hold as a dict,
 or a config that is loaded already."""
-FILMED = 4
-"""Episodes on a video of an evaluation where the config films none."""
+RECORDED_EPISODES = 4
+"""Episodes on a video of an evaluation where the config records none."""
 IN_PYTHON = "config"
 """How messages call a config that is no file."""
 
@@ -135,7 +135,7 @@ def train(
     """
     check_callbacks(callbacks)
     rows = Rows()
-    loaded = load(config, overrides, use=Use.run, trust=trust)
+    loaded = load(config, overrides, use=ConfigUse.run, trust=trust)
     return _run(start(loaded, _host(progress, rows, callbacks)), rows)
 
 
@@ -178,7 +178,7 @@ def evaluate(
     Args:
         path: a checkpoint, a run directory (its last checkpoint), `<run directory>/last` or `/best`, an exported
             policy; with `config`, also a folder of public weights.
-        overrides: settings to change, e.g. `["eval.seed=20000"]`.
+        overrides: settings to change, e.g. `["eval.first_start_state=20000"]`.
         episodes: how many; None: as many as the config says.
         config: what to evaluate public weights with.
         video: where an MP4 of the first episodes goes.
@@ -190,11 +190,11 @@ def evaluate(
     """
     video = None if video is None else Path(video)
     if video is not None and video.suffix != ".mp4":
-        raise UserError(f"--video {video}: films are MP4 files, so name one that ends in .mp4")
+        raise UserError(f"--video {video}: videos are MP4 files, so name one that ends in .mp4")
     wanted = [*_checked(overrides), *([] if episodes is None else [f"eval.episodes={episodes}"])]
     loaded, weights, place = _saved(Path(path), wanted, config, trust=trust, progress=progress)
 
-    from embodyrl.runner.evaluation import Film, evaluation_noise, held_out_episodes
+    from embodyrl.runner.evaluation import VideoRecorder, evaluation_noise, held_out_episodes
     from embodyrl.runner.evaluation import evaluate as play
 
     settings = loaded.config
@@ -210,10 +210,11 @@ def evaluate(
             result = play(manager, engine, chosen, noise=noise)
             _say(progress, result.line())
         else:
-            with Film(manager, video, chosen[: settings.tracking.video.episodes or FILMED]) as film:
-                result = play(manager, engine, chosen, film, noise)
+            recorded = chosen[: settings.tracking.video.episodes or RECORDED_EPISODES]
+            with VideoRecorder(manager, Path(video), recorded) as recorder:
+                result = play(manager, engine, chosen, recorder, noise)
                 _say(progress, result.line())
-            _say(progress, f"filmed the first {film.count}: {video}")
+            _say(progress, f"recorded the first {recorder.count}: {video}")
     return result
 
 
@@ -300,7 +301,7 @@ def load(
     config: ConfigSource,
     overrides: Sequence[str] = (),
     *,
-    use: Use = Use.check,
+    use: ConfigUse = ConfigUse.check,
     not_needed: Sequence[tuple[str | int, ...]] = (),
     trust: bool = False,
 ) -> LoadedConfig:
@@ -388,7 +389,7 @@ def _saved(
             raise UserError(f"{path} is no folder: give the folder of the weights")
         quoted = str(path).replace("\\", "\\\\").replace("'", "\\'")
         named = [f"model.checkpoint='{quoted}'", *overrides]
-        return load(config, named, use=Use.run, not_needed=unread, trust=trust), None, path
+        return load(config, named, use=ConfigUse.run, not_needed=unread, trust=trust), None, path
     if (path / TRAINING_FILE).is_file():
         loaded = load_config(path / TRAINING_FILE, overrides, not_needed=[*unread, *SOURCES], trust=trust)
         model = from_own_folder(loaded.config.model, path)
@@ -432,7 +433,7 @@ class Offered:
 def _environment(config: ConfigSource, overrides: list[str], trust: bool) -> LoadedConfig:
     """A config whose section `env` is what is asked for; its other sections need not go with it."""
     if not isinstance(config, str | Path):
-        return load(config, overrides, use=Use.show, trust=trust)
+        return load(config, overrides, use=ConfigUse.show, trust=trust)
     path, name = Path(config), str(config)
     if path.is_dir() or path.name in ("last", "best"):
         place = find(path).place
@@ -440,9 +441,9 @@ def _environment(config: ConfigSource, overrides: list[str], trust: bool) -> Loa
     known = list_options("env")
     if name in known:
         defaults = [{"env": name}, {"model": "mlp"}, {"algorithm": "ppo"}, "_self_"]
-        return load({"defaults": defaults}, overrides, use=Use.show, trust=trust)
+        return load({"defaults": defaults}, overrides, use=ConfigUse.show, trust=trust)
     experiments = [found.removeprefix("experiment/") for found in list_experiments()]
     if not path.is_file() and name.removeprefix("experiment/") not in experiments:
         hint = did_you_mean(name, [*known, *experiments], lead=" - ")
         raise UserError(f"there is no environment {name!r}{hint} (shipped: {', '.join(known)})")
-    return load_config(config, overrides, use=Use.show, trust=trust)
+    return load_config(config, overrides, use=ConfigUse.show, trust=trust)

@@ -105,7 +105,9 @@ class Plane(Slot):
         """The plane from above, 2 m wide: the goal green, the point red."""
         image = np.full((height, width, 3), 255, np.uint8)
         for place, colour in ((self._goal, (0, 160, 0)), (self._position, (200, 0, 0))):
-            column, row = np.clip((place * [1, -1] + 1.0) / 2.0 * [width, height], 2, [width - 3, height - 3]).astype(int)
+            column, row = np.clip((place * [1, -1] + 1.0) / 2.0 * [width, height], 2, [width - 3, height - 3]).astype(
+                int
+            )
             image[row - 2 : row + 3, column - 2 : column + 3] = colour
         return image
 

@@ -35,7 +35,7 @@ def test_it_sees_what_a_fresh_interpreter_would(tmp_path: Path) -> None:
 def test_its_environment_is_the_one_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "1")
     show = "import os; print(sorted(os.environ), os.environ.get('OURS'))"
-    assert programs.run(["-c", show], env={"ONLY": "x"}).stdout == "['ONLY'] None\n"
+    assert programs.run(["-c", show], env={"SINGLE_RANK": "x"}).stdout == "['SINGLE_RANK'] None\n"
     assert programs.run(["-c", show]).stdout.endswith(" 1\n")
 
 

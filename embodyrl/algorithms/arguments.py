@@ -82,7 +82,7 @@ def _absent(name: str, config: Config) -> tuple[str, str]:
     elif name == "reference_logprobs" and algorithm.kl_coef == 0.0:
         return "there is no reference policy", "set algorithm.kl_coef above 0"
     elif name == "images" and not config.env.cameras:
-        return "there are no pictures", "name some in env.cameras"
+        return "there are no images", "name some in env.cameras"
     elif name == "embeddings" and not isinstance(algorithm.reward, EncodingRewardConfig):
         remedy = "derive them from embodyrl.algorithms.options.EncodingRewardConfig"
         return "its options do not say how episodes are encoded", remedy

@@ -145,5 +145,5 @@ def declare_encoders() -> None:
     ENCODERS.register(
         "random_projection",
         target="embodyrl.algorithms.rewards:random_projection",
-        summary="fixed random projection of state observations and of small pictures; nothing to download",
+        summary="fixed random projection of state observations and of small images; nothing to download",
     )

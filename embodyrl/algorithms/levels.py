@@ -47,7 +47,7 @@ def tokens(entries: Tensor, chunk_size: int) -> Tensor:
     return torch.unflatten(entries, -1, (chunk_size, -1))
 
 
-def entries_at(level: Level, entries: Tensor, executed: Tensor) -> Tensor:
+def logprobs_at_level(level: Level, entries: Tensor, executed: Tensor) -> Tensor:
     """Log-probs or entropies `[..., N]` at a level: the sum of the entries that it joins. Entries of actions that were
     not executed count 0, because nothing came of them.
 
@@ -67,28 +67,28 @@ def entries_at(level: Level, entries: Tensor, executed: Tensor) -> Tensor:
     return counted.sum(-1) if level is Level.action else counted.sum((-1, -2))
 
 
-def valid_at(level: Level, executed: Tensor, entries_per_action: int) -> Tensor:
+def valid_at(level: Level, executed: Tensor, tokens_per_action: int) -> Tensor:
     """What counts at a level, bool: the entries of executed actions, executed actions, or decisions with any.
 
     Args:
-        level: as in `entries_at`.
+        level: as in `logprobs_at_level`.
         executed: bool `[..., C]`.
-        entries_per_action: `D`.
+        tokens_per_action: `D`.
     """
     if level is Level.token:
-        return executed.unsqueeze(-1).expand(*executed.shape, entries_per_action)
+        return executed.unsqueeze(-1).expand(*executed.shape, tokens_per_action)
     return executed if level is Level.action else executed.any(-1)
 
 
-def spread_to(level: Level, column: Tensor, executed: Tensor, entries_per_action: int) -> Tensor:
+def expand_to_level(level: Level, column: Tensor, executed: Tensor, tokens_per_action: int) -> Tensor:
     """Advantages at the log-probs' level: one of a decision `[...]` or of an action `[..., C]` counts for everything
     below it.
 
     Args:
-        level: as in `entries_at`.
+        level: as in `logprobs_at_level`.
         column: `[...]` or `[..., C]`.
         executed: bool `[..., C]`.
-        entries_per_action: `D`.
+        tokens_per_action: `D`.
 
     Raises:
         LevelError: the shapes do not fit, or actions would have to be joined.
@@ -104,7 +104,7 @@ def spread_to(level: Level, column: Tensor, executed: Tensor, entries_per_action
             raise LevelError("advantages of actions cannot be spread over decisions: use log-probs of actions")
         return column
     by_action = column if per_action else column.unsqueeze(-1).expand_as(executed)
-    return by_action if level is Level.action else by_action.unsqueeze(-1).expand(*executed.shape, entries_per_action)
+    return by_action if level is Level.action else by_action.unsqueeze(-1).expand(*executed.shape, tokens_per_action)
 
 
 def decision_rewards(rewards: Tensor, gamma_within: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Policy losses, entry by entry, and the value loss.
 
 A policy loss gets log-probs at the level that `algorithm.logprob_level` says (see `levels`); every tensor has that
-shape, and so have its result and metrics. What counts, and with which weight, is for `entry_weights` to say: a loss
+shape, and so have its result and metrics. What counts, and with which weight, is for `token_weights` to say: a loss
 knows no masks, unless it compares whole sequences.
 """
 
@@ -244,7 +244,7 @@ def _regression(values: Tensor, returns: Tensor, huber: float | None) -> Tensor:
 # the mean over the minibatches of an epoch that is exactly the aggregate over the batch.
 
 
-def entry_weights(valid: Tensor, sequence: Tensor, how: Aggregation, longest: int) -> Tensor:
+def token_weights(valid: Tensor, sequence: Tensor, how: Aggregation, longest: int) -> Tensor:
     """Weights `w` such that `(w * losses).sum()` is the aggregate of a batch.
 
     - token_mean: sum / entries that count.

@@ -22,7 +22,7 @@ MIN_NEIGHBOURS = 2
 NOISE = -1
 MIN_RANGE = 1e-6
 SMALL = 8
-"""Pictures are averaged down to this many pixels each way."""
+"""Images are averaged down to this many pixels each way."""
 
 
 def dense(*, rewards: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def srpo(
 
     Args:
         success, executed: bool `[K, B, C]`.
-        task: `[K, B]`, number of the task sentence.
+        task: `[K, B]`, number of the task description.
         embeddings: `[B, E]`, one per episode.
         scale, steepness, compat: see `progress_scores`.
     """
@@ -186,8 +186,8 @@ def random_projection(images: Tensor | None, proprio: Tensor | None, *, dim: int
     if proprio is not None:
         parts.append(proprio.flatten())
     if images is not None:
-        pictures = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 255.0
-        parts.append(adaptive_avg_pool2d(pictures, SMALL).flatten())
+        images = images.flatten(0, 1).permute(0, 3, 1, 2).float() / 255.0
+        parts.append(adaptive_avg_pool2d(images, SMALL).flatten())
     features = torch.cat(parts).cpu()
     generator = torch.Generator().manual_seed(derive_seed(0, "projection", len(features)))
     projected: Tensor = torch.randn(dim, len(features), generator=generator) @ features / len(features) ** 0.5

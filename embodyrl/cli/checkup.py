@@ -185,11 +185,11 @@ print(json.dumps(av.__version__))
 """
 
 
-def start_films(*, needed: bool) -> Started:
-    """Whether evaluation episodes can be filmed."""
+def start_videos(*, needed: bool) -> Started:
+    """Whether evaluation episodes can be recorded."""
 
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         found = f"PyAV {result} writes H.264" if failure is None else str(failure)
-        return judged("films", failure is None, found, "pip install --force-reinstall av", needed=needed)
+        return judged("videos", failure is None, found, "pip install --force-reinstall av", needed=needed)
 
     return Started(probe=Probe(CODEC), judge=judge)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodyrl.cli.words import Keep, PictureFormat
+from embodyrl.cli.arguments import ImageFormat, Keep
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Observe
 from embodyrl.errors import UserError, without_controls
@@ -46,7 +46,7 @@ class Options:
     sample: bool
     pushes: float
     after_success: int
-    pictures: PictureFormat
+    images: ImageFormat
 
 
 def checkpoint_of(policy: Path | None) -> Path | None:
@@ -86,7 +86,7 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
     """Record demonstrations; returns the exit code."""
     _check(loaded, options)
 
-    from embodyrl.data.layout import Pictures
+    from embodyrl.data.layout import Images
     from embodyrl.data.recorder import Recorder, dataset_spec, demonstration_episodes
     from embodyrl.data.writer import DatasetWriter
     from embodyrl.runner.stopping import Stopper
@@ -100,7 +100,7 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
             config.env,
             manager,
             demonstrator,
-            pictures=Pictures(options.pictures.value),
+            images=Images(options.images.value),
             perturbed=options.pushes > 0,
         )
         recorder = Recorder(

@@ -56,12 +56,12 @@ def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
     """Begin what takes seconds; torch comes first."""
     config = loaded.config if loaded is not None else None
     started = [checkup.start_torch(machine, needs_cuda=config is not None and config.engine.device is Device.cuda)]
-    films = config is not None and config.tracking.video.episodes > 0
-    needed = config is not None and (bool(config.env.cameras) or films)
+    videos = config is not None and config.tracking.video.episodes > 0
+    needed = config is not None and (bool(config.env.cameras) or videos)
     checks = _rendering_checks(None if config is None else SIMULATORS.entry(config.env.name), machine)
     started += [checkup.start_rendering(check, needed=needed) for check in checks]
-    if config is None or films:
-        started.append(checkup.start_films(needed=films))
+    if config is None or videos:
+        started.append(checkup.start_videos(needed=videos))
     return started
 
 

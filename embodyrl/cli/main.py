@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from embodyrl.cli.words import Elsewhere, Keep, PictureFormat, Trust, Words, split_words
+from embodyrl.cli.arguments import ConfigArguments, Elsewhere, ImageFormat, Keep, Trust, split_arguments
 from embodyrl.errors import RunError, UserError, explain, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.version import __version__
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 @app.command()
 def run(
-    words: Words = None,
+    words: ConfigArguments = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Write the whole config, with comments, and start nothing.")
     ] = False,
@@ -37,15 +37,15 @@ def run(
 ) -> None:
     """Train: simulators, rollouts, updates, evaluations, checkpoints."""
     from embodyrl.cli import train
-    from embodyrl.config import Use, load_config, to_commented_yaml
+    from embodyrl.config import ConfigUse, load_config, to_commented_yaml
 
-    source, overrides = split_words(words)
+    source, overrides = split_arguments(words)
     if print_config:
-        sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=Use.show, trust=trust).written))
+        sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=ConfigUse.show, trust=trust).written))
         sys.stdout.flush()
-        load_config(source, overrides, use=Use.elsewhere, trust=trust)  # says on stderr what does not go together
+        load_config(source, overrides, use=ConfigUse.elsewhere, trust=trust)  # says on stderr what does not go together
         return
-    loaded = load_config(source, overrides, use=Use.run, trust=trust)
+    loaded = load_config(source, overrides, use=ConfigUse.run, trust=trust)
     raise typer.Exit(train.run(loaded))
 
 
@@ -68,12 +68,14 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, e.g. eval.episodes=500 eval.seed=20000."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Settings to change, e.g. eval.episodes=500 eval.first_start_state=20000."
+        ),
     ] = None,
     video: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.mp4", help="Film the first episodes (tracking.video.episodes of them; 4 if that is 0)."
+            metavar="FILE.mp4", help="Record the first episodes (tracking.video.episodes of them; 4 if that is 0)."
         ),
     ] = None,
     trust: Trust = False,
@@ -106,7 +108,7 @@ def export(
 @app.command()
 def collect(
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="How many to record.")],
-    words: Words = None,
+    words: ConfigArguments = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -141,18 +143,18 @@ def collect(
     after_success: Annotated[
         int, typer.Option(min=0, help="Actions to record beyond the first success, unless the simulator ends there.")
     ] = 0,
-    pictures: Annotated[
-        PictureFormat, typer.Option(help="Keep pictures as PNG in tables, or as lossless videos; both are exact.")
-    ] = PictureFormat.image,
+    images: Annotated[
+        ImageFormat, typer.Option(help="Keep images as PNG in tables, or as lossless videos; both are exact.")
+    ] = ImageFormat.image,
     trust: Trust = False,
 ) -> None:
     """Record demonstrations in training start states, as a LeRobotDataset v3."""
     from embodyrl.cli import collect as recording
-    from embodyrl.config import Use, load_config
+    from embodyrl.config import ConfigUse, load_config
 
-    source, overrides = split_words(words)
+    source, overrides = split_arguments(words)
     checkpoint = recording.checkpoint_of(policy)
-    use = Use.check if checkpoint is None else Use.run
+    use = ConfigUse.check if checkpoint is None else ConfigUse.run
     loaded = load_config(source, overrides, use=use, not_needed=recording.not_needed(checkpoint), trust=trust)
     options = recording.Options(
         out=recording.destination(loaded, out),
@@ -162,7 +164,7 @@ def collect(
         sample=sample,
         pushes=pushes,
         after_success=after_success,
-        pictures=pictures,
+        images=images,
     )
     raise typer.Exit(recording.collect(loaded, options))
 
@@ -176,15 +178,15 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) ->
 
 
 @app.command()
-def validate(words: Words = None, elsewhere: Elsewhere = False, trust: Trust = False) -> None:
+def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust: Trust = False) -> None:
     """Check a config completely and start nothing."""
-    from embodyrl.config import Use, load_config
+    from embodyrl.config import ConfigUse, load_config
     from embodyrl.config.rules import checkpoint_notes
     from embodyrl.config.schema import LEFT_OPEN
     from embodyrl.models.saved import other_options
 
-    source, overrides = split_words(words)
-    loaded = load_config(source, overrides, use=Use.elsewhere if elsewhere else Use.check, trust=trust)
+    source, overrides = split_arguments(words)
+    loaded = load_config(source, overrides, use=ConfigUse.elsewhere if elsewhere else ConfigUse.check, trust=trust)
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
     for note in loaded.notes:
         typer.echo(f"note: {note}")
@@ -202,7 +204,7 @@ def validate(words: Words = None, elsewhere: Elsewhere = False, trust: Trust = F
 
 @app.command()
 def plan(
-    words: Words = None,
+    words: ConfigArguments = None,
     machine: Annotated[
         Path | None,
         typer.Option(
@@ -237,7 +239,7 @@ def plan(
     from embodyrl.cli import plan as planning
     from embodyrl.planning.processes import read_machine
 
-    source, overrides = split_words(words)
+    source, overrides = split_arguments(words)
     inventory = read_machine(machine, cpus)
     asked = planning.Asked(
         gpu_gb=gpu_memory, host_gb=memory, elsewhere=elsewhere or machine is not None, start=start, trust=trust
@@ -261,17 +263,17 @@ def doctor(
     from embodyrl.cli import doctor as examination
     from embodyrl.config import load_config
 
-    source, overrides = split_words(words)
+    source, overrides = split_arguments(words)
     raise typer.Exit(examination.run(load_config(source, overrides, trust=trust) if words else None))
 
 
 @app.command()
-def graph(words: Words = None, trust: Trust = False) -> None:
+def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
     """Draw what happens in an iteration, as Mermaid: its stages, and the columns that they pass on."""
     from embodyrl.cli import graph as drawing
     from embodyrl.config import load_config
 
-    source, overrides = split_words(words)
+    source, overrides = split_arguments(words)
     drawing.show(load_config(source, overrides, trust=trust))
 
 

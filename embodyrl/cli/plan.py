@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 from rich.console import Console
 
-from embodyrl.config import LoadedConfig, Use, load_config
+from embodyrl.config import ConfigUse, LoadedConfig, load_config
 from embodyrl.config.schema import Config, Device
 from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory
@@ -37,7 +37,7 @@ class Asked:
 
 def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked: Asked, *, as_json: bool) -> int:
     """Print the plan; returns the exit code."""
-    use = Use.elsewhere if asked.elsewhere else Use.check
+    use = ConfigUse.elsewhere if asked.elsewhere else ConfigUse.check
 
     def load(more: Sequence[str]) -> LoadedConfig:
         return load_config(source, [*overrides, *more], use=use, trust=asked.trust)

@@ -27,7 +27,7 @@ def resume(run_dir: Path, overrides: Sequence[str], *, trust: bool = False) -> i
 
 
 def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None, *, trust: bool = False) -> int:
-    """Evaluate a checkpoint; `video` is where a film of its first episodes goes, `trust` runs its plug-ins, whoever
+    """Evaluate a checkpoint; `video` is where a video of its first episodes goes, `trust` runs its plug-ins, whoever
     made it."""
     api.evaluate(path, overrides, video=video, progress=True, trust=trust)
     return 0

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from embodyrl.config.files import list_experiments, list_groups, list_options
     from embodyrl.config.issues import ConfigError, ConfigIssue
     from embodyrl.config.load import LoadedConfig, load_config
-    from embodyrl.config.rules import Use
+    from embodyrl.config.rules import ConfigUse
 
 _HOMES = {
-    "Use": "rules",
+    "ConfigUse": "rules",
     "config_hash": "build",
     "to_plain": "build",
     "to_commented_yaml": "build",
@@ -28,8 +28,8 @@ _HOMES = {
 __all__ = [
     "ConfigError",
     "ConfigIssue",
+    "ConfigUse",
     "LoadedConfig",
-    "Use",
     "config_hash",
     "list_experiments",
     "list_groups",

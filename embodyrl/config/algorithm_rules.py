@@ -269,11 +269,11 @@ def warm_up_comes_to_an_end(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def micro_batches_hold_whole_episodes(config: Config) -> Iterator[ConfigIssue]:
     """Where a loss compares episodes, one of them fits into a micro-batch."""
-    size, loss, chunks = config.engine.micro_batch_size, config.algorithm.loss.name, config.rollout.chunks
+    size, loss, chunks = config.engine.micro_batch_size, config.algorithm.loss.name, config.rollout.num_chunks
     if size is not None and fact(LOSSES, loss, "whole") and size < chunks:
         yield ConfigIssue(
-            ("engine.micro_batch_size", "rollout.chunks", "algorithm.loss.name"),
-            f"engine.micro_batch_size = {size}, but loss {loss!r} needs the up to rollout.chunks = {chunks} decisions "
+            ("engine.micro_batch_size", "rollout.num_chunks", "algorithm.loss.name"),
+            f"engine.micro_batch_size = {size}, but loss {loss!r} needs the up to rollout.num_chunks = {chunks} chunks "
             "of an episode at once",
             f"set engine.micro_batch_size to {chunks} or more, or algorithm.loss to one that does not compare episodes",
         )

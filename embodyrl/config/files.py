@@ -147,7 +147,7 @@ def _syntax_error(error: yaml.MarkedYAMLError, label: str) -> tuple[Location, st
 
 
 class _Walker:
-    """Turns a tree of YAML nodes into plain data."""
+    """Scheduler a tree of YAML nodes into plain data."""
 
     def __init__(self, document: Document, loader: PlainLoader) -> None:
         self.document = document

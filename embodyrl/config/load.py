@@ -20,7 +20,7 @@ from embodyrl.config.issues import COMMAND_LINE, ConfigError, ConfigIssue, KeyPa
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
 from embodyrl.config.plugins import NAME_CODE, Saved, UntrustedError, claims, import_plugins, named_modules, read_saved
 from embodyrl.config.renames import convert_saved
-from embodyrl.config.rules import Use, check_rules, simulator_runs_here
+from embodyrl.config.rules import ConfigUse, check_rules, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
 from embodyrl.config.values import Interpolation, show
 
@@ -66,7 +66,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     plugin_dir: Path | None = None,
-    use: Use = Use.check,
+    use: ConfigUse = ConfigUse.check,
     not_needed: Sequence[KeyPath] = (),
     trust: bool = False,
 ) -> LoadedConfig:
@@ -109,7 +109,7 @@ def load_config(
 
 
 def _finish(
-    composed: Composed, asked: Overrides, source: Source, use: Use, saved: Saved | None, trust: bool
+    composed: Composed, asked: Overrides, source: Source, use: ConfigUse, saved: Saved | None, trust: bool
 ) -> tuple[Config, list[ConfigIssue], list[str], dict[KeyPath, tuple[str, Any]]]:
     """Bring the settings into their final form and check them; returns the config, all faults, what is worth a note,
     and what came from the environment. What is `saved` has to be this user's own if it names code or environment
@@ -136,10 +136,10 @@ def _finish(
     faults += check_settings(settings, Config, composed.whole, composed.incomplete)
     config, doubtful = build_draft(settings.data, {fault.path for fault in faults}, composed.incomplete)
     faults += check_rules(config, composed, doubtful, use)
-    inherited = [] if use is Use.show else list(inherited_values(config, composed))
+    inherited = [] if use is ConfigUse.show else list(inherited_values(config, composed))
     faults += [each.fault for each in inherited if each.what is OfTasks.fault]
     notes = [f"{each.fault.message}: {each.fault.hint}" for each in inherited if each.what is OfTasks.note]
-    if use is Use.elsewhere:
+    if use is ConfigUse.elsewhere:
         notes += [f"unchecked until the run: {each.message}" for each in simulator_runs_here(config)]
     return config, faults, notes, environment
 

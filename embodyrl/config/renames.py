@@ -32,13 +32,25 @@ SETTINGS: dict[str, str] = {
     "algorithm.srpo.scale": "algorithm.reward.scale",
     "algorithm.srpo.steepness": "algorithm.reward.steepness",
     "algorithm.filter.max_collections": "algorithm.max_collections",
+    "env.instructions": "env.task_descriptions",
+    "eval.seed": "eval.first_start_state",
+    "rollout.chunks": "rollout.num_chunks",
+    "engine.parallel.ranks": "engine.parallel.world_size",
+    "model.relative_entries": "model.relative_action_dims",
 }
 """What a setting was called -> what it is called. A name that changed twice has two rows."""
 
 METRICS: dict[str, str] = {
     "time/node/": "time/stage/",
+    "train/passes": "train/epochs",
 }
 """What a metric was called -> what it is called; names that end in / stand for all that begin with them."""
+
+COLUMNS: dict[str, str] = {
+    "task": "task_index",
+    "sentences": "task_descriptions",
+}
+"""What a column of a saved batch, or a part of its header, was called -> what it is called."""
 
 ONCE_OF_ALL_FILTERS = ("algorithm.filter.metric", "algorithm.filter.accuracy_low", "algorithm.filter.accuracy_high")
 """Settings that are those of one component now, where they were, and that saved configs have whatever they chose."""

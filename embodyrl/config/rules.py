@@ -20,7 +20,7 @@ LONGEST_NAME = 100
 """Bytes of a run's name."""
 
 
-class Use(Enum):
+class ConfigUse(Enum):
     """What a config is loaded for."""
 
     run = "run"
@@ -45,7 +45,7 @@ def rule(function: Rule) -> Rule:
     return function
 
 
-def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use: Use) -> list[ConfigIssue]:
+def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use: ConfigUse) -> list[ConfigIssue]:
     """Apply every rule, except to settings that have a fault of their own.
 
     Args:
@@ -63,12 +63,12 @@ def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use:
     return faults
 
 
-def _rules_for(use: Use) -> list[Rule]:
-    if use is Use.run:
+def _rules_for(use: ConfigUse) -> list[Rule]:
+    if use is ConfigUse.run:
         return [*RULES, simulator_runs_here, nothing_is_left_open]
-    if use is Use.check:
+    if use is ConfigUse.check:
         return [*RULES, simulator_runs_here]
-    if use is Use.show:
+    if use is ConfigUse.show:
         return []
     return [check for check in RULES if check is not checkpoint_exists]
 
@@ -107,13 +107,13 @@ def action_dim(config: Config) -> int | None:
     return _size_told(config, "action_dim")
 
 
-def sentences(config: Config) -> dict[str, str]:
+def task_descriptions(config: Config) -> dict[str, str]:
     """What a policy is told about each task, as far as that is known before the simulator runs."""
-    env, told, listing = config.env, *(fact(SIMULATORS, config.env.name, key) for key in ("sentence", "tasks"))
+    env, told, listing = config.env, *(fact(SIMULATORS, config.env.name, key) for key in ("task_description", "tasks"))
     if told is None or listing is None or SIMULATORS.entry(env.name).missing():
-        return dict(env.instructions)
+        return dict(env.task_descriptions)
     tell, known = load_target(told), load_target(listing)()
-    return {task: tell(task) for task in env.tasks if task in known} | env.instructions
+    return {task: tell(task) for task in env.tasks if task in known} | env.task_descriptions
 
 
 def _size_told(config: Config, key: str) -> int | None:
@@ -148,13 +148,13 @@ def envs_form_whole_groups(config: Config) -> Iterator[ConfigIssue]:
 
 
 @rule
-def films_show_evaluation_episodes(config: Config) -> Iterator[ConfigIssue]:
-    """No more episodes are filmed than an evaluation plays."""
-    filmed, played = config.tracking.video.episodes, config.eval.episodes
-    if filmed > played:
+def videos_show_evaluation_episodes(config: Config) -> Iterator[ConfigIssue]:
+    """No more episodes are recorded than an evaluation plays."""
+    recorded, played = config.tracking.video.episodes, config.eval.episodes
+    if recorded > played:
         yield ConfigIssue(
             ("tracking.video.episodes", "eval.episodes"),
-            f"tracking.video.episodes = {filmed}, but an evaluation plays eval.episodes = {played}",
+            f"tracking.video.episodes = {recorded}, but an evaluation plays eval.episodes = {played}",
             f"set tracking.video.episodes to {played} or less",
         )
 
@@ -174,7 +174,7 @@ def envs_fill_workers_evenly(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def slots_fit_ranks(config: Config) -> Iterator[ConfigIssue]:
     """Every rank has as many whole groups and simulator processes as the others."""
-    ranks = config.engine.parallel.ranks
+    ranks = config.engine.parallel.world_size
     if isinstance(ranks, int):
         yield from shares_of_ranks(config, ranks)
 
@@ -185,13 +185,13 @@ def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
     if envs % (ranks * size):
         groups = f" in whole groups of rollout.group_size = {size}" if size > 1 else ""
         yield ConfigIssue(
-            ("env.num_envs", "engine.parallel.ranks"),
+            ("env.num_envs", "engine.parallel.world_size"),
             f"env.num_envs = {envs} cannot be shared by {ranks} ranks{groups}",
             f"set env.num_envs to {_multiples(envs, ranks * size)}",
         )
     if isinstance(workers, int) and workers % ranks:
         yield ConfigIssue(
-            ("env.workers", "engine.parallel.ranks"),
+            ("env.workers", "engine.parallel.world_size"),
             f"env.workers = {workers} cannot be shared by {ranks} ranks",
             f"set env.workers to {_multiples(workers, ranks)}, or auto",
         )
@@ -233,13 +233,13 @@ def ready_slots_exist(config: Config) -> Iterator[ConfigIssue]:
 def batch_splits_into_minibatches(config: Config) -> Iterator[ConfigIssue]:
     """Every optimiser step sees as many decisions as the others."""
     envs, rollout, parts = config.env.num_envs, config.rollout, config.algorithm.minibatches
-    batch = envs * rollout.episodes_per_slot * rollout.chunks
+    batch = envs * rollout.episodes_per_slot * rollout.num_chunks
     episodes = f" x rollout.episodes_per_slot = {rollout.episodes_per_slot}" if rollout.episodes_per_slot > 1 else ""
     if batch % parts:
         yield ConfigIssue(
-            ("algorithm.minibatches", "rollout.chunks", "env.num_envs"),
-            f"a batch of env.num_envs = {envs}{episodes} x rollout.chunks = {rollout.chunks} cannot be split into "
-            f"algorithm.minibatches = {parts}",
+            ("algorithm.minibatches", "rollout.num_chunks", "env.num_envs"),
+            f"a batch of env.num_envs = {envs}{episodes} x rollout.num_chunks = {rollout.num_chunks} cannot be split "
+            f"into algorithm.minibatches = {parts}",
             f"set algorithm.minibatches to {_divisors(parts, batch)}",
         )
 
@@ -272,26 +272,27 @@ def chunk_fits_episode(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
     """With whole episodes, a rollout is long enough for one."""
-    chunks, size, steps = config.rollout.chunks, config.rollout.chunk_size, config.env.max_episode_steps
+    chunks, size, steps = config.rollout.num_chunks, config.rollout.chunk_size, config.env.max_episode_steps
     if config.rollout.episodes is Episodes.whole and chunks * size < steps:
         yield ConfigIssue(
-            ("rollout.chunks", "rollout.episodes", "rollout.chunk_size", "env.max_episode_steps"),
-            f"rollout.chunks = {chunks} x rollout.chunk_size = {size} steps are too few for a whole episode of "
+            ("rollout.num_chunks", "rollout.episodes", "rollout.chunk_size", "env.max_episode_steps"),
+            f"rollout.num_chunks = {chunks} x rollout.chunk_size = {size} steps are too few for a whole episode of "
             f"env.max_episode_steps = {steps}",
-            f"set rollout.chunks to {math.ceil(steps / size)}",
+            f"set rollout.num_chunks to {math.ceil(steps / size)}",
         )
 
 
 @rule
 def evaluation_is_held_out(config: Config) -> Iterator[ConfigIssue]:
     """No start state of training occurs in evaluation."""
-    first, states = config.eval.seed, config.env.start_states
+    first, states = config.eval.first_start_state, config.env.start_states
     if first < states:
         yield ConfigIssue(
-            ("eval.seed", "env.start_states"),
-            f"evaluation starts at start state eval.seed = {first}, but training uses 0 .. {states - 1} "
+            ("eval.first_start_state", "env.start_states"),
+            f"evaluation starts at start state eval.first_start_state = {first}, but training uses 0 .. {states - 1} "
             f"(env.start_states = {states})",
-            f"set eval.seed to {states} or more" + (f", or env.start_states to {first} or less" if first else ""),
+            f"set eval.first_start_state to {states} or more"
+            + (f", or env.start_states to {first} or less" if first else ""),
         )
 
 
@@ -345,15 +346,15 @@ def tasks_are_known(config: Config) -> Iterator[ConfigIssue]:
 
 
 @rule
-def instructions_are_for_tasks(config: Config) -> Iterator[ConfigIssue]:
-    """Every sentence belongs to a task that is played."""
+def task_descriptions_are_of_tasks(config: Config) -> Iterator[ConfigIssue]:
+    """Every task description belongs to a task that is played."""
     tasks = config.env.tasks
-    for task in config.env.instructions:
+    for task in config.env.task_descriptions:
         if task not in tasks:
             remedy = did_you_mean(task, tasks, otherwise=f"one of {', '.join(tasks)}")
             yield ConfigIssue(
-                (("env", "instructions", task),),
-                f"env.instructions has a sentence for {task!r}, no task of env.tasks",
+                (("env", "task_descriptions", task),),
+                f"env.task_descriptions has a task description for {task!r}, no task of env.tasks",
                 remedy,
             )
 
@@ -385,13 +386,13 @@ def _unknown(config: Config, kind: str, names: list[str]) -> Iterator[ConfigIssu
 
 @rule
 def cameras_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """No picture is drawn twice."""
+    """No image is drawn twice."""
     yield from _repeated("env.cameras", config.env.cameras)
 
 
 @rule
 def image_size_is_two(config: Config) -> Iterator[ConfigIssue]:
-    """A picture has a height and a width."""
+    """An image has a height and a width."""
     size = config.env.image_size
     if len(size) != 2:
         yield ConfigIssue(

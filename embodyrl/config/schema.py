@@ -277,9 +277,9 @@ class EnvConfig:
     """Simulator backend; `embodyrl list simulators` shows them."""
     tasks: list[str] = setting()
     """Task names of the backend. With several, each episode draws one."""
-    instructions: dict[str, str] = setting({})
-    """What the policy is told to do, by task: `{task: sentence}`. Tasks that are not named here have the simulator's
-    own sentence."""
+    task_descriptions: dict[str, str] = setting({})
+    """What the policy is told to do, by task: `{task: task_description}`. Tasks that are not named here have the
+    simulator's own task description."""
     num_envs: int = setting(8, low=1)
     """Simulator slots that run side by side (B)."""
     workers: int | str = setting("auto", low=1, words=("auto",))
@@ -291,20 +291,20 @@ class EnvConfig:
     """spawn: each process is an interpreter of its own. fork: they are forked from one that has imported what the
     simulator needs, which is faster and shares memory. auto: fork where the simulator allows it, else spawn."""
     cameras: list[str] = setting([])
-    """Cameras whose pictures the policy sees (V), in this order, by the backend's names; []: state observations."""
+    """Cameras whose images the policy sees (V), in this order, by the backend's names; []: state observations."""
     image_size: list[int] = setting([224, 224], low=16, high=2048)
-    """Height and width of every camera's picture [pixels]."""
+    """Height and width of every camera's image [pixels]."""
     max_episode_steps: int = setting(100, low=1, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated)."""
     start_states: int = setting(10000, low=1)
-    """Training draws start states 0 .. start_states-1; evaluation must use others (`eval.seed`)."""
+    """Training draws start states 0 .. start_states-1; evaluation must use others (`eval.first_start_state`)."""
     startup_timeout_s: float = setting(180.0, above=0.0)
     """Longest time for a simulator process to start [s]."""
     step_timeout_s: float = setting(60.0, above=0.0)
     """Longest time for one reset or one chunk [s]; after that the process counts as hung and is killed."""
     on_worker_death: OnWorkerDeath = setting(OnWorkerDeath.fail)
     """fail: a simulator process that dies or hangs ends the run. restart: it is replaced; the episodes it was playing
-    are void and new ones begin."""
+    are invalid and new ones begin."""
     max_restarts: int = setting(5, low=1)
     """restart: simulator processes that may be replaced in a run, those among them that die while they start; one more
     ends it."""
@@ -318,7 +318,7 @@ class EvalConfig:
 
     episodes: int = setting(100, low=1)
     """Episodes per evaluation."""
-    seed: int = setting(10000, low=0)
+    first_start_state: int = setting(10000, low=0)
     """First start-state id of evaluation. Tasks take turns and play one start state after the other from there on;
     training uses 0 .. env.start_states-1."""
     sample: bool = setting(False)
@@ -341,7 +341,7 @@ class ModelConfig:
 class RolloutConfig:
     """How experience is collected."""
 
-    chunks: int = setting(128, low=1)
+    num_chunks: int = setting(128, low=1)
     """Decisions per slot and rollout (K). Whole episodes end earlier where all slots are done."""
     chunk_size: int = setting(1, low=1)
     """Actions per decision (C), executed without looking in between."""
@@ -477,7 +477,7 @@ class AlgorithmConfig:
     kl_estimator: KLEstimator = setting(KLEstimator.k3)
     """How that divergence is estimated; k1 has no gradient in the mean."""
     target_kl: float | None = setting(None, above=0.0)
-    """Stop an update's passes once the approximate KL to the rollout policy exceeds this [nats]; null: never."""
+    """Stop an update's epochs once the approximate KL to the rollout policy exceeds this [nats]; null: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -485,7 +485,7 @@ class DataConfig:
     """Demonstrations to learn from (algorithm sft); `embodyrl collect` records some."""
 
     path: str | None = setting(None)
-    """Folder of a LeRobotDataset v3.0 with pictures, states and actions as the simulator has them."""
+    """Folder of a LeRobotDataset v3.0 with images, states and actions as the simulator has them."""
     batch_size: int = setting(64, low=1)
     """Chunks of actions per optimiser step."""
     steps: int = setting(100, low=1)
@@ -494,7 +494,7 @@ class DataConfig:
     """repeat: a chunk that reaches beyond the end of its episode goes on with the last action. drop: there are no such
     chunks."""
     shift_pixels: int = setting(0, low=0, high=64)
-    """Pictures of a minibatch are moved by up to so many pixels, at random, in both directions; edges repeat."""
+    """Images of a minibatch are moved by up to so many pixels, at random, in both directions; edges repeat."""
     memory_mib: int = setting(1024, low=1)
     """Memory for demonstrations [MiB]. Chunks are drawn from as many whole episodes as fit, which then make way for
     others."""
@@ -563,7 +563,7 @@ class OptimizerConfig:
 class ParallelConfig:
     """Ranks: processes that share slots and minibatches, each on a GPU of its own or on some of the CPUs."""
 
-    ranks: int | str = setting("auto", low=1, words=("auto",))
+    world_size: int | str = setting("auto", low=1, words=("auto",))
     """How many. auto: as many as torchrun started, else one. A number: without torchrun the run starts them itself on
     this machine, and they talk to each other through ports of the loopback device."""
     backend: ParallelBackend = setting(ParallelBackend.auto)
@@ -634,12 +634,12 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoConfig:
-    """Films of evaluation episodes, in the run's folder videos/."""
+    """Videos of evaluation episodes, in the run's folder videos/."""
 
     episodes: int = setting(0, low=0, high=64)
-    """Episodes of an evaluation that are filmed, side by side in one file; 0: none. Drawing them costs time."""
+    """Episodes of an evaluation that are recorded, side by side in one file; 0: none. Drawing them costs time."""
     every: int = setting(1, low=1)
-    """Film every so many evaluations, from the first one on."""
+    """Record every so many evaluations, from the first one on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -649,7 +649,7 @@ class TrackingConfig:
     sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS")
     """Where metrics go; `embodyrl list sinks` shows them."""
     video: VideoConfig = field(default_factory=VideoConfig)
-    """Films of evaluation episodes."""
+    """Videos of evaluation episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ DEEPEST = 50
 """Sections and lists within each other."""
 MISSING = "???"
 """OmegaConf's mark for a value that is to be given, which it takes for no value at all."""
-WITHOUT_CONTROLS = "leave them out: names and sentences are shown on screens"
+WITHOUT_CONTROLS = "leave them out: names and task descriptions are shown on screens"
 MOST_INTERPOLATIONS = 100
 """In one text."""
 _START = r"(?<!\\)(?:\\\\)*\$\{"  # no backslash before it, or an even number of them

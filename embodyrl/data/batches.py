@@ -39,7 +39,7 @@ class Demonstrations:
     Args:
         dataset: the demonstrations.
         config: batch size, memory, and what happens where an episode ends.
-        cameras: those whose pictures are wanted, in this order.
+        cameras: those whose images are wanted, in this order.
         chunk_size: `C`.
         seed: the run's seed.
 
@@ -94,7 +94,7 @@ class Demonstrations:
         starts: NDArray[np.int64] = np.arange(max(last, 0))
         if not self.dataset.spec.perturbed or size == 1:
             return starts
-        perturbed = self.dataset.read(number, pictures=False).perturbed
+        perturbed = self.dataset.read(number, with_images=False).perturbed
         assert perturbed is not None, "the dataset says that it is there"
         until = np.minimum(starts + size - 1, length)
         before = np.concatenate([[0], np.cumsum(perturbed)])
@@ -148,13 +148,13 @@ class Demonstrations:
             observation=Observation(
                 images=images,
                 proprio=None if window.proprio is None else window.proprio[row],
-                tasks=[window.tasks[each] for each in episode.tolist()],
+                task_descriptions=[window.tasks[each] for each in episode.tolist()],
             ),
             actions=window.actions[following],
         )
 
     def _shifted(self, images: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
-        """The pictures `[M, V, H, W, 3]` of a minibatch, moved by the same random number of pixels; edges repeat."""
+        """The images `[M, V, H, W, 3]` of a minibatch, moved by the same random number of pixels; edges repeat."""
         most = self._config.shift_pixels
         if not most:
             return images
@@ -182,12 +182,12 @@ class _Window:
         self.proprio = np.empty((frames, spec.state_dim), np.float32) if spec.state_dim else None
         self.images = np.empty((frames, len(cameras), *spec.image_size, 3), np.uint8) if cameras else None
         for number in episodes:
-            episode = dataset.read(number, pictures=bool(cameras))
+            episode = dataset.read(number, with_images=bool(cameras))
             rows = slice(self.begin[number], self.end[number])
             self.tasks[number] = episode.task
             self.actions[rows] = episode.actions
             if self.proprio is not None:
                 self.proprio[rows] = episode.proprio
             if self.images is not None:
-                assert episode.images is not None, "read with pictures"
+                assert episode.images is not None, "read with images"
                 self.images[rows] = episode.images[:, cameras]

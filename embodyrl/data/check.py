@@ -26,13 +26,13 @@ def check(config: Config) -> Iterator[tuple[str, str, str]]:
         if camera not in spec.cameras:
             yield (
                 f"env.cameras.{index}",
-                f"the demonstrations in {path} have no pictures of camera {camera!r}",
+                f"the demonstrations in {path} have no images of camera {camera!r}",
                 f"name one of {', '.join(spec.cameras)}" if spec.cameras else "record them with this env.cameras",
             )
     if env.cameras and spec.cameras and list(spec.image_size) != env.image_size:
         yield (
             "env.image_size",
-            f"pictures of the demonstrations in {path} have {_by(spec.image_size)} pixels, those of the simulator "
+            f"images of the demonstrations in {path} have {_by(spec.image_size)} pixels, those of the simulator "
             f"{_by(env.image_size)}",
             f"set env.image_size to {list(spec.image_size)}, or record them with this env.image_size",
         )

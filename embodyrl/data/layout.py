@@ -2,10 +2,10 @@
 
     meta/info.json                                  what every frame holds, how many there are
     meta/stats.json                                 minimum, maximum, mean, ... of every feature
-    meta/tasks.parquet                              sentences
+    meta/tasks.parquet                              task descriptions
     meta/episodes/chunk-000/file-000.parquet        where each episode lies, and its own statistics
-    data/chunk-000/file-000.parquet                 a row per frame; pictures as PNG where they are kept as images
-    videos/<feature>/chunk-000/file-000.mp4         pictures where they are kept as videos
+    data/chunk-000/file-000.parquet                 a row per frame; images as PNG where they are kept as images
+    videos/<feature>/chunk-000/file-000.mp4         images where they are kept as videos
 
 The layout is that of huggingface/lerobot, `src/lerobot/datasets`. Imports nothing heavy: a config is checked quickly.
 
@@ -40,7 +40,7 @@ FILES_PER_CHUNK = 1000
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 """A new file is begun once one has grown to this."""
 
-STATE, ACTION, PICTURES = "observation.state", "action", "observation.images."
+STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 REWARD, SUCCESS, DONE, PERTURBED = "next.reward", "next.success", "next.done", "perturbed"
 COUNTERS = ("frame_index", "episode_index", "index", "task_index")
 
@@ -49,24 +49,24 @@ class DatasetError(UserError):
     """Raised when a folder holds no demonstrations that can be used; says what is wrong and what to do."""
 
 
-class Pictures(StrEnum):
-    """How pictures are kept. Both are lossless."""
+class Images(StrEnum):
+    """How images are kept. Both are lossless."""
 
     image = "image"
     video = "video"
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
     """Which of the numbered files something is in."""
 
     chunk_index: int = 0
     file_index: int = 0
 
-    def following(self) -> Place:
+    def following(self) -> FilePosition:
         """The next file."""
         if self.file_index + 1 == FILES_PER_CHUNK:
-            return Place(self.chunk_index + 1, 0)
-        return Place(self.chunk_index, self.file_index + 1)
+            return FilePosition(self.chunk_index + 1, 0)
+        return FilePosition(self.chunk_index, self.file_index + 1)
 
 
 # ----------------------------------------------------------------------------------------------------- what frames hold
@@ -88,7 +88,7 @@ class DatasetSpec:
     """Frames per second [Hz]."""
     robot: str | None = None
     """What was recorded, for people."""
-    pictures: Pictures = Pictures.image
+    images: Images = Images.image
     outcome: bool = False
     """Whether rewards and success are there."""
     perturbed: bool = False
@@ -100,9 +100,9 @@ class DatasetSpec:
         return len(self.action_names)
 
     @property
-    def picture_keys(self) -> list[str]:
-        """The features that hold pictures."""
-        return [PICTURES + camera for camera in self.cameras]
+    def image_keys(self) -> list[str]:
+        """The features that hold images."""
+        return [IMAGES + camera for camera in self.cameras]
 
     @property
     def frame_bytes(self) -> int:
@@ -116,8 +116,8 @@ class DatasetSpec:
         found: dict[str, dict[str, Any]] = {}
         if self.state_dim:
             found[STATE] = _feature("float32", [self.state_dim])
-        for key in self.picture_keys:
-            found[key] = _feature(self.pictures.value, [*self.image_size, 3], names)
+        for key in self.image_keys:
+            found[key] = _feature(self.images.value, [*self.image_size, 3], names)
         found[ACTION] = _feature("float32", [self.action_dim], list(self.action_names))
         if self.outcome:
             found |= {REWARD: _feature("float32", [1]), SUCCESS: _feature("bool", [1]), DONE: _feature("bool", [1])}
@@ -146,7 +146,7 @@ class Info:
 
     def write(self, folder: Path) -> None:
         """Write the file below `folder`."""
-        in_videos = bool(self.spec.cameras) and self.spec.pictures is Pictures.video
+        in_videos = bool(self.spec.cameras) and self.spec.images is Images.video
         content = {
             "codebase_version": VERSION,
             "robot_type": self.spec.robot,
@@ -228,21 +228,21 @@ def _faults(content: Mapping[str, Any]) -> Iterator[str]:
     for name in (ACTION, STATE):
         if name in features and len(features[name].get("shape", ())) != 1:
             yield f"feature {name!r} has shape {features[name].get('shape')}, expected one number"
-    yield from _faults_of_pictures([each for name, each in features.items() if name.startswith(PICTURES)])
+    yield from _faults_of_images([each for name, each in features.items() if name.startswith(IMAGES)])
 
 
-def _faults_of_pictures(pictures: list[dict[str, Any]]) -> Iterator[str]:
+def _faults_of_images(images: list[dict[str, Any]]) -> Iterator[str]:
     """What is wrong with the features of the cameras."""
-    if len({str(_height_and_width(each)) for each in pictures}) > 1:
-        yield "its cameras differ in picture size, which this program does not support"
-    if len({each.get("dtype") for each in pictures}) > 1:
+    if len({str(_height_and_width(each)) for each in images}) > 1:
+        yield "its cameras differ in image size, which this program does not support"
+    if len({each.get("dtype") for each in images}) > 1:
         yield "some cameras are kept as images and some as videos, which this program does not support"
-    if any(each.get("dtype") not in tuple(Pictures) for each in pictures):
-        yield f"pictures are kept as {pictures[0].get('dtype')!r}, expected image or video"
+    if any(each.get("dtype") not in tuple(Images) for each in images):
+        yield f"images are kept as {images[0].get('dtype')!r}, expected image or video"
 
 
 def _height_and_width(feature: Mapping[str, Any]) -> tuple[int, int]:
-    """Of a feature with pictures; some datasets name the channels first."""
+    """Of a feature with images; some datasets name the channels first."""
     first, second, third = feature["shape"]
     names = feature.get("names") or ["height", "width", "channels"]
     return (second, third) if str(names[0]).startswith("c") else (first, second)
@@ -250,7 +250,7 @@ def _height_and_width(feature: Mapping[str, Any]) -> tuple[int, int]:
 
 def _spec(content: Mapping[str, Any]) -> DatasetSpec:
     features = content["features"]
-    shown = {name.removeprefix(PICTURES): each for name, each in features.items() if name.startswith(PICTURES)}
+    shown = {name.removeprefix(IMAGES): each for name, each in features.items() if name.startswith(IMAGES)}
     first = next(iter(shown.values()), None)
     (actions,) = features[ACTION]["shape"]
     names = features[ACTION].get("names")
@@ -262,7 +262,7 @@ def _spec(content: Mapping[str, Any]) -> DatasetSpec:
         image_size=_height_and_width(first) if first else (0, 0),
         fps=round(content["fps"]),
         robot=content.get("robot_type"),
-        pictures=Pictures(first["dtype"]) if first else Pictures.image,
+        images=Images(first["dtype"]) if first else Images.image,
         outcome={REWARD, SUCCESS} <= features.keys(),
         perturbed=PERTURBED in features,
     )
@@ -276,7 +276,7 @@ class Episode:
     """`T` frames: what was seen, and what was done then."""
 
     task: str
-    """The task's sentence."""
+    """The task description."""
     actions: NDArray[np.float32]
     """`[T, D]` in the simulator's units: what is to be learned."""
     proprio: NDArray[np.float32] | None = None

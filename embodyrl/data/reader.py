@@ -22,8 +22,8 @@ from embodyrl.data.layout import (
     DatasetError,
     DatasetSpec,
     Episode,
+    Images,
     Info,
-    Pictures,
 )
 
 PLACES = ("episode_index", "length", "data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
@@ -66,14 +66,14 @@ class Dataset:
         """What its frames hold."""
         return self.info.spec
 
-    def read(self, number: int, *, pictures: bool = True) -> Episode:
-        """One episode, with or without its pictures.
+    def read(self, number: int, *, with_images: bool = True) -> Episode:
+        """One episode, with or without its images.
 
         Raises:
             DatasetError: a file is missing or damaged, or holds something else.
         """
         where, spec = self.episodes[number], self.spec
-        names = [*self._columns, *(spec.picture_keys if pictures and spec.pictures is Pictures.image else [])]
+        names = [*self._columns, *(spec.image_keys if with_images and spec.images is Images.image else [])]
         table = storage.read_rows(where.path, where.first_row, where.first_row + where.length, names)
         columns = {name: storage.numbers(table[name]) for name in self._columns}
         if not (columns["episode_index"] == number).all():
@@ -81,7 +81,7 @@ class Dataset:
         numbers = set(columns["task_index"].tolist())
         if len(numbers) > 1 or not numbers <= set(range(len(self.tasks))):
             raise DatasetError(f"episode {number} of {self.folder} has tasks {sorted(numbers)}, expected a known one")
-        images = self._images(where, table) if pictures and spec.cameras else None
+        images = self._images(where, table) if with_images and spec.cameras else None
         return Episode(
             task=self.tasks[numbers.pop()],
             actions=columns[ACTION].reshape(where.length, -1).astype(np.float32),
@@ -100,19 +100,19 @@ class Dataset:
         return [ACTION, "episode_index", "task_index", *(name for name, there in optional.items() if there)]
 
     def _images(self, where: Where, table: Any) -> NDArray[np.uint8]:
-        """Pictures of an episode `[T, V, H, W, 3]`."""
+        """Images of an episode `[T, V, H, W, 3]`."""
         spec = self.spec
-        if spec.pictures is Pictures.video:
-            shown = [storage.read_video(*where.videos[key], where.length, spec.fps) for key in spec.picture_keys]
+        if spec.images is Images.video:
+            shown = [storage.read_video(*where.videos[key], where.length, spec.fps) for key in spec.image_keys]
         else:
             shown = [
                 np.stack([storage.from_png(cell["bytes"]) for cell in table[key].to_pylist()])
-                for key in spec.picture_keys
+                for key in spec.image_keys
             ]
         images = np.stack(shown, 1)
         if images.shape[2:4] != spec.image_size:
             raise DatasetError(
-                f"episode {where.number} of {self.folder} has pictures of {images.shape[2]}x{images.shape[3]} pixels, "
+                f"episode {where.number} of {self.folder} has images of {images.shape[2]}x{images.shape[3]} pixels, "
                 f"but the dataset says {spec.image_size[0]}x{spec.image_size[1]}"
             )
         return images
@@ -122,9 +122,9 @@ class Dataset:
         paths = sorted((self.folder / EPISODES).glob("*/*.parquet"))
         if not paths:
             raise DatasetError(f"{self.folder / EPISODES} holds no files: the dataset is incomplete")
-        filmed = self.spec.picture_keys if self.spec.pictures is Pictures.video else []
+        recorded = self.spec.image_keys if self.spec.images is Images.video else []
         in_videos = [
-            f"videos/{key}/{name}" for key in filmed for name in ("chunk_index", "file_index", "from_timestamp")
+            f"videos/{key}/{name}" for key in recorded for name in ("chunk_index", "file_index", "from_timestamp")
         ]
         rows = [row for path in paths for row in storage.read_table(path, [*PLACES, *in_videos]).to_pylist()]
         rows.sort(key=lambda row: row["episode_index"])
@@ -141,7 +141,7 @@ class Dataset:
                     length=row["length"],
                     path=path,
                     first_row=row["dataset_from_index"] - begin[path],
-                    videos={key: self._video_of(row, key) for key in filmed},
+                    videos={key: self._video_of(row, key) for key in recorded},
                 )
             )
             if row["dataset_to_index"] - row["dataset_from_index"] != row["length"] or row["length"] < 1:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
 from embodyrl.data.experts import Demonstrator
-from embodyrl.data.layout import DatasetSpec, Episode, Pictures
+from embodyrl.data.layout import DatasetSpec, Episode, Images
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager
 from embodyrl.seeding import derive_seed
@@ -38,11 +38,11 @@ def demonstration_episodes(env: EnvConfig, seed: int) -> list[EpisodeSpec]:
 
 
 def dataset_spec(
-    env: EnvConfig, manager: EnvManager, demonstrator: Demonstrator, *, pictures: Pictures, perturbed: bool
+    env: EnvConfig, manager: EnvManager, demonstrator: Demonstrator, *, images: Images, perturbed: bool
 ) -> DatasetSpec:
     """What the frames of a recording hold."""
     spec = manager.spec
-    shown = Observation(proprio=np.zeros((1, spec.proprio_dim), np.float32), tasks=[""])
+    shown = Observation(proprio=np.zeros((1, spec.proprio_dim), np.float32), task_descriptions=[""])
     state = demonstrator.recorded(shown).proprio if spec.proprio_dim else None
     names = [
         each.name if len(each.low) == 1 else f"{each.name}_{index}"
@@ -56,7 +56,7 @@ def dataset_spec(
         image_size=spec.image_size,
         fps=max(1, round(spec.control_frequency)),
         robot=env.name,
-        pictures=pictures,
+        images=images,
         outcome=True,
         perturbed=perturbed,
     )
@@ -168,7 +168,7 @@ class _Take:
     number: int
     pushed: dict[int, NDArray[np.float32]]
     """Random actions by step."""
-    sentence: str = ""
+    task_description: str = ""
     images: list[NDArray[np.uint8]] = field(default_factory=list)
     proprio: list[NDArray[np.float32]] = field(default_factory=list)
     actions: list[NDArray[np.float32]] = field(default_factory=list)
@@ -179,8 +179,8 @@ class _Take:
     """Its simulator process died; it is played again."""
 
     def see(self, observation: Observation, row: int) -> None:
-        """Keep what is decided on; pictures are in memory that is drawn into again."""
-        self.sentence = observation.tasks[row]
+        """Keep what is decided on; images are in memory that is drawn into again."""
+        self.task_description = observation.task_descriptions[row]
         if observation.images is not None:
             self.images.append(observation.images[row].copy())
         if observation.proprio is not None:
@@ -197,7 +197,7 @@ class _Take:
             number=self.number,
             success=any(self.success),
             episode=Episode(
-                task=self.sentence,
+                task=self.task_description,
                 actions=np.stack(self.actions),
                 proprio=np.stack(self.proprio) if self.proprio else None,
                 images=np.stack(self.images) if self.images else None,

@@ -1,4 +1,4 @@
-"""The bytes of a dataset: Parquet tables, and pictures as PNG in a table or as H.264 without loss in an MP4. What is
+"""The bytes of a dataset: Parquet tables, and images as PNG in a table or as H.264 without loss in an MP4. What is
 read is what was written, bit for bit. The one place that knows pyarrow and FFmpeg.
 
 Videos are kept as RGB, which every FFmpeg decodes, and browsers do not.
@@ -31,8 +31,8 @@ except ModuleNotFoundError as error:
 
 # --------------------------------------------------------------------------------------------------------------- tables
 
-PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""A picture in a table."""
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""An image in a table."""
 
 KEPT_GROUPS = 4
 """Pieces of files that stay in memory: neighbouring episodes may share one."""
@@ -46,9 +46,9 @@ def column(values: Any) -> pa.Array:
     return pa.array(array.reshape(len(array)))
 
 
-def picture_column(files: Sequence[bytes]) -> pa.Array:
-    """Pictures, as PNG files."""
-    return pa.array([{"bytes": file, "path": None} for file in files], PICTURE)
+def image_column(files: Sequence[bytes]) -> pa.Array:
+    """Images, as PNG files."""
+    return pa.array([{"bytes": file, "path": None} for file in files], IMAGE)
 
 
 def numbers(array: pa.ChunkedArray) -> NDArray[Any]:
@@ -62,9 +62,11 @@ def numbers(array: pa.ChunkedArray) -> NDArray[Any]:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def write_tasks(path: Path, sentences: Sequence[str]) -> None:
-    """Write the sentences by number. They are the table's index, in the words of pandas."""
-    table = pa.table({"task_index": pa.array(range(len(sentences)), pa.int64()), "task": pa.array(sentences)})
+def write_tasks(path: Path, task_descriptions: Sequence[str]) -> None:
+    """Write the task descriptions by number. They are the table's index, in the words of pandas."""
+    table = pa.table(
+        {"task_index": pa.array(range(len(task_descriptions)), pa.int64()), "task": pa.array(task_descriptions)}
+    )
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
         for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
@@ -75,12 +77,14 @@ def write_tasks(path: Path, sentences: Sequence[str]) -> None:
 
 
 def read_tasks(path: Path) -> list[str]:
-    """The sentences by number; in some datasets their column has no name of its own."""
+    """The task descriptions by number; in some datasets their column has no name of its own."""
     table = read_table(path)
-    sentences = next((name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)), None)
-    if sentences is None or "task_index" not in table.column_names:
+    task_descriptions = next(
+        (name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)), None
+    )
+    if task_descriptions is None or "task_index" not in table.column_names:
         raise DatasetError(f"{path} has columns {', '.join(table.column_names)}; expected task and task_index")
-    found = dict(zip(table["task_index"].to_pylist(), table[sentences].to_pylist(), strict=True))
+    found = dict(zip(table["task_index"].to_pylist(), table[task_descriptions].to_pylist(), strict=True))
     if sorted(found) != list(range(len(found))):
         raise DatasetError(f"{path} numbers its tasks {sorted(found)}; expected 0 .. {len(found) - 1}")
     return [found[number] for number in range(len(found))]
@@ -176,15 +180,15 @@ KEY_FRAME_EVERY = 12
 """Frames from one that can be decoded by itself to the next."""
 
 
-def to_png(picture: NDArray[np.uint8]) -> bytes:
-    """A picture `[H, W, 3]` as a PNG file."""
+def to_png(image: NDArray[np.uint8]) -> bytes:
+    """An image `[H, W, 3]` as a PNG file."""
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG", compress_level=3)
+    Image.fromarray(image).save(buffer, "PNG", compress_level=3)
     return buffer.getvalue()
 
 
 def from_png(data: bytes) -> NDArray[np.uint8]:
-    """The picture `[H, W, 3]` in a PNG or JPEG file."""
+    """The image `[H, W, 3]` in a PNG or JPEG file."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))
 
@@ -194,7 +198,7 @@ class VideoWriter:
 
     Args:
         path: where it goes.
-        fps: pictures per second.
+        fps: images per second.
         size: `(H, W)` [pixels].
     """
 
@@ -209,17 +213,17 @@ class VideoWriter:
         self._stream.pix_fmt = "rgb24"
         self._stream.options = {"qp": "0", "preset": "veryfast", "bf": "0", "g": str(KEY_FRAME_EVERY)}
 
-    def add(self, pictures: NDArray[np.uint8]) -> None:
+    def add(self, images: NDArray[np.uint8]) -> None:
         """Append `[T, H, W, 3]`."""
-        for picture in pictures:
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+        for image in images:
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             frame.pts = self.frames
             self._mux(self._stream.encode(frame))
             self.frames += 1
 
     @property
     def size_mb(self) -> float:
-        """Size of what has been compressed so far [MB]; the last few pictures still wait."""
+        """Size of what has been compressed so far [MB]; the last few images still wait."""
         return self._bytes / 2**20
 
     def _mux(self, packets: list[av.Packet[Any]]) -> None:
@@ -233,13 +237,13 @@ class VideoWriter:
 
 
 def read_video(path: Path, start_s: float, count: int, fps: int) -> NDArray[np.uint8]:
-    """Some consecutive pictures of a video.
+    """Some consecutive images of a video.
 
     Args:
         path: an MP4 file.
-        start_s: time of the first picture [s].
+        start_s: time of the first image [s].
         count: `T`, how many.
-        fps: pictures per second.
+        fps: images per second.
 
     Returns:
         `[T, H, W, 3]`
@@ -247,7 +251,7 @@ def read_video(path: Path, start_s: float, count: int, fps: int) -> NDArray[np.u
     Raises:
         DatasetError: the video cannot be read, or is too short.
     """
-    pictures: list[NDArray[np.uint8]] = []
+    images: list[NDArray[np.uint8]] = []
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
@@ -255,14 +259,14 @@ def read_video(path: Path, start_s: float, count: int, fps: int) -> NDArray[np.u
             for frame in container.decode(stream):
                 if frame.time < start_s - 0.5 / fps:
                     continue
-                pictures.append(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
-                if len(pictures) == count:
+                images.append(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
+                if len(images) == count:
                     break
     except (OSError, av.FFmpegError) as error:
         raise DatasetError(f"{path} cannot be read ({error}): record or download the dataset anew") from error
-    if len(pictures) < count:
+    if len(images) < count:
         raise DatasetError(
-            f"{path} ends {count - len(pictures)} pictures before the episode at {start_s:.2f} s does: the dataset is "
+            f"{path} ends {count - len(images)} images before the episode at {start_s:.2f} s does: the dataset is "
             f"incomplete; record or download it anew"
         )
-    return np.stack(pictures)
+    return np.stack(images)

@@ -1,7 +1,7 @@
 """Writes a LeRobotDataset, which is whole or not there, with the statistics of its features in `meta/stats.json`.
 
 Of numbers, minimum, maximum, mean, standard deviation (of the population) and quantiles are per entry. Quantiles of a
-dataset are those of all its frames, not means of the episodes' quantiles. Pictures are looked at in a sample of frames,
+dataset are those of all its frames, not means of the episodes' quantiles. Images are looked at in a sample of frames,
 per channel, with pixels between 0 and 1.
 """
 
@@ -37,9 +37,9 @@ from embodyrl.data.layout import (
     DatasetError,
     DatasetSpec,
     Episode,
+    FilePosition,
+    Images,
     Info,
-    Pictures,
-    Place,
 )
 
 
@@ -65,17 +65,17 @@ class DatasetWriter:
         self.frames = 0
         self._partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
         self._partial.mkdir(parents=True)
-        self._sentences: dict[str, int] = {}
-        self._place = Place()
+        self._task_descriptions: dict[str, int] = {}
+        self._place = FilePosition()
         self._table = storage.TableWriter(self._partial / DATA_PATH.format(**self._place._asdict()))
-        self._films = {key: _Film(self._partial, key, spec) for key in spec.picture_keys if self._in_videos}
+        self._videos = {key: _VideoFile(self._partial, key, spec) for key in spec.image_keys if self._in_videos}
         self._rows: list[dict[str, Any]] = []
         self._numbers: dict[str, list[NDArray[Any]]] = {}
-        self._pictures: dict[str, list[Statistics]] = {}
+        self._images: dict[str, list[Statistics]] = {}
 
     @property
     def _in_videos(self) -> bool:
-        return self.spec.pictures is Pictures.video
+        return self.spec.images is Images.video
 
     def add(self, episode: Episode) -> None:
         """Append an episode.
@@ -91,23 +91,23 @@ class DatasetWriter:
         found = self._numeric_columns(episode)
         described = {name: of_numbers(values) for name, values in found.items()}
         columns = {name: storage.column(values) for name, values in found.items()}
-        films: dict[str, Any] = {}
-        for camera, key in enumerate(self.spec.picture_keys):
+        videos: dict[str, Any] = {}
+        for camera, key in enumerate(self.spec.image_keys):
             assert episode.images is not None, "checked above"
             shown = episode.images[:, camera]
-            described[key] = of_pictures(shown)
-            self._pictures.setdefault(key, []).append(described[key])
+            described[key] = of_images(shown)
+            self._images.setdefault(key, []).append(described[key])
             if self._in_videos:
-                films |= self._films[key].add(shown)
+                videos |= self._videos[key].add(shown)
             else:
-                columns[key] = storage.picture_column([storage.to_png(picture) for picture in shown])
+                columns[key] = storage.image_column([storage.to_png(image) for image in shown])
         self._table.add(columns)
         for name, values in found.items():
             self._numbers.setdefault(name, []).append(values)
-        self._note(episode, films, described)
+        self._note(episode, videos, described)
 
     def _numeric_columns(self, episode: Episode) -> dict[str, NDArray[Any]]:
-        """The columns of an episode apart from its pictures."""
+        """The columns of an episode apart from its images."""
         length = len(episode)
         done = np.zeros(length, np.bool_)
         done[-1] = True
@@ -119,7 +119,7 @@ class DatasetWriter:
             PERTURBED: episode.perturbed,
         }
         frame = np.arange(length, dtype=np.int64)
-        task = self._sentences.setdefault(episode.task, len(self._sentences))
+        task = self._task_descriptions.setdefault(episode.task, len(self._task_descriptions))
         return (
             {ACTION: episode.actions}
             | {name: values for name, values in optional.items() if values is not None}
@@ -132,7 +132,7 @@ class DatasetWriter:
             }
         )
 
-    def _note(self, episode: Episode, films: dict[str, Any], described: dict[str, Statistics]) -> None:
+    def _note(self, episode: Episode, videos: dict[str, Any], described: dict[str, Statistics]) -> None:
         """Append the row that tells where the episode is."""
         row = {
             "episode_index": self.episodes,
@@ -142,7 +142,7 @@ class DatasetWriter:
             "data/file_index": self._place.file_index,
             "dataset_from_index": self.frames,
             "dataset_to_index": self.frames + len(episode),
-            **films,
+            **videos,
             "meta/episodes/chunk_index": 0,
             "meta/episodes/file_index": 0,
         }
@@ -158,15 +158,15 @@ class DatasetWriter:
         if not self.episodes:
             self.discard()
             return
-        index = storage.TableWriter(self._partial / EPISODES_PATH.format(**Place()._asdict()))
+        index = storage.TableWriter(self._partial / EPISODES_PATH.format(**FilePosition()._asdict()))
         index.add({name: pa.array([row[name] for row in self._rows]) for name in self._rows[0]})
         index.close()
-        storage.write_tasks(self._partial / TASKS, list(self._sentences))
+        storage.write_tasks(self._partial / TASKS, list(self._task_descriptions))
         total = {name: of_numbers(np.concatenate(parts)) for name, parts in self._numbers.items()}
-        total |= {key: pooled(parts) for key, parts in self._pictures.items()}
+        total |= {key: pooled(parts) for key, parts in self._images.items()}
         plain = {key: {name: value.tolist() for name, value in found.items()} for key, found in total.items()}
         (self._partial / STATS).write_text(json.dumps(plain, indent=4) + "\n")
-        Info(spec=self.spec, episodes=self.episodes, frames=self.frames, tasks=len(self._sentences)).write(
+        Info(spec=self.spec, episodes=self.episodes, frames=self.frames, tasks=len(self._task_descriptions)).write(
             self._partial
         )
         self._partial.rename(self.folder)
@@ -177,8 +177,8 @@ class DatasetWriter:
 
     def _finish_files(self) -> None:
         self._table.close()
-        for film in self._films.values():
-            film.close()
+        for video in self._videos.values():
+            video.close()
 
     def __enter__(self) -> Self:
         return self
@@ -193,15 +193,15 @@ class DatasetWriter:
             self.discard()
 
 
-class _Film:
+class _VideoFile:
     """The videos of one camera."""
 
     def __init__(self, folder: Path, key: str, spec: DatasetSpec) -> None:
         self._folder, self._key, self._spec = folder, key, spec
-        self._place = Place()
+        self._place = FilePosition()
         self._video: storage.VideoWriter | None = None
 
-    def add(self, pictures: NDArray[np.uint8]) -> dict[str, Any]:
+    def add(self, images: NDArray[np.uint8]) -> dict[str, Any]:
         """Append an episode; returns the columns that tell where it is."""
         if self._video is not None and self._video.size_mb >= VIDEO_FILE_MB:
             self._video.close()
@@ -210,7 +210,7 @@ class _Film:
             path = self._folder / VIDEO_PATH.format(video_key=self._key, **self._place._asdict())
             self._video = storage.VideoWriter(path, fps=self._spec.fps, size=self._spec.image_size)
         start = self._video.frames
-        self._video.add(pictures)
+        self._video.add(images)
         found = {
             **self._place._asdict(),
             "from_timestamp": start / self._spec.fps,
@@ -230,8 +230,8 @@ Statistics = dict[str, NDArray[Any]]
 """`min max mean std count q01 q10 q50 q90 q99`; `count` is `[1]`, the others are as the feature or `[3, 1, 1]`."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
-SAMPLED_PICTURES = 32
-"""Pictures of an episode that are looked at."""
+SAMPLED_IMAGES = 32
+"""Images of an episode that are looked at."""
 
 
 def of_numbers(values: NDArray[Any]) -> Statistics:
@@ -240,9 +240,9 @@ def of_numbers(values: NDArray[Any]) -> Statistics:
     return _of_table(table, len(table))
 
 
-def of_pictures(images: NDArray[np.uint8]) -> Statistics:
-    """Statistics per channel of one camera's pictures `[T, H, W, 3]`."""
-    chosen = np.unique(np.linspace(0, len(images) - 1, SAMPLED_PICTURES).round().astype(int))
+def of_images(images: NDArray[np.uint8]) -> Statistics:
+    """Statistics per channel of one camera's images `[T, H, W, 3]`."""
+    chosen = np.unique(np.linspace(0, len(images) - 1, SAMPLED_IMAGES).round().astype(int))
     table = images[chosen].reshape(-1, 3) / 255.0
     found = _of_table(table, len(chosen))
     return {name: value if name == "count" else value.reshape(3, 1, 1) for name, value in found.items()}

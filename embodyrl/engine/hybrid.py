@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.algorithms.levels import entries_at
+from embodyrl.algorithms.levels import logprobs_at_level
 from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
 from embodyrl.algorithms.options import asks_for, call_with, options_of
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, OldLogprobs, Proximal
@@ -44,10 +44,10 @@ from embodyrl.engine.minibatch import (
 )
 from embodyrl.engine.offload import EngineOffload, Mode, Modes
 from embodyrl.engine.optimizer import Guard, Optimizer
-from embodyrl.engine.parallel import ALONE, Ranks, spread, whole
+from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, parallelize
 from embodyrl.engine.reference import reference_of
 from embodyrl.envs import Observation
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyObservation
 from embodyrl.tracking.clock import Clock, Phase
 
 if TYPE_CHECKING:  # importing it takes a while, and an engine that only acts does without
@@ -84,7 +84,7 @@ class HybridEngine:
         seed: int,
         saved: Path | None = None,
         folder: Path | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         self.device = choose_device(config.device)
         torch.set_num_threads(1 if config.threads == "auto" else int(config.threads))
@@ -107,11 +107,11 @@ class HybridEngine:
         if config.gradient_checkpointing:
             recompute_blocks(policy)
         self.ranks = ranks
-        self.weights = spread(self.policy, ranks, config.parallel.backend, self.device)
+        self.weights = parallelize(self.policy, ranks, config.parallel.backend, self.device)
         """How the policy's weights are spread over ranks."""
         if self.reference is not None and self.reference.weights is not None:
-            spread(self.reference.weights, ranks, config.parallel.backend, self.device)
-        self.modes.around[Mode.rollout].append(self.weights.gathered)
+            parallelize(self.reference.weights, ranks, config.parallel.backend, self.device)
+        self.modes.around[Mode.rollout].append(self.weights.unsharded)
         self.version = 0
         """Updates so far; every chunk is labelled with the version that produced it."""
         self.precision = choose_precision(config.precision, policy, self.device)
@@ -140,9 +140,9 @@ class HybridEngine:
         """Have weights and optimiser ready to learn for the length of a block."""
         return self.modes.enter(Mode.train)
 
-    def whole_policy(self) -> Policy | None:
+    def full_policy(self) -> Policy | None:
         """The policy with all of its weights, to be saved; on the first rank alone. All ranks must ask."""
-        return self.weights.whole_policy()
+        return self.weights.full_policy()
 
     def act(
         self, observation: Observation, mode: Literal["train", "eval"], noise: torch.Generator | None = None
@@ -150,11 +150,11 @@ class HybridEngine:
         """Decide for each slot; see `Policy.act`. Without a stream of `noise`, that of training is used."""
         noise = self._streams.actions if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
-            inputs = self._preprocess(observation)
+            inputs = self._preprocess(PolicyObservation.of(observation))
             with self._computing():
                 return self.policy.act(inputs, mode, noise)
 
-    def _preprocess(self, observation: Observation) -> Inputs:
+    def _preprocess(self, observation: PolicyObservation) -> Inputs:
         with self.clock.measure(Phase.preprocess):
             return self.policy.preprocess(observation)
 
@@ -163,15 +163,15 @@ class HybridEngine:
 
     # ---- learning from decisions
 
-    def update(self, batch: TensorDictBase, sentences: Sequence[str]) -> dict[str, float]:
+    def update(self, batch: TensorDictBase, task_descriptions: Sequence[str]) -> dict[str, float]:
         """Learn from a batch: `epochs` passes over it in shuffled minibatches, an optimiser step for each.
 
         Args:
             batch: `[M]` decisions: observation columns, `task`, `trace`, `version`, `sequence` (number of the episode
                 that each belongs to), `executed` `[M, C]`, and with a critic `returns` and `old_values`. At the
                 level of `algorithm.logprob_level` (see `algorithms.levels`): `old_logprobs`, `advantages`, `valid`
-                (what counts), `weights` (see `algorithms.losses.entry_weights`).
-            sentences: task descriptions that the column `task` indexes.
+                (what counts), `weights` (see `algorithms.losses.token_weights`).
+            task_descriptions: task descriptions that the column `task` indexes.
 
         Returns:
             Metrics, each the mean over the optimiser steps taken.
@@ -183,15 +183,15 @@ class HybridEngine:
             rate = self.optimizer.set_learning_rate(self.version)
             columns = to_columns(batch, self.device)
             if "images" not in columns:  # images are bytes here and floats afterwards: they wait for their micro-batch
-                columns["inputs"] = self._preprocess(observation_from(columns, sentences))
+                columns["inputs"] = self._preprocess(observation_from(columns, task_descriptions))
             drawn = self._draw_minibatches(columns)  # of the first epoch, in whose parts log-probs are recomputed
-            self._add_logprobs(columns, sentences, drawn)
+            self._add_logprobs(columns, task_descriptions, drawn)
 
             for epoch in range(self.algorithm.epochs):
                 if epoch > 0:
                     drawn = self._draw_minibatches(columns)
                 for minibatch, share in self._minibatches(columns, drawn):
-                    loss, metrics = self._backward(minibatch, sentences, share)
+                    loss, metrics = self._backward(minibatch, task_descriptions, share)
                     ratio_error = metrics.pop("ratio_error")
                     if not history:  # no step was taken yet, so the policy is still the one that decided
                         metrics["ratio_error_first_minibatch"] = ratio_error
@@ -210,10 +210,10 @@ class HybridEngine:
             metrics_of_update = self._end_update(history, rate)
             # Statistics change what the policy computes, so they wait until the log-probs above are of no use.
             if self.policy.keeps_statistics:
-                self.policy.update_statistics(self._inputs(columns, sentences))
-        return metrics_of_update | {"train/passes": float(epochs)}
+                self.policy.update_statistics(self._inputs(columns, task_descriptions))
+        return metrics_of_update | {"train/epochs": float(epochs)}
 
-    def _add_logprobs(self, columns: Columns, sentences: Sequence[str], drawn: Drawn) -> None:
+    def _add_logprobs(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
         """Add the log-probs that the loss compares with and that the rollout did not leave: under the reference
         policy, and under the policy that the update starts from."""
         settings = self.algorithm
@@ -221,11 +221,11 @@ class HybridEngine:
             with self.offload.reference_here(), self.reference.scoring() as reference:
                 most = -(-length(columns) // settings.minibatches)  # as much memory as a minibatch needs, no more
                 parts = self._micro_batches(numbered(columns), whole=False, most=most)
-                columns["reference_logprobs"] = self._score(reference, parts, columns, sentences)
+                columns["reference_logprobs"] = self._score(reference, parts, columns, task_descriptions)
         if asks_for(self.loss, "proximal_logprobs") and settings.proximal is Proximal.recompute:
-            columns["proximal_logprobs"] = self._score_as_learned(columns, sentences, drawn)
+            columns["proximal_logprobs"] = self._score_as_learned(columns, task_descriptions, drawn)
         if settings.old_logprobs is OldLogprobs.recompute:
-            again = self._score_as_learned(columns, sentences, drawn)
+            again = self._score_as_learned(columns, task_descriptions, drawn)
             columns["old_logprobs"] = torch.where(self._is_new(columns, again), again, columns["old_logprobs"])
 
     def _draw_minibatches(self, columns: Columns) -> Drawn:
@@ -249,17 +249,17 @@ class HybridEngine:
     def _micro_batches(
         self, minibatch: Columns, whole: bool, most: int | None = None
     ) -> Iterator[tuple[Columns, bool]]:
-        """This rank's micro-batches of a minibatch, and whether they count; see `Ranks.deal`."""
+        """This rank's micro-batches of a minibatch, and whether they count; see `Ranks.scatter`."""
         size = self.ranks.part_size(length(minibatch), self._micro_batch_size or most)
-        return self.ranks.deal(list(split_minibatch(minibatch, size, whole)))
+        return self.ranks.scatter(list(split_minibatch(minibatch, size, whole)))
 
-    def _backward(self, minibatch: Columns, sentences: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
+    def _backward(self, minibatch: Columns, task_descriptions: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
         """Forward and backward pass of a minibatch, a micro-batch at a time; returns its loss and metrics, and leaves
         its gradients on the parameters."""
         totals = []
         self.optimizer.clear()
         for part, counts in self._micro_batches(minibatch, self._whole_episodes):
-            total = self._loss(part, sentences, share, length(minibatch))
+            total = self._loss(part, task_descriptions, share, length(minibatch))
             # Every rank makes each backward pass, since FSDP exchanges weights in it; what does not count weighs 0.
             scale = counts * self.weights.factor
             (total.loss if scale == 1.0 else total.loss * scale).backward()
@@ -268,19 +268,19 @@ class HybridEngine:
         self.weights.sum_gradients(self.optimizer.parameters)
         return summarize(totals, self.ranks)
 
-    def _loss(self, part: Columns, sentences: Sequence[str], share: float, decisions: int) -> Total:
+    def _loss(self, part: Columns, task_descriptions: Sequence[str], share: float, decisions: int) -> Total:
         """Policy loss + KL penalty - entropy bonus + value loss, of a minibatch or of a part of it.
 
         Args:
             part: the batch's columns, of some decisions.
-            sentences: see `update`.
+            task_descriptions: see `update`.
             share: of the minibatch in the batch; the weights of entries are such that the sum over the whole batch is
                 the loss.
             decisions: in the minibatch.
         """
         settings = self.algorithm
-        logprobs, evaluated = self._logprobs(self.policy, part, sentences)
-        entropy = entries_at(settings.logprob_level, evaluated.entropy, part["executed"])
+        logprobs, evaluated = self._logprobs(self.policy, part, task_descriptions)
+        entropy = logprobs_at_level(settings.logprob_level, evaluated.entropy, part["executed"])
 
         # The registered loss gets the columns, and those of its own options, that it names.
         known = part | {"logprobs": logprobs}
@@ -346,21 +346,21 @@ class HybridEngine:
 
     # ---- log-probs
 
-    def _logprobs(self, policy: Policy, part: Columns, sentences: Sequence[str]) -> tuple[Tensor, EvalOutput]:
+    def _logprobs(self, policy: Policy, part: Columns, task_descriptions: Sequence[str]) -> tuple[Tensor, EvalOutput]:
         """Log-probs of decisions under a policy at the level of the loss, and what else it says about them."""
-        inputs = self._inputs(part, sentences)
+        inputs = self._inputs(part, task_descriptions)
         with self._computing():
             evaluated = policy.evaluate(inputs, part["trace"])
-        return entries_at(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
+        return logprobs_at_level(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
 
-    def _inputs(self, part: Columns, sentences: Sequence[str]) -> Inputs:
+    def _inputs(self, part: Columns, task_descriptions: Sequence[str]) -> Inputs:
         """What the policy sees."""
         inputs: Inputs | None = part.get("inputs")
-        return self._preprocess(observation_from(part, sentences)) if inputs is None else inputs
+        return self._preprocess(observation_from(part, task_descriptions)) if inputs is None else inputs
 
     @torch.no_grad()
     def _score(
-        self, policy: Policy, parts: Iterable[tuple[Columns, bool]], columns: Columns, sentences: Sequence[str]
+        self, policy: Policy, parts: Iterable[tuple[Columns, bool]], columns: Columns, task_descriptions: Sequence[str]
     ) -> Tensor:
         """Log-probs of the batch's decisions under a policy, at the level of the loss.
 
@@ -368,22 +368,22 @@ class HybridEngine:
             policy: the one that scores.
             parts: of the numbered batch, see `_micro_batches`; every decision once.
             columns: the batch.
-            sentences: see `update`.
+            task_descriptions: see `update`.
         """
         found = torch.zeros_like(columns["old_logprobs"])
         for part, counts in parts:
-            logprobs, _ = self._logprobs(policy, part, sentences)
+            logprobs, _ = self._logprobs(policy, part, task_descriptions)
             if counts:
                 found[part["number"]] = logprobs
         return self.ranks.sum(found)
 
-    def _score_as_learned(self, columns: Columns, sentences: Sequence[str], drawn: Drawn) -> Tensor:
+    def _score_as_learned(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> Tensor:
         """Log-probs under the policy that the update starts from, computed in the micro-batches of the first epoch: a
         forward pass rounds by the size of its batch, and only in the same one are they those of the loss, bit for bit.
         """
         minibatches = self._minibatches(numbered(columns), drawn)
         parts = (part for minibatch, _ in minibatches for part in self._micro_batches(minibatch, self._whole_episodes))
-        return self._score(self.policy, parts, columns, sentences)
+        return self._score(self.policy, parts, columns, task_descriptions)
 
     def _is_new(self, part: Columns, like: Tensor) -> Tensor:
         """Which decisions this policy took, not one of earlier updates; bool, with as many dimensions as `like`."""
@@ -405,7 +405,7 @@ class HybridEngine:
         history: list[Metrics] = []
         with self.train_mode(), self.clock.measure(Phase.train):
             for observation, actions in self.clock.pulling(Phase.preprocess, batches):
-                inputs = self._preprocess(observation)
+                inputs = self._preprocess(PolicyObservation.of(observation))
                 self.policy.update_statistics(inputs)
                 wanted = torch.from_numpy(actions).to(self.device)
                 loss = self._sft_backward(inputs, wanted)
@@ -422,7 +422,7 @@ class HybridEngine:
         # Drawn for the whole minibatch at once, so that the size of micro-batches changes no number.
         draws = self.policy.imitation_draws(count, self._streams.imitation)
         size = self.ranks.part_size(count, self._micro_batch_size)
-        for part, counts in self.ranks.deal([slice(start, start + size) for start in range(0, count, size)]):
+        for part, counts in self.ranks.scatter([slice(start, start + size) for start in range(0, count, size)]):
             with self._computing():
                 seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
                 loss = self.policy.sft_loss(seen, actions[part], drawn)
@@ -439,9 +439,11 @@ class HybridEngine:
         which the run cannot make again once it has learned. Sharded tensors are whole on the first rank, and empty on
         the others; all ranks must ask."""
         first = self.ranks.is_first
-        reference = {} if self.reference is None else {"reference": whole(self.reference.state_dict(), keep=first)}
+        reference = (
+            {} if self.reference is None else {"reference": full_state_dict(self.reference.state_dict(), keep=first)}
+        )
         return reference | {
-            "optimizer": whole(self.optimizer.state_dict(), keep=first),
+            "optimizer": full_state_dict(self.optimizer.state_dict(), keep=first),
             "streams": self._streams.state_dict(),
             "version": self.version,
             "skipped": self.guard.skipped,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.engine.parallel import Ranks
-from embodyrl.envs import Observation
+from embodyrl.models.policy import PolicyObservation
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -43,20 +43,20 @@ def rows(columns: Columns, which: Tensor | slice) -> Columns:
 
 def length(columns: Columns) -> int:
     """`M`."""
-    return len(columns["task"])
+    return len(columns["task_index"])
 
 
 def numbered(columns: Columns) -> Columns:
     """The same columns, and one that numbers the rows, so that parts know which they are."""
-    return columns | {"number": torch.arange(length(columns), device=columns["task"].device)}
+    return columns | {"number": torch.arange(length(columns), device=columns["task_index"].device)}
 
 
-def observation_from(columns: Columns, sentences: Sequence[str]) -> Observation:
+def observation_from(columns: Columns, task_descriptions: Sequence[str]) -> PolicyObservation:
     """The observations in a batch's columns `[M]`, as `Policy.preprocess` takes them."""
-    return Observation(
+    return PolicyObservation(
         images=columns.get("images"),
         proprio=columns.get("proprio"),
-        tasks=[sentences[index] for index in columns["task"].tolist()],
+        task_descriptions=[task_descriptions[index] for index in columns["task_index"].tolist()],
     )
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from embodyrl.config.schema import ParallelBackend
 from embodyrl.errors import RunError
-from embodyrl.placement.ranks import Place
+from embodyrl.placement.ranks import RankInfo
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -55,9 +55,9 @@ class Ranks:
     """
 
     def __init__(
-        self, place: Place | None = None, *, timeout_s: float = 0.0, group: dist.ProcessGroup | None = None
+        self, place: RankInfo | None = None, *, timeout_s: float = 0.0, group: dist.ProcessGroup | None = None
     ) -> None:
-        place = place or Place()
+        place = place or RankInfo()
         self.rank, self.size = place.rank, place.size
         self.timeout_s = timeout_s
         self._group = group
@@ -77,7 +77,7 @@ class Ranks:
 
     # ---- exchange
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks are here. Unlike an exchange, it can name the rank that does not come."""
         if self.size > 1:
             dist.monitored_barrier(self._group, timedelta(seconds=self.timeout_s), wait_all_ranks=True)
@@ -117,7 +117,7 @@ class Ranks:
         contents = self.gather_bytes(b"".join(own))
         return [part for content, sizes in zip(contents, lengths, strict=True) for part in _cut(content, sizes)]
 
-    def from_first(self, value: T) -> T:
+    def broadcast_from_rank0(self, value: T) -> T:
         """What rank 0 gave; anything that JSON can hold."""
         found: T = self.gather_values(value if self.is_first else None)[0]
         return found
@@ -135,7 +135,7 @@ class Ranks:
         share = -(-count // self.size)
         return share if most is None else min(share, most)
 
-    def deal(self, parts: Sequence[T]) -> Iterator[tuple[T, bool]]:
+    def scatter(self, parts: Sequence[T]) -> Iterator[tuple[T, bool]]:
         """This rank's parts, and whether they count. Every rank gets the same number, since each part is a turn in
         which all take part; what is missing at the end is made up with a part that does not count."""
         for start in range(0, len(parts), self.size):
@@ -201,12 +201,12 @@ class Ranks:
         return " or ".join(f"rank {rank}" + (f" (pid {process.pid})" if process else "") for rank, process in processes)
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 """The only rank of a run."""
 
 
 @contextmanager
-def connected(place: Place, device: torch.device, timeout_s: float, check: Check) -> Iterator[Ranks]:
+def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Check) -> Iterator[Ranks]:
     """Connect this rank with the others for the length of a block.
 
     Args:
@@ -219,7 +219,7 @@ def connected(place: Place, device: torch.device, timeout_s: float, check: Check
         RankLost: another rank ended or hangs.
     """
     if place.size == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     timeout = timedelta(seconds=timeout_s)
     try:
@@ -228,7 +228,7 @@ def connected(place: Place, device: torch.device, timeout_s: float, check: Check
         with ranks.naming_failures(check):
             ranks.introduce()
             yield ranks
-            ranks.meet()
+            ranks.barrier()
     except BaseException:
         if device.type == "cuda":
             raise  # NCCL would wait for the rank that is gone; the connections end with this process, which is next
@@ -238,7 +238,7 @@ def connected(place: Place, device: torch.device, timeout_s: float, check: Check
 
 
 def _join(
-    place: Place, device: torch.device, timeout: timedelta, check: Callable[[Sequence[int] | None], None]
+    place: RankInfo, device: torch.device, timeout: timedelta, check: Callable[[Sequence[int] | None], None]
 ) -> None:
     """Meet the others, and make the default group."""
     backend = "gloo"
@@ -300,12 +300,12 @@ class Replicas:
         self.policy = policy
         self.ranks = ranks
 
-    def whole_policy(self) -> Policy | None:
+    def full_policy(self) -> Policy | None:
         """The policy with whole weights, to be saved; None on all ranks but the first. All must ask."""
         return self.policy if self.ranks.is_first else None
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def unsharded(self) -> Iterator[None]:
         """All weights are on every rank for the length of a block, so that each can decide as often as it likes."""
         yield
 
@@ -320,7 +320,7 @@ class Replicas:
             gradient.copy_(part.view_as(gradient))
 
 
-def spread(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch.device) -> Replicas:
+def parallelize(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch.device) -> Replicas:
     """Replicate or shard a policy over ranks; all get the weights that the first one has."""
     if ranks.size == 1:
         return Replicas(policy, ranks)
@@ -340,7 +340,7 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def whole(tree: Any, *, keep: bool) -> Any:
+def full_state_dict(tree: Any, *, keep: bool) -> Any:
     """Nested state with whole tensors on the CPU in place of sharded ones; empty ones unless `keep`. All ranks must
     ask."""
     if isinstance(tree, Tensor) and is_sharded(tree):
@@ -348,9 +348,9 @@ def whole(tree: Any, *, keep: bool) -> Any:
 
         return whole_weight(tree, keep=keep)
     if isinstance(tree, Mapping):
-        return {key: whole(value, keep=keep) for key, value in tree.items()}
+        return {key: full_state_dict(value, keep=keep) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(whole(value, keep=keep) for value in tree)
+        return type(tree)(full_state_dict(value, keep=keep) for value in tree)
     return tree
 
 

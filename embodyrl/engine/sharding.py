@@ -1,6 +1,6 @@
 """Weights of a policy, their gradients and their optimiser state, sharded over ranks (FSDP2).
 
-Imported only by runs that shard: see `parallel.spread`.
+Imported only by runs that shard: see `parallel.parallelize`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shards(Replicas):
             register_fsdp_forward_method(policy, entry)
         self._parts = [module for module in policy.modules() if isinstance(module, FSDPModule)]
 
-    def whole_policy(self) -> Policy | None:
+    def full_policy(self) -> Policy | None:
         """See `Replicas`; the first rank gets a copy on the CPU, one weight after the other."""
         weights = [whole_weight(weight, keep=self.ranks.is_first) for weight in self.policy.parameters()]
         if self._skeleton is None:
@@ -67,7 +67,7 @@ class Shards(Replicas):
         return filled
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def unsharded(self) -> Iterator[None]:
         """See `Replicas`; all ranks enter together."""
         self._reshard_after_use(False)
         for part in self._parts:
@@ -118,10 +118,10 @@ def _gathered(weight: DTensor) -> Tensor:
     """A whole tensor, gathered where the ranks compute, also while its part is kept elsewhere."""
     mesh, part = weight.device_mesh, weight.to_local().detach()
     here = part.to(mesh.device_type)
-    spread_here = DTensor.from_local(
+    sharded = DTensor.from_local(
         here, mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )
-    return spread_here.full_tensor()
+    return sharded.full_tensor()
 
 
 def _without_weights(policy: Policy) -> Policy:

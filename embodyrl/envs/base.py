@@ -42,7 +42,7 @@ class ActionError(SimulatorError, ValueError):
 
 
 class RenderError(SimulatorError):
-    """Raised when a simulator cannot draw a picture here; the text says what is missing."""
+    """Raised when a simulator cannot draw an image here; the text says what is missing."""
 
 
 class RestoreMismatchWarning(RuntimeWarning):
@@ -93,8 +93,8 @@ class Slot(ABC):
         raise NotImplementedError(f"{type(self).__name__} offers snapshots, but does not restore them")
 
     def render(self) -> NDArray[np.uint8]:
-        """A picture for people, `[H, W, 3]`."""
-        raise RenderError(f"{type(self).__name__} draws no pictures")
+        """An image for people, `[H, W, 3]`."""
+        raise RenderError(f"{type(self).__name__} draws no images")
 
     def close(self) -> None:
         """Release everything; called once. Most environments have nothing to release."""
@@ -108,7 +108,7 @@ class _Seat:
         self.number = number
         self.slot: Slot | None = None
         self.episode: EpisodeSpec | None = None
-        self.sentence = ""
+        self.task_description = ""
         self.steps = 0
         self.over = True
         self.actions: NDArray[np.float32] = np.empty((0, 0), np.float32)
@@ -200,14 +200,14 @@ class SlotSimulator(ABC):
         return [seat.number for seat, state in zip(seats, states, strict=True) if not self._restore(seat, state)]
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
-        """Pictures for people, `[B, H, W, 3]`."""
-        pictures = []
+        """Images for people, `[B, H, W, 3]`."""
+        images = []
         for seat in self._take(slots):
             slot = self._playing(seat).slot
             assert slot is not None
             with timed_rendering():
-                pictures.append(slot.render())
-        return np.stack(pictures)
+                images.append(slot.render())
+        return np.stack(images)
 
     def close(self) -> None:
         """Release everything; calling it twice is harmless."""
@@ -249,7 +249,7 @@ class SlotSimulator(ABC):
         seat.over = True  # stays so if the beginning fails
         if seat.slot is None or seat.episode is None or seat.episode.task != episode.task:
             self._switch(seat, episode.task)
-        seat.episode, seat.steps, seat.sentence = episode, 0, self.spec.tasks[episode.task]
+        seat.episode, seat.steps, seat.task_description = episode, 0, self.spec.tasks[episode.task]
         if len(seat.actions) == 0:
             seat.actions = np.empty((self.spec.max_episode_steps, self.spec.action_dim), np.float32)
         assert seat.slot is not None
@@ -323,7 +323,7 @@ class SlotSimulator(ABC):
             images = np.stack([seat.images for seat in seats if seat.images is not None])
         if self.spec.proprio_dim:
             proprio = np.stack([seat.proprio for seat in seats if seat.proprio is not None])
-        return Observation(images=images, proprio=proprio, tasks=[seat.sentence for seat in seats])
+        return Observation(images=images, proprio=proprio, task_descriptions=[seat.task_description for seat in seats])
 
     def _save(self, seat: _Seat) -> bytes:
         """The state of `seat`: the episode, and a snapshot of its environment or the actions so far."""

@@ -18,7 +18,7 @@ SIMULATORS.register(
     cameras="embodyrl.envs.metaworld.tasks:known_cameras",
     state_dim="embodyrl.envs.metaworld.tasks:state_dim",
     action_dim="embodyrl.envs.metaworld.tasks:action_dim",
-    sentence="embodyrl.envs.metaworld.tasks:sentence",
+    task_description="embodyrl.envs.metaworld.tasks:task_description",
     graphics="opengl",
     rendering_checks="embodyrl.envs.mujoco.rendering:checks",
     preload=(
@@ -37,14 +37,14 @@ SIMULATORS.register(
     cameras="embodyrl.envs.libero.tasks:known_cameras",
     state_dim="embodyrl.envs.libero.tasks:state_dim",
     action_dim="embodyrl.envs.libero.tasks:action_dim",
-    sentence="embodyrl.envs.libero.tasks:sentence",
+    task_description="embodyrl.envs.libero.tasks:task_description",
     graphics="opengl",
     rendering_checks="embodyrl.envs.mujoco.rendering:checks",
     check="embodyrl.envs.libero.tasks:check",
     check_here="embodyrl.envs.libero.tasks:check_here",
     assets="embodyrl.envs.libero.tasks:assets_report",
     preload=("embodyrl.envs.libero.simulator", "embodyrl.envs.libero.driver:load"),
-    summary="LIBERO: 130 tabletop tasks of a Panda arm with sentences (robosuite, MuJoCo, CPU)",
+    summary="LIBERO: 130 tabletop tasks of a Panda arm with task descriptions (robosuite, MuJoCo, CPU)",
 )
 SIMULATORS.register(
     "maniskill",
@@ -73,5 +73,5 @@ SIMULATORS.register(
     graphics="opengl",
     rendering_checks="embodyrl.envs.mujoco.rendering:checks",
     preload=("embodyrl.envs.gymnasium.simulator",),
-    summary="any registered Gymnasium environment: numbers, pictures, or both",
+    summary="any registered Gymnasium environment: numbers, images, or both",
 )

@@ -36,17 +36,17 @@ def rendering_seconds() -> float:
     return _rendering_s
 
 
-def resize(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """`picture [H, W, 3]` stretched or shrunk to `[height, width, 3]`.
+def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """`image [H, W, 3]` stretched or shrunk to `[height, width, 3]`.
 
-    Every new pixel is the average of the area that it covers in the old picture, rounded to the nearest value. Areas
+    Every new pixel is the average of the area that it covers in the old image, rounded to the nearest value. Areas
     are counted in whole numbers, so nothing depends on a processor's arithmetic.
     """
-    if picture.shape[:2] == (height, width):
-        return picture
-    rows = _sums(picture.astype(np.int64), height)
+    if image.shape[:2] == (height, width):
+        return image
+    rows = _sums(image.astype(np.int64), height)
     sums = _sums(rows.swapaxes(0, 1), width).swapaxes(0, 1)
-    area = picture.shape[0] * picture.shape[1]
+    area = image.shape[0] * image.shape[1]
     averages: NDArray[np.uint8] = ((2 * sums + area) // (2 * area)).astype(np.uint8)
     return averages
 

@@ -10,7 +10,7 @@ from embodyrl.config.schema import EnvConfig, OfTasks, setting
 
 
 class Proprio(StrEnum):
-    """Which numbers a policy is given beside pictures."""
+    """Which numbers a policy is given beside images."""
 
     full = "full"
     robot = "robot"
@@ -39,7 +39,7 @@ class RewardMode(StrEnum):
 
 
 class RenderQuality(StrEnum):
-    """How MuJoCo draws pictures."""
+    """How MuJoCo draws images."""
 
     full = "full"
     fast = "fast"
@@ -51,7 +51,7 @@ class MujocoConfig(EnvConfig):
 
     render_quality: RenderQuality = setting(RenderQuality.full)
     """full: as the simulator's authors draw it. fast: without shadows, reflections and smoothed edges, several times
-    faster on a CPU; pictures differ from those that public checkpoints were trained on."""
+    faster on a CPU; images differ from those that public checkpoints were trained on."""
     driver: Driver = setting(Driver.fast)
     """fast: replaces private parts of the simulator's package by quicker ones with the same results, so it fits the
     versions of the package that it was written for. upstream: uses the package's own interface, for versions that it
@@ -70,7 +70,7 @@ class MetaWorldConfig(MujocoConfig):
     action_repeat: int = setting(1, low=1, high=50)
     """Simulator steps (1/80 s) that each action is held for; rewards add up. `max_episode_steps` counts actions."""
     show_goals: bool = setting(True)
-    """Draw the coloured dots that mark goals. Without them, what is to be done is in the task's sentence alone."""
+    """Draw the coloured dots that mark goals. Without them, what is to be done is in the task description alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class LiberoConfig(MujocoConfig):
     """LIBERO."""
 
     image_size: list[int] = setting([256, 256], low=16, high=2048)
-    """Height and width of every camera's picture [pixels]; 256 x 256 is what public checkpoints are evaluated with."""
+    """Height and width of every camera's image [pixels]; 256 x 256 is what public checkpoints are evaluated with."""
     max_episode_steps: int = setting(300, low=1, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated); those of `settle_steps` do not count. Public
     evaluations use 220 for libero_spatial, 280 for libero_object, 300 for libero_goal, 520 for libero_10 and 400 for

@@ -55,7 +55,7 @@ class SimulatorSpec:
     """What a simulator offers. Equal for every slot of a run."""
 
     tasks: Mapping[str, str]
-    """Task name -> the sentence that tells a policy what to do."""
+    """Task name -> task description."""
     actions: tuple[ActionField, ...]
     proprio_dim: int
     """`S`, numbers in the state observation; 0 if there is none."""
@@ -92,8 +92,8 @@ class Observation:
     """`[B, V, H, W, 3]`, or None without cameras."""
     proprio: NDArray[np.float32] | None = None
     """`[B, S]`, or None if S is 0."""
-    tasks: list[str]
-    """The task sentence of each slot, length `B`."""
+    task_descriptions: list[str]
+    """Task description of each slot, length `B`."""
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Observation:
         """Return a copy of some rows: where the mask `[B]` is True, or those with these numbers, in their order."""
@@ -101,7 +101,7 @@ class Observation:
         return Observation(
             images=None if self.images is None else self.images[numbers],
             proprio=None if self.proprio is None else self.proprio[numbers],
-            tasks=[self.tasks[number] for number in numbers.tolist()],
+            task_descriptions=[self.task_descriptions[number] for number in numbers.tolist()],
         )
 
     @staticmethod
@@ -112,7 +112,7 @@ class Observation:
         return Observation(
             images=np.concatenate(images) if images else None,
             proprio=np.concatenate(proprio) if proprio else None,
-            tasks=[task for each in observations for task in each.tasks],
+            task_descriptions=[task for each in observations for task in each.task_descriptions],
         )
 
 
@@ -137,7 +137,7 @@ class ChunkResult:
 def nothing_executed(batch: int, chunk: int) -> ChunkResult:
     """The result to begin a chunk with: `batch` (B) slots that have executed none of `chunk` (C) actions yet."""
     return ChunkResult(
-        observation=Observation(tasks=[]),
+        observation=Observation(task_descriptions=[]),
         rewards=np.zeros((batch, chunk), np.float32),
         success=np.zeros((batch, chunk), np.bool_),
         terminated=np.zeros(batch, np.bool_),
@@ -176,7 +176,7 @@ class Simulator(Protocol):
         ...
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
-        """Pictures for people, `[B, H, W, 3]`."""
+        """Images for people, `[B, H, W, 3]`."""
         ...
 
     def close(self) -> None:

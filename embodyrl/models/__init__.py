@@ -9,7 +9,7 @@ from embodyrl.registry import SupportedModel
 if TYPE_CHECKING:
     from embodyrl.models.build import build_policy, load_policy
     from embodyrl.models.errors import PolicyError
-    from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec
+    from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyObservation, PolicySpec
 
 __all__ = [
     "ActOutput",
@@ -17,6 +17,7 @@ __all__ = [
     "Inputs",
     "Policy",
     "PolicyError",
+    "PolicyObservation",
     "PolicySpec",
     "SupportedModel",
     "build_policy",

@@ -39,7 +39,7 @@ SupportedModel.register(
     standalone=True,
     check="embodyrl.models.openvla.config:check",
     published="the published OpenVLA 7B",
-    summary="OpenVLA (7B): one picture and a sentence; an action in tokens, entry by entry",
+    summary="OpenVLA (7B): one image and a task description; an action in tokens, entry by entry",
 )
 SupportedModel.register(
     "openvla_oft",
@@ -52,7 +52,7 @@ SupportedModel.register(
     standalone=True,
     check="embodyrl.models.openvla_oft.config:check",
     published="the published OpenVLA-OFT 7B",
-    summary="OpenVLA-OFT (7B): pictures, robot state and a sentence; a chunk of actions in one pass",
+    summary="OpenVLA-OFT (7B): images, robot state and a task description; a chunk of actions in one pass",
 )
 SupportedModel.register(
     "gr00t",
@@ -66,7 +66,7 @@ SupportedModel.register(
     check="embodyrl.models.gr00t.check:check",
     kept={"prompt_length": None},
     published="the published GR00T N1.5 (2.7B)",
-    summary="GR00T N1.5 (2.7B): pictures, robot state and a sentence; a chunk of actions out of noise",
+    summary="GR00T N1.5 (2.7B): images, robot state and a task description; a chunk of actions out of noise",
 )
 SupportedModel.register(
     "pi0",
@@ -75,7 +75,7 @@ SupportedModel.register(
     requires=VLA,
     **PI,
     published="the published pi0 (3.5B)",
-    summary="pi0 (3B): pictures, robot state and a sentence; a chunk of actions out of noise",
+    summary="pi0 (3B): images, robot state and a task description; a chunk of actions out of noise",
 )
 SupportedModel.register(
     "pi05",
@@ -84,5 +84,5 @@ SupportedModel.register(
     requires=VLA,
     **PI | {"kept": {"denoising_times": "summed", "padded_state": False}},
     published="the published pi0.5 (3.6B)",
-    summary="pi0.5 (3B): pictures and a sentence that may tell the robot state; a chunk of actions out of noise",
+    summary="pi0.5 (3B): images and a task description that may tell the robot state; a chunk of actions out of noise",
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -29,6 +30,34 @@ Inputs = dict[str, Tensor]
 PUBLISHED = "<published>"
 """As a config's checkpoint: a model of the size that was published, for looking at without weights."""
 WEIGHTS_FILE = "model.safetensors"
+
+
+@dataclass(kw_only=True)
+class PolicyObservation:
+    """What `Policy.preprocess` gets, in rollouts and in learning alike: tensors of `B` envs or samples.
+
+    They lie where the engine has them: on the CPU in rollouts, on the policy's device in learning.
+    """
+
+    images: Tensor | None = None
+    """uint8 `[B, V, H, W, 3]`, or None without cameras."""
+    proprio: Tensor | None = None
+    """float32 `[B, S]`, or None if S is 0."""
+    task_descriptions: list[str]
+    """Task description of each, length `B`."""
+
+    @classmethod
+    def of(cls, observation: Observation) -> PolicyObservation:
+        """Return a simulator's observation as tensors, which share its memory where that may be written to."""
+        return cls(
+            images=None if observation.images is None else _tensor(observation.images),
+            proprio=None if observation.proprio is None else _tensor(observation.proprio),
+            task_descriptions=observation.task_descriptions,
+        )
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +136,8 @@ class Policy(nn.Module, ABC):
     def __init__(self, config: Any, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__()
 
-    def preprocess(self, observation: Observation) -> Inputs:
-        """Turn an observation (numpy arrays or tensors, `[B, ...]`) into tensors on the policy's device.
+    def preprocess(self, observation: PolicyObservation) -> Inputs:
+        """Turn an observation into the network's inputs on the policy's device, every tensor `[B, ...]`.
 
         The default passes the state observation on as `proprio`.
         """

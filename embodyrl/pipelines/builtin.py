@@ -36,7 +36,7 @@ def dapo(config: Config) -> list[Stage]:
 
 def sft(config: Config) -> list[Stage]:
     """Supervised fine-tuning on demonstrations."""
-    return [Stage("update", "imitate")]
+    return [Stage("update", "sft_step")]
 
 
 for name, stages, critic, summary in (

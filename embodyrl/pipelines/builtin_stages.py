@@ -9,7 +9,7 @@ EVERY_STEP = ("step_proprio?", "step_images?")
 CRITIC = ("values?", "next_values?")
 OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
 ORIGIN = ("episode", "group", "start_state?", "seed?", "version")
-ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task", "actions", "logprobs", "trace", *OUTCOME, *ORIGIN)
+ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task_index", "actions", "logprobs", "trace", *OUTCOME, *ORIGIN)
 
 STAGES.register(
     "collect",
@@ -29,7 +29,7 @@ STAGES.register(
 STAGES.register(
     "shape_rewards",
     target="embodyrl.pipelines.stages:shape_rewards",
-    reads=(*OBSERVATIONS, "task", "actions", *OUTCOME, "episode", "group"),
+    reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", "group"),
     writes=("shaped_rewards",),
     summary="algorithm.reward: what is learned from",
 )
@@ -45,15 +45,15 @@ STAGES.register(
     target="embodyrl.pipelines.stages:update",
     reads=(
         *OBSERVATIONS,
-        *("task", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "values?"),
+        *("task_index", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "values?"),
         *("advantages", "returns"),
     ),
     changes=("policy", "simulators"),
     summary="algorithm.loss: learn from the batch",
 )
 STAGES.register(
-    "imitate",
-    target="embodyrl.pipelines.stages:imitate",
+    "sft_step",
+    target="embodyrl.pipelines.stages:sft_step",
     reads=("demonstrations",),
     changes=("policy",),
     summary="section data: learn from demonstrations",

@@ -12,14 +12,14 @@ from torch import Tensor
 from embodyrl.algorithms.advantages import explained_variance, normalize
 from embodyrl.algorithms.levels import (
     decision_rewards,
-    entries_at,
     executed_actions,
+    expand_to_level,
     in_chunks,
     in_time,
-    spread_to,
+    logprobs_at_level,
     valid_at,
 )
-from embodyrl.algorithms.losses import entry_weights, sequence_numbers
+from embodyrl.algorithms.losses import sequence_numbers, token_weights
 from embodyrl.algorithms.options import EncodingRewardConfig, asks_for, call_with, options_of
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardConfig, RewardLevel
 from embodyrl.pipelines.pipeline import Iteration
@@ -184,11 +184,11 @@ def update(iteration: Iteration) -> None:
     if iteration.config.env.offload:
         iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
     if not teaches(batch, iteration.config):
-        iteration.metrics["train/passes"] = 0.0
+        iteration.metrics["train/epochs"] = 0.0
         return
     decisions = decisions_to_learn_from(batch, iteration.config)
     with iteration.engine.train_mode():
-        iteration.metrics |= iteration.engine.update(decisions, batch.sentences)
+        iteration.metrics |= iteration.engine.update(decisions, batch.task_descriptions)
     iteration.metrics |= iteration.engine.offload.metrics()
 
 
@@ -200,7 +200,7 @@ def teaches(batch: TrajectoryBatch, config: Config) -> bool:
     return bool(batch["valid"].any()) and (other_terms or bool(batch["advantages"].any()))
 
 
-def imitate(iteration: Iteration) -> None:
+def sft_step(iteration: Iteration) -> None:
     """Learn from `data.steps` minibatches of demonstrations, going on where the last iteration left off; adds `train/`
     metrics."""
     if iteration.demonstrations is None:
@@ -258,11 +258,11 @@ def decisions_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDic
     executed = executed_in(batch)
     observed = [name for name in ("proprio", "images") if name in batch]
     critic = ["returns"] if "values" in batch else []
-    decisions = batch.decisions("task", "trace", "version", "valid", *observed, *critic)
+    decisions = batch.decisions("task_index", "trace", "version", "valid", *observed, *critic)
     columns = {
         "executed": executed,
-        "old_logprobs": entries_at(level, batch["logprobs"], executed),
-        "advantages": spread_to(level, batch["advantages"], executed, per_action),
+        "old_logprobs": logprobs_at_level(level, batch["logprobs"], executed),
+        "advantages": expand_to_level(level, batch["advantages"], executed, per_action),
         "valid": valid_at(level, executed, per_action),
         "sequence": sequence_numbers(batch["episode"]),
     }
@@ -272,8 +272,8 @@ def decisions_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDic
     for name, column in columns.items():
         decisions[name] = column.flatten(0, 1)
     decisions = decisions[taken]
-    longest = config.rollout.chunks * int(decisions["valid"][0].numel()) if len(taken) else 1
-    decisions["weights"] = entry_weights(
+    longest = config.rollout.num_chunks * int(decisions["valid"][0].numel()) if len(taken) else 1
+    decisions["weights"] = token_weights(
         decisions["valid"], decisions["sequence"], config.algorithm.aggregation, longest
     )
     return decisions

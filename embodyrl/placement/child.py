@@ -29,8 +29,8 @@ from typing import Any
 from embodyrl.errors import PluginError, UserError
 from embodyrl.placement.channel import Call, Channel, Failure, decode_call, encode_reply
 from embodyrl.placement.signals import leave_to_parent
+from embodyrl.placement.startup_lock import use_startup_lock
 from embodyrl.placement.topology import bind
-from embodyrl.placement.turns import use_turns
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Signal on which a worker writes the stacks of all its threads to its log, even while native code is hanging. None of
@@ -119,7 +119,7 @@ def start(
     plugin_path: str | None,
     plugins: Sequence[str],
     payload: bytes,
-    turns: int,
+    startup_lock: int,
 ) -> object:
     """Prepare the process and build the object whose methods are called.
 
@@ -129,13 +129,13 @@ def start(
         plugin_path: folder in which plug-ins may be, or None.
         plugins: modules to import before anything else, as the parent did; they may define what `payload` refers to.
         payload: pickle of `(factory, args)`.
-        turns: file descriptor for `turns.use_turns`.
+        startup_lock: file descriptor for `startup_lock.use_startup_lock`.
 
     Raises:
         PluginError: a plug-in cannot be imported here.
     """
     bind(cpus, memory_node)
-    use_turns(turns)
+    use_startup_lock(startup_lock)
     if plugin_path is not None and plugin_path not in sys.path:
         sys.path.append(plugin_path)
     for name in plugins:

@@ -20,7 +20,7 @@ from embodyrl.placement.channel import Channel
 from embodyrl.placement.launcher import Request, Worker, WorkerDied
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.process import Process, Zygote, ZygoteFailed, ZygoteRefused, spawn
-from embodyrl.placement.turns import make_turns
+from embodyrl.placement.startup_lock import make_startup_lock
 from embodyrl.placement.worker import Ears, LocalWorker, late
 
 _MAIN = "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
@@ -59,7 +59,7 @@ class LocalLauncher:
     ) -> list[Worker]:
         """Start workers; see `launcher.Launcher.start`."""
         started: list[Worker] = []
-        turns = make_turns()
+        startup_lock = make_startup_lock()
         try:
             requests = []
             for spec, arguments in zip(specs, args, strict=True):
@@ -68,13 +68,13 @@ class LocalLauncher:
                 started.append(worker)
                 payload = pickle.dumps((factory, arguments), pickle.HIGHEST_PROTOCOL)
                 call = (spec.cpus, spec.memory_node, self._plugin_path, self._plugins, payload)
-                requests.append(worker.request("start", *call, fds=[turns], timeout=timeout))
+                requests.append(worker.request("start", *call, fds=[startup_lock], timeout=timeout))
             self.gather(requests, timeout=timeout)
         except BaseException:
             self.stop(started, timeout=0.0)
             raise
         finally:
-            os.close(turns)
+            os.close(startup_lock)
         return started
 
     def gather(self, requests: Sequence[Request], *, timeout: float) -> list[Any]:

@@ -39,7 +39,7 @@ class RanksError(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankInfo:
     """Which rank a process is."""
 
     rank: int = 0
@@ -60,12 +60,12 @@ class Place:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Place:
+    def from_json(cls, text: str) -> RankInfo:
         """The inverse of `to_json`."""
         return cls(**json.loads(text))
 
 
-ONLY = Place()
+SINGLE_RANK = RankInfo()
 """That of a run in one process."""
 
 
@@ -79,26 +79,26 @@ def is_follower(environ: Mapping[str, str] = os.environ) -> bool:
     return is_launched(environ) and environ["RANK"] != "0"
 
 
-def place_here(config: Config, environ: Mapping[str, str] = os.environ) -> Place:
-    """The place of this process: as torchrun says, else the first of `engine.parallel.ranks`.
+def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> RankInfo:
+    """The place of this process: as torchrun says, else the first of `engine.parallel.world_size`.
 
     Raises:
         RanksError: torchrun started another number of processes than the config asks for, or than its slots can be
             shared by.
     """
-    wanted = config.engine.parallel.ranks
+    wanted = config.engine.parallel.world_size
     if not is_launched(environ):
         size = 1 if wanted == "auto" else int(wanted)
-        return Place(size=size, local_size=size)
+        return RankInfo(size=size, local_size=size)
     size = int(environ["WORLD_SIZE"])
     if wanted not in ("auto", size):
         raise RanksError(
-            f"torchrun started {size} processes, but engine.parallel.ranks = {wanted}: start as many, or set "
-            "engine.parallel.ranks=auto"
+            f"torchrun started {size} processes, but engine.parallel.world_size = {wanted}: start as many, or set "
+            "engine.parallel.world_size=auto"
         )
     for finding in shares_of_ranks(config, size):  # of the config's own number a rule has said so
         raise RanksError(f"{finding.message}: {finding.hint}")
-    return Place(
+    return RankInfo(
         rank=int(environ["RANK"]),
         size=size,
         local_rank=int(environ.get("LOCAL_RANK", "0")),
@@ -106,7 +106,7 @@ def place_here(config: Config, environ: Mapping[str, str] = os.environ) -> Place
     )
 
 
-def own_share(env: EnvConfig, place: Place, machine: Inventory) -> EnvConfig:
+def own_share(env: EnvConfig, place: RankInfo, machine: Inventory) -> EnvConfig:
     """The simulators of one rank: its part of the slots, in its part of the processes."""
     if place.size == 1:
         return env
@@ -116,7 +116,7 @@ def own_share(env: EnvConfig, place: Place, machine: Inventory) -> EnvConfig:
     return dataclasses.replace(env, num_envs=slots, workers=workers)
 
 
-def use_own_gpu(place: Place, device: Device, machine: Inventory) -> None:
+def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
     """Show this process, and those that it starts, no GPU but its own; before torch is imported.
 
     Raises:
@@ -159,7 +159,7 @@ class Peers:
         self._peers: list[_Peer] = []
         self._meeting: Path | None = None
 
-    def start(self, place: Place, run_dir: Path, log_dir: Path) -> Place:
+    def start(self, place: RankInfo, run_dir: Path, log_dir: Path) -> RankInfo:
         """Start all other ranks on the config in `run_dir`, unless torchrun did; returns the place of this one.
 
         Args:

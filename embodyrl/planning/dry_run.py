@@ -23,7 +23,7 @@ from embodyrl.engine.lora import add_adapters
 from embodyrl.engine.optimizer import HALF_TYPES
 from embodyrl.engine.sharding import units
 from embodyrl.envs import Observation
-from embodyrl.models.policy import ActOutput, Inputs, Policy
+from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation
 from embodyrl.planning.memory import FLOAT32, Line, Lines, Weights
 from embodyrl.planning.weightless import Assuming
 
@@ -53,7 +53,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known = [tensor.untyped_storage() for tensor in known]
         self._alive: dict[int, int] = {id(storage): 0 for storage in self._known}
@@ -105,7 +105,7 @@ def trace(
         if config.gradient_checkpointing:
             recompute_blocks(policy)
     with Assuming():
-        prepared = [policy.preprocess(observe(samples)) for samples in SAMPLES]
+        prepared = [policy.preprocess(PolicyObservation.of(observe(samples))) for samples in SAMPLES]
     weights = weights_of(policy)
     give_bodies(policy, mode)
     inputs = [{name: fake(tensor, mode) for name, tensor in each.items()} for each in prepared]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodyrl.config.rules import action_dim, sentences, state_dim
+from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config, Observe, Offload, ParallelBackend, Schedule
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.planning.memory import Learning, Need, kept_away, rollout_need, train_need
@@ -82,7 +82,7 @@ def batches_of(config: Config) -> Batches:
         steps, minibatch = config.data.steps, config.data.batch_size
         decisions = steps * minibatch
     else:
-        decisions = rollout.chunks * slots * rollout.episodes_per_slot
+        decisions = rollout.num_chunks * slots * rollout.episodes_per_slot
         steps, minibatch = algorithm.epochs * algorithm.minibatches, math.ceil(decisions / algorithm.minibatches)
     return Batches(
         decisions_per_iteration=decisions,
@@ -96,7 +96,7 @@ def batches_of(config: Config) -> Batches:
 
 def ranks_of(config: Config) -> int:
     """How many ranks the run starts; what torchrun would start, only torchrun knows."""
-    ranks = config.engine.parallel.ranks
+    ranks = config.engine.parallel.world_size
     return ranks if isinstance(ranks, int) else 1
 
 
@@ -211,9 +211,9 @@ class Planner:
         from embodyrl.planning.weightless import build_weightless
 
         spec = self._spec(config)
-        sentence = max(spec.tasks.values(), key=len)
+        task_description = max(spec.tasks.values(), key=len)
         policy, origin = build_weightless(config.model, spec, chunk_size=config.rollout.chunk_size)
-        tokens, cache = policy.tokens_per_observation(sentence), policy.cache_bytes(sentence)
+        tokens, cache = policy.tokens_per_observation(task_description), policy.cache_bytes(task_description)
         states = policy.spec.proprio_dim
 
         def observe(samples: int) -> Observation:
@@ -221,7 +221,7 @@ class Planner:
             return Observation(
                 images=np.zeros(shape, np.uint8) if spec.cameras else None,
                 proprio=np.zeros((samples, states), np.float32) if states else None,
-                tasks=[sentence] * samples,
+                task_descriptions=[task_description] * samples,
             )
 
         traced = trace(
@@ -245,8 +245,8 @@ def assumption(config: Config) -> str:
         )
         if not told
     ]
-    if len(sentences(config)) < len(config.env.tasks):
-        guessed.append(f"sentences of {WORDS} words")
+    if len(task_descriptions(config)) < len(config.env.tasks):
+        guessed.append(f"task descriptions of {WORDS} words")
     return ", ".join(guessed)
 
 
@@ -255,7 +255,7 @@ def assumed_spec(config: Config) -> SimulatorSpec:
     env, size = config.env, action_dim(config) or ACTION_DIM
     entries = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * size, high=(1.0,) * size)
     return SimulatorSpec(
-        tasks=dict.fromkeys(env.tasks, " ".join(["word"] * WORDS)) | sentences(config),
+        tasks=dict.fromkeys(env.tasks, " ".join(["word"] * WORDS)) | task_descriptions(config),
         actions=(entries,),
         proprio_dim=state_dim(config) or PROPRIO_DIM,
         max_episode_steps=env.max_episode_steps,

@@ -87,7 +87,7 @@ def _common(variables: Sequence[Any]) -> dict[str, str]:
 def _memory(config: Config) -> dict[str, Any]:
     """Sizes that follow from the settings [MiB].
 
-    How many numbers a state and an action have, only the simulator knows; pictures are nearly all of it.
+    How many numbers a state and an action have, only the simulator knows; images are nearly all of it.
     """
     env = config.env
     spec = SimulatorSpec(

@@ -56,10 +56,10 @@ F32, I64, U8, FLAG = torch.float32, torch.int64, torch.uint8, torch.bool
 
 COLUMNS: Mapping[str, Column] = {
     "proprio": Column("K B S", F32, "state observation decided on"),
-    "images": Column("K B V H W 3", U8, "pictures decided on"),
-    "step_images": Column("K B C V H W 3", U8, "pictures after every action, zeros where none was executed"),
+    "images": Column("K B V H W 3", U8, "images decided on"),
+    "step_images": Column("K B C V H W 3", U8, "images after every action, zeros where none was executed"),
     "step_proprio": Column("K B C S", F32, "state observation after every action, zeros where none was executed"),
-    "task": Column("K B", I64, "index into the batch's sentences", required=True),
+    "task_index": Column("K B", I64, "index into the batch's task descriptions", required=True),
     "actions": Column("K B C D", F32, "in the simulator's units", required=True),
     "logprobs": Column("K B N", F32, "when the decision was taken [nats]", required=True),
     "values": Column("K B", F32, "critic, when the decision was taken; absent without one"),
@@ -102,29 +102,29 @@ class TrajectoryBatch:
 
     Args:
         columns: tensors by name, see `COLUMNS`; `trace` is a mapping.
-        sentences: task sentences that the column `task` indexes.
+        task_descriptions: task descriptions that the column `task` indexes.
 
     Raises:
         BatchError: a column is missing, or has the wrong type or shape; names it, what was found and what was expected.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor | Mapping[str, Tensor]], sentences: Sequence[str]) -> None:
+    def __init__(self, columns: Mapping[str, Tensor | Mapping[str, Tensor]], task_descriptions: Sequence[str]) -> None:
         missing = [name for name, column in COLUMNS.items() if column.required and name not in columns]
         if missing:
             raise BatchError(f"columns are missing from the batch: {', '.join(missing)}")
         valid = columns["valid"]
         if not isinstance(valid, Tensor) or valid.dim() != 2:
             raise BatchError("column 'valid' must be a tensor [K, B]")
-        self.sentences = list(sentences)
+        self.task_descriptions = list(task_descriptions)
         self.data = TensorDict({}, batch_size=valid.shape)
         for name, column in columns.items():
             self[name] = column
 
     @classmethod
-    def _of(cls, data: TensorDictBase, sentences: Sequence[str]) -> TrajectoryBatch:
+    def _of(cls, data: TensorDictBase, task_descriptions: Sequence[str]) -> TrajectoryBatch:
         """A batch of columns that were checked before; not necessarily of all that are required."""
         batch = cls.__new__(cls)
-        batch.data, batch.sentences = data, list(sentences)
+        batch.data, batch.task_descriptions = data, list(task_descriptions)
         return batch
 
     @property
@@ -174,18 +174,20 @@ class TrajectoryBatch:
         Raises:
             BatchError: there is no such column.
         """
-        return self._of(TensorDict({name: self[name] for name in names}, batch_size=self.size), self.sentences)
+        return self._of(TensorDict({name: self[name] for name in names}, batch_size=self.size), self.task_descriptions)
 
     def union(self, other: TrajectoryBatch) -> TrajectoryBatch:
         """The columns of both.
 
         Raises:
-            BatchError: a column that both have differs, or the batches are of different sizes or sentences.
+            BatchError: a column that both have differs, or the batches are of different sizes or task descriptions.
         """
         if self.size != other.size:
             raise BatchError(f"the batches are of different sizes: {list(self.size)} and {list(other.size)}")
-        if self.sentences != other.sentences:
-            raise BatchError(f"the batches have different sentences: {self.sentences} and {other.sentences}")
+        if self.task_descriptions != other.task_descriptions:
+            raise BatchError(
+                f"the batches have different task descriptions: {self.task_descriptions} and {other.task_descriptions}"
+            )
         conflicts = [name for name in self.columns() if name in other and not _equal(self[name], other[name])]
         if conflicts:
             raise BatchError(f"both batches have these columns, with different contents: {', '.join(conflicts)}")
@@ -199,7 +201,7 @@ class TrajectoryBatch:
         whole = self.size[AXES[along]]
         if sum(sizes) != whole or min(sizes, default=0) < 0:
             raise BatchError(f"parts of {list(sizes)} do not make up {along} = {whole}")
-        return [self._of(part, self.sentences) for part in self.data.split(list(sizes), AXES[along])]
+        return [self._of(part, self.task_descriptions) for part in self.data.split(list(sizes), AXES[along])]
 
     def chunk(self, parts: int, along: Along) -> list[TrajectoryBatch]:
         """So many consecutive parts of equal size.
@@ -214,7 +216,7 @@ class TrajectoryBatch:
 
     def take(self, numbers: Tensor, along: Along) -> TrajectoryBatch:
         """The decisions or slots with these numbers `[M]`, in this order (or where a mask is True)."""
-        return self._of(self.data[numbers] if along == "K" else self.data[:, numbers], self.sentences)
+        return self._of(self.data[numbers] if along == "K" else self.data[:, numbers], self.task_descriptions)
 
     def pad(self, size: int, along: Along) -> TrajectoryBatch:
         """Zeros at the end up to this size: decisions that were never taken, since `valid` is False."""
@@ -224,39 +226,43 @@ class TrajectoryBatch:
         shape = list(self.size)
         shape[AXES[along]] = more
         zeros = self.data.apply(lambda column: column.new_zeros(*shape, *column.shape[2:]), batch_size=shape)
-        return self._of(_cat([self.data, zeros], along), self.sentences)
+        return self._of(_cat([self.data, zeros], along), self.task_descriptions)
 
     def to(self, device: torch.device | str) -> TrajectoryBatch:
         """On another device."""
-        return self._of(self.data.to(device), self.sentences)
+        return self._of(self.data.to(device), self.task_descriptions)
 
     def equals(self, other: TrajectoryBatch) -> bool:
-        """Whether sentences, columns, types and every number are the same."""
-        return self.sentences == other.sentences and self.size == other.size and _equal(self.data, other.data)
+        """Whether task descriptions, columns, types and every number are the same."""
+        return (
+            self.task_descriptions == other.task_descriptions
+            and self.size == other.size
+            and _equal(self.data, other.data)
+        )
 
     def save(self, path: Path) -> None:
-        """Write one safetensors file; its header holds the sentences and the size, as JSON."""
-        header = {"sentences": json.dumps(self.sentences), "size": json.dumps(list(self.size))}
+        """Write one safetensors file; its header holds the task descriptions and the size, as JSON."""
+        header = {"task_descriptions": json.dumps(self.task_descriptions), "size": json.dumps(list(self.size))}
         save_file({name: column.contiguous() for name, column in leaves(self).items()}, path, metadata=header)
 
     @classmethod
     def load(cls, path: Path) -> TrajectoryBatch:
-        """Read what `save` wrote."""
+        """Read what `save` wrote, also in an earlier version."""
         with safe_open(path, framework="pt") as file:
-            header = file.metadata()
+            header = {newest_name(name, RENAMED): value for name, value in file.metadata().items()}
             names = file.keys()
-            found = {name: file.get_tensor(name) for name in names}
-        return cls.from_leaves(found, json.loads(header["size"]), json.loads(header["sentences"]))
+            found = {newest_name(name, RENAMED): file.get_tensor(name) for name in names}
+        return cls.from_leaves(found, json.loads(header["size"]), json.loads(header["task_descriptions"]))
 
     @classmethod
     def from_leaves(
-        cls, tensors: Mapping[str, Tensor], size: Sequence[int], sentences: Sequence[str]
+        cls, tensors: Mapping[str, Tensor], size: Sequence[int], task_descriptions: Sequence[str]
     ) -> TrajectoryBatch:
         """The batch `[K, B]` = `size` that has these `leaves`."""
         data = TensorDict({}, batch_size=list(size))
         for name, tensor in tensors.items():
             data[tuple(name.split("/"))] = tensor
-        return cls._of(data, sentences)
+        return cls._of(data, task_descriptions)
 
 
 def leaves(batch: TrajectoryBatch) -> dict[str, Tensor]:
@@ -267,16 +273,18 @@ def leaves(batch: TrajectoryBatch) -> dict[str, Tensor]:
 def concat(batches: Sequence[TrajectoryBatch], along: Along) -> TrajectoryBatch:
     """Batches one after the other, along `K` (more decisions) or `B` (more slots).
 
-    The column `task` is renumbered where the batches have different sentences.
+    The column `task` is renumbered where the batches have different task descriptions.
 
     Raises:
         BatchError: the batches have different columns, or columns that do not fit; names them.
     """
-    sentences = list(dict.fromkeys(sentence for batch in batches for sentence in batch.sentences))
-    first, *others = renumbered = [_with_sentences(batch, sentences) for batch in batches]
+    task_descriptions = list(
+        dict.fromkeys(task_description for batch in batches for task_description in batch.task_descriptions)
+    )
+    first, *others = renumbered = [_with_task_descriptions(batch, task_descriptions) for batch in batches]
     for other in others:
         _check_joint(first, other, along)
-    return TrajectoryBatch._of(_cat([batch.data for batch in renumbered], along), sentences)
+    return TrajectoryBatch._of(_cat([batch.data for batch in renumbered], along), task_descriptions)
 
 
 def _cat(parts: Sequence[Any], along: Along) -> Any:
@@ -284,13 +292,16 @@ def _cat(parts: Sequence[Any], along: Along) -> Any:
     return torch.cat(list(parts), AXES[along])
 
 
-def _with_sentences(batch: TrajectoryBatch, sentences: list[str]) -> TrajectoryBatch:
-    """The batch with `task` as an index into other sentences, which include its own."""
-    if batch.sentences == sentences or "task" not in batch:
+def _with_task_descriptions(batch: TrajectoryBatch, task_descriptions: list[str]) -> TrajectoryBatch:
+    """The batch with `task` as an index into other task descriptions, which include its own."""
+    if batch.task_descriptions == task_descriptions or "task_index" not in batch:
         return batch
-    numbers = torch.tensor([sentences.index(sentence) for sentence in batch.sentences], device=batch["task"].device)
-    renumbered = TrajectoryBatch._of(batch.data.copy(), sentences)
-    renumbered["task"] = numbers[batch["task"]]
+    numbers = torch.tensor(
+        [task_descriptions.index(task_description) for task_description in batch.task_descriptions],
+        device=batch["task_index"].device,
+    )
+    renumbered = TrajectoryBatch._of(batch.data.copy(), task_descriptions)
+    renumbered["task_index"] = numbers[batch["task_index"]]
     return renumbered
 
 

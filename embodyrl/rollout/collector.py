@@ -13,13 +13,13 @@ from torch import Tensor
 
 from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.parallel import ALONE, Ranks
+from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Rollout, gather_rollouts
-from embodyrl.rollout.schedule import make_turns
+from embodyrl.rollout.schedule import make_scheduler
 from embodyrl.tracking.clock import Phase
 
 
@@ -29,7 +29,7 @@ class RolloutBuffer:
     They are numpy arrays while they fill up, because writing a few numbers costs numpy a tenth of what it costs torch.
 
     Args:
-        chunks: `K`. columns: `B`.
+        num_chunks: `K`. columns: `B`.
     """
 
     def __init__(self, chunks: int, columns: int) -> None:
@@ -50,7 +50,7 @@ class RolloutBuffer:
 
 
 @dataclass(kw_only=True)
-class _Harvest:
+class _Collected:
     """What a rollout has gathered so far."""
 
     buffer: RolloutBuffer
@@ -59,7 +59,7 @@ class _Harvest:
     finished: list[tuple[int, FinishedEpisode]] = field(default_factory=list)
     """Episodes that ended, and in which decision."""
     env_steps: int = 0
-    void: list[tuple[int, int]] = field(default_factory=list)
+    invalid: list[tuple[int, int]] = field(default_factory=list)
     """Column and number of the episodes that died with their simulator; nothing is learned from them."""
     cut_rows: list[int] = field(default_factory=list)
     """Decisions whose following observation the rollout does not decide on, so that the critic looks at it apart."""
@@ -96,7 +96,7 @@ class Collector:
         rollout: RolloutConfig,
         critic: bool,
         seed: int,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         self.manager = manager
         self.engine = engine
@@ -104,11 +104,13 @@ class Collector:
         self.critic = critic
         self.ranks = ranks
         self.clock = engine.clock
-        self.sentences = list(dict.fromkeys(manager.spec.tasks.values()))
+        self.task_descriptions = list(dict.fromkeys(manager.spec.tasks.values()))
         self._whole = rollout.episodes is Episodes.whole
         self._columns = manager.num_envs * rollout.episodes_per_slot
         """Columns of a batch: the first episodes of all slots, then their second ones, and so on."""
-        self._sentence_index = {sentence: index for index, sentence in enumerate(self.sentences)}
+        self._index_of_description = {
+            task_description: index for index, task_description in enumerate(self.task_descriptions)
+        }
         self._source = EpisodeSource(
             tasks=env.tasks,
             start_states=env.start_states,
@@ -117,7 +119,7 @@ class Collector:
             first_slot=ranks.rank * manager.num_envs,
         )
         self._all = np.arange(manager.num_envs)
-        self._turns = make_turns(manager, rollout)
+        self._scheduler = make_scheduler(manager, rollout)
         self._column = self._all.copy()
         """Which column each slot is filling."""
         self._numbers = np.full(manager.num_envs, -1, np.int64)
@@ -141,21 +143,21 @@ class Collector:
                 return gather_rollouts(own, self.ranks, self.config.episodes_per_slot)
 
     def _collect(self) -> Rollout:
-        harvest = _Harvest(
-            buffer=RolloutBuffer(self.config.chunks, self._columns), decided=np.zeros(self._columns, np.int64)
+        collected = _Collected(
+            buffer=RolloutBuffer(self.config.num_chunks, self._columns), decided=np.zeros(self._columns, np.int64)
         )
         self._column[:] = self._all
         with self.clock.measure(Phase.simulate, detail="onload"):
             self.manager.onload()
         observation = self._begin()
-        for slots in self._turns.groups:
-            self._decide_and_send(slots, observation.take(slots), harvest)
-        while (received := self._receive(harvest)) is not None:
+        for slots in self._scheduler.groups:
+            self._decide_and_send(slots, observation.take(slots), collected)
+        while (received := self._receive(collected)) is not None:
             if len(received[0]):
-                self._decide_and_send(*received, harvest)
-        finished = sorted(harvest.finished, key=lambda pair: (pair[0], pair[1].slot))
+                self._decide_and_send(*received, collected)
+        finished = sorted(collected.finished, key=lambda pair: (pair[0], pair[1].slot))
         return Rollout(
-            batch=self._batch(harvest), finished=[episode for _, episode in finished], env_steps=harvest.env_steps
+            batch=self._batch(collected), finished=[episode for _, episode in finished], env_steps=collected.env_steps
         )
 
     def give_up_episodes(self) -> None:
@@ -181,16 +183,16 @@ class Collector:
         self._tracker.begin(self._all)
         return observation
 
-    def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, harvest: _Harvest) -> None:
+    def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, collected: _Collected) -> None:
         """Decide for some slots, have them simulate, and note the decision meanwhile."""
         decision = self.engine.act(observation, "train")
         actions = decision.actions.cpu().numpy()
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
-        self._turns.sent(slots)
+        self._scheduler.sent(slots)
         columns = self._column[slots]
-        harvest.buffer.write(harvest.decided[columns], columns, self._decided(slots, observation, decision))
-        harvest.decided[columns] += 1
+        collected.buffer.write(collected.decided[columns], columns, self._decided(slots, observation, decision))
+        collected.decided[columns] += 1
 
     def _has_more(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each slot plays another episode in this rollout when its present one is over."""
@@ -205,27 +207,27 @@ class Collector:
             for slot, number, plays in zip(slots.tolist(), numbers, more, strict=True)
         ]
 
-    def _receive(self, harvest: _Harvest) -> tuple[NDArray[np.int64], Observation] | None:
+    def _receive(self, collected: _Collected) -> tuple[NDArray[np.int64], Observation] | None:
         """Wait for chunks and note what came of them; returns the slots that go on and what they show, or None if no
         chunk was under way."""
         with self.clock.measure(Phase.simulate):
-            received = self._turns.receive()
+            received = self._scheduler.receive()
         if received is None:
             return None
         slots, result = received
         columns = self._column[slots]
-        rows, ended = harvest.decided[columns] - 1, result.ended
-        last = rows + 1 == self.config.chunks
-        harvest.buffer.write(rows, columns, _outcome(result))
-        harvest.finished += zip(rows[ended].tolist(), self._tracker.update(slots, result), strict=True)
-        harvest.env_steps += int(result.steps.sum())
-        harvest.void += zip(columns[result.lost].tolist(), self._numbers[slots[result.lost]].tolist(), strict=True)
+        rows, ended = collected.decided[columns] - 1, result.ended
+        last = rows + 1 == self.config.num_chunks
+        collected.buffer.write(rows, columns, _outcome(result))
+        collected.finished += zip(rows[ended].tolist(), self._tracker.update(slots, result), strict=True)
+        collected.env_steps += int(result.steps.sum())
+        collected.invalid += zip(columns[result.lost].tolist(), self._numbers[slots[result.lost]].tolist(), strict=True)
         over = ended | result.lost
         cut = result.truncated | (last & ~over)
         if cut.any():
-            harvest.cut_rows += rows[cut].tolist()
-            harvest.cut_columns += columns[cut].tolist()
-            harvest.cut_observations.append(result.final_observation.take(cut))
+            collected.cut_rows += rows[cut].tolist()
+            collected.cut_columns += columns[cut].tolist()
+            collected.cut_observations.append(result.final_observation.take(cut))
         if self._whole:
             begins = over & self._has_more(slots)
             self._column[slots[begins]] += len(self._all)
@@ -246,7 +248,9 @@ class Collector:
             self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers.tolist(), strict=True)
         ]
         columns: dict[str, NDArray[Any]] = {
-            "task": np.array([self._sentence_index[sentence] for sentence in observation.tasks]),
+            "task_index": np.array(
+                [self._index_of_description[task_description] for task_description in observation.task_descriptions]
+            ),
             "actions": decision.actions.cpu().numpy(),
             "logprobs": decision.logprobs.cpu().numpy(),
             "valid": np.ones(len(slots), np.bool_),
@@ -270,30 +274,30 @@ class Collector:
         round_, slot = np.divmod(self._column[slots], count)
         return (round_ * self.ranks.size + self.ranks.rank) * count + slot
 
-    def _batch(self, harvest: _Harvest) -> TrajectoryBatch:
-        columns = harvest.buffer.columns(int(harvest.decided.max()))
-        for column, number in harvest.void:
+    def _batch(self, collected: _Collected) -> TrajectoryBatch:
+        columns = collected.buffer.columns(int(collected.decided.max()))
+        for column, number in collected.invalid:
             columns["valid"][:, column] &= columns["episode"][:, column] != number
         trace = {name.removeprefix("trace/"): columns.pop(name) for name in list(columns) if name.startswith("trace/")}
         if "values" in columns:
-            columns["next_values"] = self._next_values(columns, harvest)
-        return TrajectoryBatch(columns | {"trace": trace}, self.sentences)
+            columns["next_values"] = self._next_values(columns, collected)
+        return TrajectoryBatch(columns | {"trace": trace}, self.task_descriptions)
 
-    def _next_values(self, columns: dict[str, Tensor], harvest: _Harvest) -> Tensor:
+    def _next_values(self, columns: dict[str, Tensor], collected: _Collected) -> Tensor:
         """Critic's value of the observation that followed each decision, before any reset; 0 after a termination."""
         following = torch.zeros_like(columns["values"])
         following[:-1] = columns["values"][1:]
         following[columns["terminated"]] = 0.0
-        if harvest.cut_rows:
-            following[harvest.cut_rows, harvest.cut_columns] = self._values(
-                Observation.concat(harvest.cut_observations)
+        if collected.cut_rows:
+            following[collected.cut_rows, collected.cut_columns] = self._values(
+                Observation.concat(collected.cut_observations)
             )
         return following
 
     def _values(self, observation: Observation) -> Tensor:
         """Critic's values `[M]`; it looks at as many observations at once as there are slots, so that this takes no
         more memory than deciding."""
-        count, most = len(observation.tasks), self.manager.num_envs
+        count, most = len(observation.task_descriptions), self.manager.num_envs
         pieces = []
         for start in range(0, count, most):
             values = self.engine.act(observation.take(np.arange(start, min(start + most, count))), "eval").values

@@ -156,7 +156,7 @@ def gather_rollouts(own: Rollout, ranks: Ranks, episodes_per_slot: int) -> Rollo
     """
     if ranks.size == 1:
         return own
-    ranks.meet()
+    ranks.barrier()
     slots = own.batch.size[1] // episodes_per_slot
     told = {
         "chunks": own.batch.size[0],
@@ -185,6 +185,8 @@ def _gather_batches(own: TrajectoryBatch, ranks: Ranks) -> list[TrajectoryBatch]
     """Every rank's batch, of the same size on each."""
     columns = {name: ranks.gather(leaf) for name, leaf in leaves(own).items()}
     return [
-        TrajectoryBatch.from_leaves({name: found[rank] for name, found in columns.items()}, own.size, own.sentences)
+        TrajectoryBatch.from_leaves(
+            {name: found[rank] for name, found in columns.items()}, own.size, own.task_descriptions
+        )
         for rank in range(ranks.size)
     ]

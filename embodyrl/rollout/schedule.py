@@ -13,7 +13,7 @@ from embodyrl.config.schema import RolloutConfig, Schedule
 from embodyrl.envs.manager import EnvManager, StepResult
 
 
-class Turns(Protocol):
+class Scheduler(Protocol):
     """Takes note of what was sent, and receives it in an order of its own."""
 
     groups: Sequence[NDArray[np.int64]]
@@ -28,7 +28,7 @@ class Turns(Protocol):
         ...
 
 
-def make_turns(manager: EnvManager, config: RolloutConfig) -> Turns:
+def make_scheduler(manager: EnvManager, config: RolloutConfig) -> Scheduler:
     """The turns that `rollout.schedule` asks for."""
     slots = np.arange(manager.num_envs)
     if config.schedule is Schedule.ready_batch:

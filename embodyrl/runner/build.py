@@ -19,7 +19,7 @@ from embodyrl.files import write_whole
 from embodyrl.models.saved import from_own_folder, stands_alone, with_kept
 from embodyrl.pipelines.pipeline import build_pipeline
 from embodyrl.placement.plan import inventory, policy_gpu
-from embodyrl.placement.ranks import ONLY, Place, own_share
+from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, own_share
 from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.stopping import end_program
@@ -62,7 +62,7 @@ def open_runner(
     *,
     started: float,
     checkpoint: Path | None = None,
-    place: Place = ONLY,
+    place: RankInfo = SINGLE_RANK,
     ranks: Ranks | None = None,
     host: Host = PROGRAM,
 ) -> Iterator[Runner]:
@@ -125,7 +125,7 @@ def open_runner(
 
 
 @contextmanager
-def open_simulators(loaded: LoadedConfig, log_dir: Path, place: Place = ONLY) -> Iterator[EnvManager]:
+def open_simulators(loaded: LoadedConfig, log_dir: Path, place: RankInfo = SINGLE_RANK) -> Iterator[EnvManager]:
     """Start a rank's share of the simulators that the config asks for. Torch is imported meanwhile, since both take
     seconds; in a second thread, because processes die with the thread that started them."""
     warm_up = threading.Thread(target=importlib.import_module, args=("embodyrl.runner.runner",), daemon=True)
@@ -162,7 +162,7 @@ def settings_of_torch_kept() -> Iterator[None]:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 
 
-def worker_logs(run_dir: Path, place: Place) -> Path:
+def worker_logs(run_dir: Path, place: RankInfo) -> Path:
     """Where the simulator processes of a rank write."""
     folder = run_dir / WORKER_LOGS
     return folder if place.is_first else folder / f"rank-{place.rank}"
@@ -196,7 +196,7 @@ def build_engine(
         ranks: those of the run, if there are several.
     """
     from embodyrl.engine.hybrid import HybridEngine
-    from embodyrl.engine.parallel import ALONE
+    from embodyrl.engine.parallel import SINGLE_PROCESS
     from embodyrl.models import build_policy
 
     model = config.model if weights is None else with_kept(config.model, weights)
@@ -212,7 +212,7 @@ def build_engine(
         seed=config.seed,
         saved=weights,
         folder=folder,
-        ranks=ranks or ALONE,
+        ranks=ranks or SINGLE_PROCESS,
     )
 
 

@@ -100,13 +100,13 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
     return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
 
 
-class Film:
-    """Steps simulators for an evaluation and films what they do.
+class VideoRecorder:
+    """Steps simulators for an evaluation and records what they do.
 
     Args:
         manager: the simulators.
-        path: where the film goes.
-        episodes: those that are filmed: the first ones of the evaluation, a tile each.
+        path: where the video goes.
+        episodes: those that are recorded: the first ones of the evaluation, a tile each.
     """
 
     def __init__(self, manager: EnvManager, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
@@ -124,10 +124,10 @@ class Film:
         actions: NDArray[np.float32],
         following: Sequence[EpisodeSpec | None],
     ) -> StepResult:
-        """`EnvManager.step` with pictures; slot `slots[i]` plays episode `numbers[i]` of those that are filmed."""
-        result, pictures = self._manager.step_recorded(slots, actions, following)
+        """`EnvManager.step` with images; slot `slots[i]` plays episode `numbers[i]` of those that are recorded."""
+        result, images = self._manager.step_recorded(slots, actions, following)
         for row, number in enumerate(numbers.tolist()):
-            self._video.add(number, pictures[row])
+            self._video.add(number, images[row])
             self._success[number] |= bool(result.success[row].any())
             if result.ended[row]:
                 self._video.end(number, success=self._success[number])
@@ -147,7 +147,7 @@ def held_out_episodes(config: Config) -> list[EpisodeSpec]:
     """The episodes that every evaluation of a run plays."""
     return evaluation_episodes(
         tasks=config.env.tasks,
-        first_start_state=config.eval.seed,
+        first_start_state=config.eval.first_start_state,
         count=config.eval.episodes,
         seed=config.seed,
     )
@@ -166,23 +166,23 @@ def evaluate(
     manager: EnvManager,
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
-    film: Film | None = None,
+    video: VideoRecorder | None = None,
     noise: torch.Generator | None = None,
 ) -> Evaluation:
     """Play `episodes` and report. Slots are refilled as they finish; those without an episode left are neither stepped
     nor inferred. An episode that dies with its simulator is played again.
 
     Without `noise` the policy takes its most likely actions; then it changes nothing which slot plays which episode, or
-    whether the first ones are filmed. With it actions are drawn, and the same number of slots draws the same ones.
+    whether the first ones are recorded. With it actions are drawn, and the same number of slots draws the same ones.
     """
     start = time.perf_counter()
     finished: list[FinishedEpisode] = []
-    filmed = engine.ranks.from_first(0 if film is None else film.count)
-    numbers = share_of_episodes(len(episodes), filmed, engine.ranks)
+    recorded = engine.ranks.broadcast_from_rank0(0 if video is None else video.count)
+    numbers = share_of_episodes(len(episodes), recorded, engine.ranks)
     with engine.rollout_mode(), engine.clock.measure(Phase.record):
-        if film is not None:
-            finished += _play(manager, engine, noise, episodes, numbers[: film.count], film.step)
-            numbers = numbers[film.count :]
+        if video is not None:
+            finished += _play(manager, engine, noise, episodes, numbers[: video.count], video.step)
+            numbers = numbers[video.count :]
         finished += _play(
             manager, engine, noise, episodes, numbers, lambda slots, _, *chunk: manager.step(slots, *chunk)
         )
@@ -198,15 +198,15 @@ def evaluate(
     )
 
 
-def share_of_episodes(count: int, filmed: int, ranks: Ranks) -> list[int]:
-    """Numbers of the episodes that a rank plays: they take turns, and the first one gets those that are filmed."""
-    others = range(filmed, count)[ranks.rank :: ranks.size]
-    return [*range(filmed), *others] if ranks.is_first else list(others)
+def share_of_episodes(count: int, recorded: int, ranks: Ranks) -> list[int]:
+    """Numbers of the episodes that a rank plays: they take turns, and the first one gets those that are recorded."""
+    others = range(recorded, count)[ranks.rank :: ranks.size]
+    return [*range(recorded), *others] if ranks.is_first else list(others)
 
 
 def gather_episodes(finished: list[FinishedEpisode], ranks: Ranks) -> list[FinishedEpisode]:
     """What all ranks played."""
-    ranks.meet()
+    ranks.barrier()
     every = ranks.gather_values([dataclasses.asdict(episode) for episode in finished])
     return [FinishedEpisode(**episode) for each in every for episode in each] if ranks.size > 1 else finished
 

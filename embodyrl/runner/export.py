@@ -227,8 +227,8 @@ def _header(config: Config) -> dict[str, Any]:
 
 def _observations(config: Config) -> str:
     height, width = config.env.image_size
-    pictures = f"{', '.join(config.env.cameras)} ({height}x{width})"
-    return pictures if config.env.cameras else "states"
+    images = f"{', '.join(config.env.cameras)} ({height}x{width})"
+    return images if config.env.cameras else "states"
 
 
 def _results(manifest: Manifest) -> str:

@@ -60,7 +60,7 @@ class Warnings(Callback):
 
     def _warn_if_nothing_is_learned(self, metrics: Mapping[str, float]) -> None:
         """Say so when iteration after iteration has nothing to learn from; again if that comes again."""
-        self._idle = self._idle + 1 if metrics.get("train/passes") == 0 else 0
+        self._idle = self._idle + 1 if metrics.get("train/epochs") == 0 else 0
         if self._idle == IDLE_ITERATIONS:
             self._message(
                 f"warning: nothing was learned in {IDLE_ITERATIONS} iterations, because the episodes of each group end "
@@ -118,7 +118,7 @@ class SimulatorHealth:
         own = [str(death) for death in self._manager.take_deaths()]
         deaths = [death for each in self._ranks.gather_values(own) for death in each]
         for death in deaths:
-            self._message(f"replaced a simulator process; what it was playing is void. {death}")
+            self._message(f"replaced a simulator process; what it was playing is invalid. {death}")
         self._progress.restarts += len(deaths)
         self._manager.count_restarts(self._progress.restarts)
         return {"env/restarts": float(self._progress.restarts)} if self._progress.restarts else {}
@@ -138,12 +138,12 @@ class SimulatorHealth:
                 f"They were saved with other simulators: {changed}"
                 if changed
                 else "Its episodes depend on more than start state, seed and actions. Until they do not, evaluations "
-                "and resumes void what is in progress (see 'The one rule' in docs/simulators.md); "
+                "and resumes invalidate what is in progress (see 'The one rule' in docs/simulators.md); "
                 "env/restore_mismatches counts, workers/env-*.log names the episodes"
             )
             self._message(
                 f"warning: simulator {self._name!r} did not come back from its saved states as it was, in "
-                f"{len(slots)} slots ({_some(slots)}). What they were playing is void: nothing is learned from it. "
+                f"{len(slots)} slots ({_some(slots)}). What they were playing is invalid: nothing is learned from it. "
                 + why
             )
             self._progress.comes_back = bool(changed)

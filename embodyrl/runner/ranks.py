@@ -14,7 +14,7 @@ from embodyrl.config.schema import Config
 from embodyrl.errors import RunError, UserError, explain
 from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.plan import inventory
-from embodyrl.placement.ranks import Peers, Place, use_own_gpu
+from embodyrl.placement.ranks import Peers, RankInfo, use_own_gpu
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
 from embodyrl.runner.build import PROGRAM, WORKER_LOGS, Host, open_runner
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config
@@ -27,7 +27,7 @@ ENDING_S = 30.0
 
 
 @contextmanager
-def leading(config: Config, place: Place, run_dir: Path, checkpoint: Path | None) -> Iterator[Ranks | None]:
+def leading(config: Config, place: RankInfo, run_dir: Path, checkpoint: Path | None) -> Iterator[Ranks | None]:
     """Be the first rank for the length of a block: have the others start, tell them what it is about, see them end.
     None where there are no others."""
     if place.size == 1:
@@ -43,14 +43,16 @@ def leading(config: Config, place: Place, run_dir: Path, checkpoint: Path | None
 
         device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s
         with connected(place, device, timeout_s, peers.raise_if_ended) as ranks:
-            ranks.from_first([str(run_dir.absolute()), None if checkpoint is None else str(checkpoint.absolute())])
+            ranks.broadcast_from_rank0(
+                [str(run_dir.absolute()), None if checkpoint is None else str(checkpoint.absolute())]
+            )
             yield ranks
         peers.finish(ENDING_S)
     finally:
         peers.close()
 
 
-def follow(config: Config, place: Place, *, started: float, host: Host = PROGRAM) -> tuple[Path, int]:
+def follow(config: Config, place: RankInfo, *, started: float, host: Host = PROGRAM) -> tuple[Path, int]:
     """Take part in a run as a rank other than the first; returns the run directory and the exit code."""
     use_own_gpu(place, config.engine.device, inventory())
 
@@ -59,7 +61,9 @@ def follow(config: Config, place: Place, *, started: float, host: Host = PROGRAM
 
     device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s
     with connected(place, device, timeout_s, lambda ranks: None) as ranks:
-        run_dir, checkpoint = (None if path is None else Path(path) for path in ranks.from_first([None, None]))
+        run_dir, checkpoint = (
+            None if path is None else Path(path) for path in ranks.broadcast_from_rank0([None, None])
+        )
         assert run_dir is not None, "the first rank has one"
         with open_runner(
             read_config(run_dir, [], SOURCES, trust=True),  # the first rank has checked them, and whose the code is
@@ -81,7 +85,7 @@ def main(parent: str, run_dir: str, place: str) -> None:
     started = time.monotonic()
     try:
         config = read_config(Path(run_dir), [], SOURCES, trust=True).config  # as the first rank does
-        sys.exit(follow(config, Place.from_json(place), started=started)[1])
+        sys.exit(follow(config, RankInfo.from_json(place), started=started)[1])
     except (UserError, RunError) as error:
         sys.exit(explain(error))
     finally:

@@ -97,4 +97,4 @@ def _samples_at_once(config: Config) -> int:
     if config.data.path is not None:
         return config.data.batch_size
     rollout = config.rollout
-    return config.env.num_envs * rollout.episodes_per_slot * rollout.chunks // config.algorithm.minibatches
+    return config.env.num_envs * rollout.episodes_per_slot * rollout.num_chunks // config.algorithm.minibatches

@@ -23,7 +23,7 @@ from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.callbacks import Callbacks
 from embodyrl.runner.checkpoint import Retention
-from embodyrl.runner.evaluation import Film, borrowed, evaluate, evaluation_noise, held_out_episodes
+from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluate, evaluation_noise, held_out_episodes
 from embodyrl.runner.health import SimulatorHealth, Warnings
 from embodyrl.runner.rescue import iterate_or_rescue
 from embodyrl.runner.rundir import RunDir
@@ -152,8 +152,8 @@ class Runner:
         """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
         episodes = held_out_episodes(self.config)
         noise = evaluation_noise(self.config, self.engine)
-        with borrowed(self.manager, self.clock, self.collector.in_progress), self._film(episodes) as film:
-            result = evaluate(self.manager, self.engine, episodes, film, noise)
+        with borrowed(self.manager, self.clock, self.collector.in_progress), self._video(episodes) as video:
+            result = evaluate(self.manager, self.engine, episodes, video, noise)
         metrics = result.metrics()
         self.progress.evaluations[str(self.progress.iteration)] = {
             name: value for name, value in metrics.items() if name.startswith("eval/")
@@ -163,16 +163,16 @@ class Runner:
         return metrics | self._take_times("time/eval")
 
     @contextmanager
-    def _film(self, episodes: Sequence[EpisodeSpec]) -> Iterator[Film | None]:
-        """A film of this evaluation, if it is one of those that are filmed."""
+    def _video(self, episodes: Sequence[EpisodeSpec]) -> Iterator[VideoRecorder | None]:
+        """A video of this evaluation, if it is one of those that are recorded."""
         video, number = self.config.tracking.video, len(self.progress.evaluations)
         if not video.episodes or number % video.every or not self.ranks.is_first:
             yield None
             return
         path = self.run_dir / VIDEOS / f"iteration_{self.progress.iteration:06d}.mp4"
-        with Film(self.manager, path, episodes[: video.episodes]) as film:
-            yield film
-        self.message(f"filmed {path}")
+        with VideoRecorder(self.manager, path, episodes[: video.episodes]) as recorder:
+            yield recorder
+        self.message(f"recorded {path}")
 
     def _refuse_offload(self) -> None:
         """End a run whose simulators are to be ended and brought back, if they do not come back as they were.
@@ -259,7 +259,7 @@ class Runner:
     def _snapshot(self) -> Snapshot | None:
         """What all ranks hold, on the first one, which saves it."""
         self.progress.wall_s = self.wall_s
-        policy, state = self.engine.whole_policy(), self._whole_state()
+        policy, state = self.engine.full_policy(), self._whole_state()
         if policy is None:
             return None
         return Snapshot(

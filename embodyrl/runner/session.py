@@ -21,7 +21,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, without_controls
 from embodyrl.models.saved import other_options
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
-from embodyrl.placement.ranks import Place, is_follower, own_share, place_here
+from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Manifest, find
@@ -57,7 +57,7 @@ class Ending:
 def start(loaded: LoadedConfig, host: Host = PROGRAM) -> Ending:
     """Train from the start."""
     started = time.monotonic()
-    place = place_here(loaded.config)
+    place = rank_info_here(loaded.config)
     if is_follower():
         run_dir, exit_code = follow(loaded.config, place, started=started, host=host)
         return Ending(run_dir=run_dir, exit_code=exit_code)
@@ -72,7 +72,7 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
     started = time.monotonic()
     if is_follower():
         config = read_config(run_dir, overrides, SOURCES, trust=trust).config
-        _, exit_code = follow(config, place_here(config), started=started, host=host)
+        _, exit_code = follow(config, rank_info_here(config), started=started, host=host)
         return Ending(run_dir=run_dir, exit_code=exit_code)
     with held(RunDir.open(run_dir)) as directory:
         found = find(run_dir)
@@ -90,12 +90,12 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
         show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}", host)
         if found.warning is not None:
             show(directory, found.warning, host)
-        place = place_here(loaded.config)
+        place = rank_info_here(loaded.config)
         return _train(loaded, directory, place, host, started=started, checkpoint=found.place)
 
 
 def _train(
-    loaded: LoadedConfig, directory: RunDir, place: Place, host: Host, *, started: float, checkpoint: Path | None
+    loaded: LoadedConfig, directory: RunDir, place: RankInfo, host: Host, *, started: float, checkpoint: Path | None
 ) -> Ending:
     if host.progress:
         print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
@@ -238,7 +238,7 @@ def _held_in(options: ModelConfig) -> str | None:
 
 def placement(config: Config) -> str:
     """How many ranks and simulator processes there will be, and what becomes of NUMA."""
-    here, place = inventory(), place_here(config)
+    here, place = inventory(), rank_info_here(config)
     near = policy_gpu(config.engine.device, here)
     workers = plan_env_workers(own_share(config.env, place, here), here, near)
     processes = "1 simulator process" if len(workers) == 1 else f"{len(workers)} simulator processes"
@@ -260,12 +260,12 @@ def model(config: Config) -> str:
 
 
 def simulator(config: Config) -> str:
-    """Tasks, pictures and slots."""
+    """Tasks, images and slots."""
     env = config.env
     more = f" and {len(env.tasks) - SHOWN_TASKS} other tasks" if len(env.tasks) > SHOWN_TASKS else ""
-    pictures = f"   cameras {', '.join(env.cameras)} ({env.image_size[0]}x{env.image_size[1]})" if env.cameras else ""
+    images = f"   cameras {', '.join(env.cameras)} ({env.image_size[0]}x{env.image_size[1]})" if env.cameras else ""
     return (
-        f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{pictures}   {env.num_envs} slots, "
+        f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{images}   {env.num_envs} slots, "
         f"episodes of {env.max_episode_steps} steps"
     )
 
@@ -280,9 +280,9 @@ def algorithm(config: Config) -> str:
             f"{rollout.chunk_size} action(s) from {data.path}"
         )
     columns = config.env.num_envs * rollout.episodes_per_slot
-    decisions = rollout.chunks * columns
+    decisions = rollout.num_chunks * columns
     return (
         f"{settings.name} ({settings.advantage.name}, {settings.loss.name})   {config.run.iterations} iterations of "
-        f"{rollout.chunks} x {columns} decisions of {rollout.chunk_size} action(s), "
-        f"{settings.epochs} passes in minibatches of {decisions // settings.minibatches}"
+        f"{rollout.num_chunks} x {columns} decisions of {rollout.chunk_size} action(s), "
+        f"{settings.epochs} epochs in minibatches of {decisions // settings.minibatches}"
     )

@@ -19,7 +19,7 @@ class Phase(StrEnum):
     simulate = "simulate"
     """Waiting for simulators that compute physics, start or end, and for what they send."""
     render = "render"
-    """Waiting for simulators that draw pictures."""
+    """Waiting for simulators that draw images."""
     infer = "infer"
     """The policy decides."""
     preprocess = "preprocess"

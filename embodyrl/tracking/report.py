@@ -19,7 +19,7 @@ REPORT_FILE = "report.html"
 GRAPH_FILE = "graph.mmd"
 """Mermaid flow chart of the iteration, which a run leaves in its directory when it starts."""
 VIDEOS = "videos"
-"""Folder of films of evaluation episodes."""
+"""Folder of videos of evaluation episodes."""
 WIDTH, HEIGHT, MARGIN = 420, 200, 44
 
 SUMMARY: Mapping[str, type | tuple[type, ...]] = {
@@ -58,7 +58,7 @@ pre {{ background: #f5f7fa; padding: .8rem; border-radius: 6px; overflow-x: auto
 <table><tr><th>iteration</th><th>success</th><th>95 % interval</th><th>return</th><th>length</th><th>episodes</th>
 <th>actions</th></tr>
 {evaluations}</table>
-{times}{films}{iteration}<h2>Config</h2>
+{times}{videos}{iteration}<h2>Config</h2>
 <pre>{config}</pre>
 </body></html>
 """
@@ -128,7 +128,7 @@ def write_report(run_dir: Path) -> Path:
         curves="".join(draw(curve, rows) for curve in CURVES),
         evaluations="".join(evaluation_row(step, each) for step, each in sorted_evaluations(summary)),
         times=where_time_went(rows),
-        films=films(run_dir),
+        videos=videos(run_dir),
         iteration=drawn_iteration(run_dir / GRAPH_FILE),
         config=html.escape((run_dir / "config.yaml").read_text(errors="replace")),
     )
@@ -137,14 +137,14 @@ def write_report(run_dir: Path) -> Path:
     return path
 
 
-def films(run_dir: Path) -> str:
-    """The section that shows the newest film and links to the others; empty for a run without films."""
+def videos(run_dir: Path) -> str:
+    """The section that shows the newest video and links to the others; empty for a run without videos."""
     names = [f"{VIDEOS}/{path.name}" for path in sorted((run_dir / VIDEOS).glob("*.mp4"))]
     if not names:
         return ""
     links = ", ".join(f'<a href="{html.escape(name)}">{html.escape(Path(name).stem)}</a>' for name in names)
     newest = f'<video controls preload="metadata" style="max-width: 100%" src="{html.escape(names[-1])}"></video>'
-    return f"<h2>Films of evaluation episodes</h2>\n<p>{links}</p>\n{newest}\n"
+    return f"<h2>Videos of evaluation episodes</h2>\n<p>{links}</p>\n{newest}\n"
 
 
 def drawn_iteration(path: Path) -> str:

@@ -24,7 +24,8 @@ class SinkContext:
     iterations: int
     """Iterations that the run will have at its end."""
     start_iteration: int
-    """Iterations that were done before (0, or more when a run is resumed); what a sink wrote of later ones is void."""
+    """Iterations that were done before (0, or more when a run is resumed); what a sink wrote of later ones is
+    invalid."""
 
 
 class Sink(Protocol):

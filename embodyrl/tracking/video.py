@@ -1,4 +1,4 @@
-"""Films of episodes: one tile per episode, labelled with what came of it, as an MP4 that every browser plays."""
+"""Videos of episodes: one tile per episode, labelled with what came of it, as an MP4 that every browser plays."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 TILE = 256
-"""Width of a tile [pixels]; pictures are scaled to it."""
+"""Width of a tile [pixels]; images are scaled to it."""
 _BAR = 20
-"""Height of the strip with text above each picture [pixels]."""
+"""Height of the strip with text above each image [pixels]."""
 _GREY, _GREEN, _RED, _WHITE = (60, 66, 78), (22, 128, 61), (176, 42, 42), (255, 255, 255)
 
 
 class TiledVideo:
-    """Writes a film in which `len(titles)` episodes run side by side from their first step.
+    """Writes a video in which `len(titles)` episodes run side by side from their first step.
 
-    Pictures are encoded as soon as every tile has its next one, so only tiles that run ahead of others are kept in
-    memory. An episode that is over shows its last picture until the film ends, a second after the longest one. The file
-    appears under its name when the film is complete.
+    Images are encoded as soon as every tile has its next one, so only tiles that run ahead of others are kept in
+    memory. An episode that is over shows its last image until the video ends, a second after the longest one. The file
+    appears under its name when the video is complete.
 
     Args:
         path: where it goes; parent folders are made.
         titles: what each tile shows, in a few words.
-        fps: pictures per second; the simulator's control frequency plays in real time.
+        fps: images per second; the simulator's control frequency plays in real time.
     """
 
     def __init__(self, path: Path, titles: Sequence[str], *, fps: float) -> None:
@@ -49,27 +49,27 @@ class TiledVideo:
         self._size: tuple[int, int] | None = None
 
     def add(self, tile: int, frames: Iterable[NDArray[np.uint8]]) -> None:
-        """Append pictures `[H, W, 3]` of a tile's episode."""
+        """Append images `[H, W, 3]` of a tile's episode."""
         self._tiles[tile].waiting.extend(_scaled(frame) for frame in frames)
         self._write_complete()
 
     def end(self, tile: int, *, success: bool) -> None:
-        """The episode of a tile is over: its last picture stays, labelled with the outcome."""
+        """The episode of a tile is over: its last image stays, labelled with the outcome."""
         self._tiles[tile].success = success
         self._write_complete()
 
     def _write_complete(self) -> None:
-        """Encode the pictures for which every tile is ready."""
+        """Encode the images for which every tile is ready."""
         while all(tile.is_ready for tile in self._tiles) and any(tile.waiting for tile in self._tiles):
-            self._encode([tile.next_picture() for tile in self._tiles])
+            self._encode([tile.next_image() for tile in self._tiles])
 
-    def _encode(self, pictures: list[NDArray[np.uint8]]) -> None:
-        height, width = (max(picture.shape[axis] for picture in pictures) for axis in (0, 1))
-        rows = ceil(len(pictures) / self._columns)
+    def _encode(self, images: list[NDArray[np.uint8]]) -> None:
+        height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
+        rows = ceil(len(images) / self._columns)
         sheet = np.zeros((rows * height, self._columns * width, 3), np.uint8)
-        for number, picture in enumerate(pictures):
+        for number, image in enumerate(images):
             top, left = number // self._columns * height, number % self._columns * width
-            sheet[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+            sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
         if self._size is None:
             self._size = sheet.shape[0] + sheet.shape[0] % 2, sheet.shape[1] + sheet.shape[1] % 2
             self._stream.height, self._stream.width = self._size  # the codec wants even numbers
@@ -78,13 +78,13 @@ class TiledVideo:
         self._container.mux(self._stream.encode(av.VideoFrame.from_ndarray(padded, format="rgb24")))
 
     def close(self) -> None:
-        """Finish the film. Tiles whose episodes are not over end where they are."""
+        """Finish the video. Tiles whose episodes are not over end where they are."""
         for tile in self._tiles:
             tile.cut = True
         self._write_complete()
         if self._size is not None:
             for _ in range(self._ending):
-                self._encode([tile.next_picture() for tile in self._tiles])
+                self._encode([tile.next_image() for tile in self._tiles])
             self._container.mux(self._stream.encode(None))
         self._container.close()
         if self._size is None:
@@ -93,7 +93,7 @@ class TiledVideo:
             self._partial.replace(self.path)
 
     def discard(self) -> None:
-        """Give the film up: nothing is left of it."""
+        """Give the video up: nothing is left of it."""
         self._container.close()
         self._partial.unlink(missing_ok=True)
 
@@ -110,7 +110,7 @@ class TiledVideo:
 
 
 class _Tile:
-    """One episode of a film."""
+    """One episode of a video."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -121,11 +121,11 @@ class _Tile:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a picture to show: the next one, or the last one for ever."""
+        """Whether there is an image to show: the next one, or the last one for ever."""
         return bool(self.waiting) or self.success is not None or self.cut
 
-    def next_picture(self) -> NDArray[np.uint8]:
-        """The next picture with its strip of text."""
+    def next_image(self) -> NDArray[np.uint8]:
+        """The next image with its strip of text."""
         if self.waiting:
             self._last = self.waiting.popleft()
         if self._last is None:
@@ -135,16 +135,16 @@ class _Tile:
 
 
 def _scaled(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A picture scaled to the width of a tile."""
+    """An image scaled to the width of a tile."""
     if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
-        raise ValueError(f"a picture is {frame.dtype} {frame.shape}, want uint8 (H, W, 3)")
+        raise ValueError(f"an image is {frame.dtype} {frame.shape}, want uint8 (H, W, 3)")
     height = max(1, round(frame.shape[0] * TILE / frame.shape[1]))
     image = Image.fromarray(frame).resize((TILE, height), Image.Resampling.BILINEAR)
     return np.asarray(image)
 
 
 def _bar(width: int, title: str, success: bool | None) -> NDArray[np.uint8]:
-    """The strip above a picture: the title, and the outcome once it is known."""
+    """The strip above an image: the title, and the outcome once it is known."""
     color = _GREY if success is None else _GREEN if success else _RED
     bar = Image.new("RGB", (width, _BAR), color)
     draw, font = ImageDraw.Draw(bar), ImageFont.load_default(12)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodyrl.algorithms.losses import entry_weights, sequence_numbers
+from embodyrl.algorithms.losses import sequence_numbers, token_weights
 from embodyrl.config.schema import Aggregation
 
 LOSSES = torch.tensor([1.0, 2.0, 6.0, 4.0, 100.0])
@@ -13,7 +13,7 @@ SEQUENCE = torch.tensor([7, 3, 7, 7, 5])
 
 
 def aggregate(how: str, valid: torch.Tensor = VALID, longest: int = 10) -> float:
-    return float((entry_weights(valid, SEQUENCE, Aggregation(how), longest) * LOSSES).sum())
+    return float((token_weights(valid, SEQUENCE, Aggregation(how), longest) * LOSSES).sum())
 
 
 def test_aggregation_by_hand() -> None:
@@ -30,7 +30,7 @@ def test_nothing_that_counts_is_nothing_and_no_division_by_zero(how: Aggregation
 
 @pytest.mark.parametrize("how", list(Aggregation))
 def test_the_mean_over_minibatches_is_the_aggregate_of_the_batch(how: Aggregation) -> None:
-    weights = entry_weights(VALID, SEQUENCE, how, 10)
+    weights = token_weights(VALID, SEQUENCE, how, 10)
     parts = torch.tensor([3, 0, 4, 1, 2]).tensor_split(2)
     scaled = [(weights * LOSSES)[part].sum() / (len(part) / 5) * len(part) / 5 for part in parts]
     assert float(sum(scaled)) == pytest.approx(float((weights * LOSSES).sum()))
@@ -44,13 +44,13 @@ def test_normalising_by_trajectory_is_the_mean_of_episode_means() -> None:
     valid = torch.arange(6).unsqueeze(1) < lengths
     rlinf = (losses * valid / (valid.sum(0) / 6)).mean()
     sequence = torch.arange(4).expand(6, 4).flatten()
-    weights = entry_weights(valid.flatten(), sequence, Aggregation.seq_mean_token_mean, 6)
+    weights = token_weights(valid.flatten(), sequence, Aggregation.seq_mean_token_mean, 6)
     torch.testing.assert_close((weights * losses.flatten()).sum(), rlinf)
 
 
 def test_entries_of_lower_levels_count_each() -> None:
     valid = torch.tensor([[True, True], [True, False]])
-    weights = entry_weights(valid, torch.tensor([0, 1]), Aggregation.seq_mean_token_mean, 9)
+    weights = token_weights(valid, torch.tensor([0, 1]), Aggregation.seq_mean_token_mean, 9)
     assert weights.tolist() == [[0.25, 0.25], [0.5, 0.0]]
 
 

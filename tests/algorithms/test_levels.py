@@ -6,12 +6,12 @@ import torch
 from embodyrl.algorithms.levels import (
     LevelError,
     decision_rewards,
-    entries_at,
     executed_actions,
+    expand_to_level,
     in_chunks,
     in_time,
+    logprobs_at_level,
     require_same_shape,
-    spread_to,
     tokens,
     valid_at,
 )
@@ -24,9 +24,12 @@ EXECUTED = torch.tensor([[True, True, True], [True, False, False]])
 
 def test_entries_are_summed_up_to_their_level() -> None:
     # Decision 0: (1+2, 3+4, 5+6); decision 1 ended after its first action: (7+8, -, -).
-    assert entries_at(Level.token, ENTRIES, EXECUTED).tolist() == [[[1, 2], [3, 4], [5, 6]], [[7, 8], [0, 0], [0, 0]]]
-    assert entries_at(Level.action, ENTRIES, EXECUTED).tolist() == [[3, 7, 11], [15, 0, 0]]
-    assert entries_at(Level.chunk, ENTRIES, EXECUTED).tolist() == [21, 15]
+    assert logprobs_at_level(Level.token, ENTRIES, EXECUTED).tolist() == [
+        [[1, 2], [3, 4], [5, 6]],
+        [[7, 8], [0, 0], [0, 0]],
+    ]
+    assert logprobs_at_level(Level.action, ENTRIES, EXECUTED).tolist() == [[3, 7, 11], [15, 0, 0]]
+    assert logprobs_at_level(Level.chunk, ENTRIES, EXECUTED).tolist() == [21, 15]
 
 
 def test_what_counts_at_each_level() -> None:
@@ -49,13 +52,13 @@ def test_the_action_that_ends_an_episode_counts_and_those_after_it_do_not(golden
 
 def test_advantages_are_spread_down_and_never_up() -> None:
     of_decisions, of_actions = torch.tensor([1.0, 2.0]), torch.arange(6.0).view(2, 3)
-    assert spread_to(Level.chunk, of_decisions, EXECUTED, 2).tolist() == [1, 2]
-    assert spread_to(Level.action, of_decisions, EXECUTED, 2).tolist() == [[1] * 3, [2] * 3]
-    assert spread_to(Level.token, of_decisions, EXECUTED, 2)[1].tolist() == [[2, 2]] * 3
-    assert spread_to(Level.action, of_actions, EXECUTED, 2).tolist() == of_actions.tolist()
-    assert spread_to(Level.token, of_actions, EXECUTED, 2)[1].tolist() == [[3, 3], [4, 4], [5, 5]]
+    assert expand_to_level(Level.chunk, of_decisions, EXECUTED, 2).tolist() == [1, 2]
+    assert expand_to_level(Level.action, of_decisions, EXECUTED, 2).tolist() == [[1] * 3, [2] * 3]
+    assert expand_to_level(Level.token, of_decisions, EXECUTED, 2)[1].tolist() == [[2, 2]] * 3
+    assert expand_to_level(Level.action, of_actions, EXECUTED, 2).tolist() == of_actions.tolist()
+    assert expand_to_level(Level.token, of_actions, EXECUTED, 2)[1].tolist() == [[3, 3], [4, 4], [5, 5]]
     with pytest.raises(LevelError, match="advantages of actions cannot be spread over decisions"):
-        spread_to(Level.chunk, of_actions, EXECUTED, 2)
+        expand_to_level(Level.chunk, of_actions, EXECUTED, 2)
 
 
 def test_actions_in_time_and_back() -> None:
@@ -81,9 +84,9 @@ def test_shapes_that_do_not_fit_are_named() -> None:
     with pytest.raises(LevelError, match=r"\(2, 6\), expected \[..., N\] with N a multiple of the chunk size 4"):
         tokens(ENTRIES, 4)
     with pytest.raises(LevelError, match=r"entries have shape \(2, 6\), executed actions \(3, 2\)"):
-        entries_at(Level.chunk, ENTRIES, torch.ones(3, 2, dtype=torch.bool))
+        logprobs_at_level(Level.chunk, ENTRIES, torch.ones(3, 2, dtype=torch.bool))
     with pytest.raises(LevelError, match=r"advantages have shape \(3,\), expected \(2,\) or \(2, 3\)"):
-        spread_to(Level.action, torch.zeros(3), EXECUTED, 2)
+        expand_to_level(Level.action, torch.zeros(3), EXECUTED, 2)
     with pytest.raises(LevelError, match=r"\(2, 3\), expected \[K, B, C\]"):
         in_time(torch.zeros(2, 3))
     with pytest.raises(LevelError, match=r"\(5, 3\), expected \[K\*2, B\]"):

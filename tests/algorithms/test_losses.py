@@ -11,11 +11,11 @@ from embodyrl.algorithms.losses import (
     LossOutput,
     cpgd,
     decoupled_ppo,
-    entry_weights,
     gspo,
     kl_divergence,
     ppo,
     proximal_logprobs,
+    token_weights,
     value_loss,
 )
 from embodyrl.algorithms.options import SignatureError, asks_for, call_with
@@ -80,7 +80,7 @@ def test_ppo_agrees_with_verl(goldens: dict, how: str) -> None:
         dual_clip=case["clip_c"],
     )
     valid = torch.tensor(case["mask"]).flatten().bool()
-    weights = entry_weights(valid, torch.tensor([0, 0, 0, 1, 1, 1]), Aggregation(how.replace("-", "_")), 3)
+    weights = token_weights(valid, torch.tensor([0, 0, 0, 1, 1, 1]), Aggregation(how.replace("-", "_")), 3)
     assert float((weights * output.losses).sum()) == pytest.approx(case["pg_loss"], abs=1e-6)
     assert float(output.metrics["clip_fraction"][valid].mean()) == pytest.approx(case["clipfrac"], abs=1e-6)
     lower = float(output.metrics["dual_clip_fraction"][valid].mean())

@@ -174,7 +174,7 @@ def test_the_projection_is_the_same_in_every_run_and_keeps_distances() -> None:
         assert projected == pytest.approx(true, rel=0.15)
 
 
-def test_pictures_are_part_of_the_embedding() -> None:
+def test_images_are_part_of_the_embedding() -> None:
     black, white = torch.zeros(4, 2, 32, 32, 3, dtype=torch.uint8), torch.full((4, 2, 32, 32, 3), 255).byte()
     proprio = torch.ones(4, 5)
     assert random_projection(black, None, dim=8).abs().sum() == 0

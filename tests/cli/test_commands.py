@@ -14,7 +14,7 @@ PENDULUM = [
     "experiment/gym_pendulum",
     "env.num_envs=2",
     "env.max_episode_steps=10",
-    "rollout.chunks=8",
+    "rollout.num_chunks=8",
     "algorithm.minibatches=2",
     "run.iterations=2",
     "eval.episodes=2",
@@ -146,7 +146,7 @@ def run_breaking(tmp_path: Path, error: str) -> subprocess.CompletedProcess[str]
     )
     (tmp_path / "my.yaml").write_text(
         "defaults: [model: mlp, algorithm: ppo, _self_]\nplugins: [breaking]\n"
-        "env: {name: breaking, tasks: [Pendulum-v1], num_envs: 2}\nrollout: {chunks: 8}\n"
+        "env: {name: breaking, tasks: [Pendulum-v1], num_envs: 2}\nrollout: {num_chunks: 8}\n"
     )
     return embodyrl("run", "my.yaml", "run.dir=out", cwd=tmp_path)
 

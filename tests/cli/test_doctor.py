@@ -91,13 +91,13 @@ def test_a_vulkan_driver_that_does_not_exist() -> None:
     status, text = row(done, "Vulkan (SAPIEN)")
     assert status == "absent" and "no device that can draw" in text and "-> install a Vulkan driver" in text
     assert done.returncode == 0  # states need no driver
-    pictures = doctor("experiment/maniskill_push_cube", "env.cameras=[base_camera]", **broken)
-    assert row(pictures, "Vulkan (SAPIEN)")[0] == "FAULT" and pictures.returncode == 1
+    images = doctor("experiment/maniskill_push_cube", "env.cameras=[base_camera]", **broken)
+    assert row(images, "Vulkan (SAPIEN)")[0] == "FAULT" and images.returncode == 1
     states = doctor("experiment/maniskill_push_cube", **broken)
     assert states.returncode == 0
     assert states.stdout.splitlines()[-1] == "everything experiment/maniskill_push_cube needs is here"
-    films = doctor("experiment/maniskill_push_cube", "tracking.video.episodes=2", **broken)
-    assert row(films, "Vulkan (SAPIEN)")[0] == "FAULT" and row(films, "films")[0] == "ok"
+    videos = doctor("experiment/maniskill_push_cube", "tracking.video.episodes=2", **broken)
+    assert row(videos, "Vulkan (SAPIEN)")[0] == "FAULT" and row(videos, "videos")[0] == "ok"
 
 
 def test_a_config_is_checked_for_what_it_needs() -> None:

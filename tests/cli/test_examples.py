@@ -29,13 +29,13 @@ SCRIPTS = {"from_python"}
 """Those that are run by Python itself; all others have a config."""
 NAMES = sorted({path.stem for path in EXAMPLES.iterdir() if path.is_file()} - SCRIPTS)
 
-POINT_MASS = ["env.num_envs=4", "env.max_episode_steps=16", "rollout.chunks=16"]
+POINT_MASS = ["env.num_envs=4", "env.max_episode_steps=16", "rollout.num_chunks=16"]
 SMALL = {
     "custom_loss": [*POINT_MASS, "rollout.group_size=2"],
     "custom_model": POINT_MASS,
     "custom_reward": POINT_MASS,
     "custom_simulator": POINT_MASS,
-    "custom_stage": ["env.num_envs=2", "env.max_episode_steps=16", "rollout.chunks=16", "algorithm.minibatches=2"],
+    "custom_stage": ["env.num_envs=2", "env.max_episode_steps=16", "rollout.num_chunks=16", "algorithm.minibatches=2"],
 }
 """What makes each example small; a new one needs a line here, and one in `SHOWS`."""
 
@@ -80,7 +80,13 @@ def test_an_example_runs_from_the_outside(name: str, copied: Path, tmp_path: Pat
 
 
 def test_the_script_trains_evaluates_and_steps(copied: Path, tmp_path: Path) -> None:
-    few = ["run.iterations=5", "run.eval_every=0", "env.max_episode_steps=8", "rollout.chunks=16", "eval.episodes=2"]
+    few = [
+        "run.iterations=5",
+        "run.eval_every=0",
+        "env.max_episode_steps=8",
+        "rollout.num_chunks=16",
+        "eval.episodes=2",
+    ]
     few += ["run.dir=out"]
     command = [sys.executable, "my own/from_python.py", *few]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
@@ -281,7 +287,7 @@ def test_what_the_docs_show_runs_as_it_stands(page, title, imported, tmp_path) -
         else:
             (tmp_path / name).write_text(code)
     few = ["run.iterations=1", "run.eval_every=0", "eval.episodes=1", "algorithm.minibatches=1"]
-    few += ["env.num_envs=2", "env.max_episode_steps=8", "rollout.chunks=8"]
+    few += ["env.num_envs=2", "env.max_episode_steps=8", "rollout.num_chunks=8"]
     for file in tmp_path.glob("*.yaml"):
         done = embodyrl("run", file.name, *few, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

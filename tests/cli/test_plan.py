@@ -72,10 +72,10 @@ def test_the_table_says_the_same(two_nodes: str) -> None:
         assert words in text, text
 
 
-def test_pictures_make_the_shared_segment() -> None:
+def test_images_make_the_shared_segment() -> None:
     without = plan_json("experiment/metaworld_reach")["memory"]["shared_segment_mib"]
-    pictures = ["env.cameras=[corner2]", "env.image_size=[100,200]", "env.num_envs=8"]
-    with_them = plan_json("experiment/metaworld_reach", *pictures)["memory"]["shared_segment_mib"]
+    images = ["env.cameras=[corner2]", "env.image_size=[100,200]", "env.num_envs=8"]
+    with_them = plan_json("experiment/metaworld_reach", *images)["memory"]["shared_segment_mib"]
     assert with_them - without >= 8 * 100 * 200 * 3 / 2**20
 
 
@@ -93,16 +93,16 @@ def test_what_cannot_be_read_is_said(words: list[str], said: str, tmp_path: Path
         plan(*SMALL, *(word.format(tmp_path) for word in words))
 
 
-PICTURES = ["experiment/gym_pendulum", "env=gym/pendulum_rgb", "model=openvla_oft", "engine.device=cuda"]
+IMAGES = ["experiment/gym_pendulum", "env=gym/pendulum_rgb", "model=openvla_oft", "engine.device=cuda"]
 
 
 def test_what_the_policy_needs() -> None:
     planned = plan_json("experiment/metaworld_reach_grpo", "algorithm.kl_coef=0.1", "engine.device=cpu")
     assert planned["model"]["parameters"] == planned["model"]["trainable"] > 1000
     assert planned["model"]["tokens_per_observation"] == 0
-    assert planned["model"]["assumed"] == ""  # MetaWorld's states, actions and sentences are known
+    assert planned["model"]["assumed"] == ""  # MetaWorld's states, actions and task descriptions are known
     guessed = plan_json("experiment/gym_cartpole")["model"]["assumed"]
-    assert guessed == "states of 32 numbers, actions of 7 numbers, sentences of 16 words"
+    assert guessed == "states of 32 numbers, actions of 7 numbers, task descriptions of 16 words"
     learning = planned["learning"]
     assert learning["decisions_per_iteration"] == 64 * 100 and learning["optimizer_steps_per_iteration"] == 4 * 4
     assert learning["minibatch"] == learning["micro_batch"] == 1600 and learning["slots_decided_at_once"] == 64
@@ -118,9 +118,9 @@ def test_what_the_policy_needs() -> None:
 
 def test_of_several_ranks_one_is_planned_and_the_main_memory_of_all() -> None:
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    two = "engine.parallel.ranks=2"
-    alone, shared = plan_json(*PICTURES), plan_json(*PICTURES, two)
-    copies = plan_json(*PICTURES, two, "engine.parallel.backend=none")
+    two = "engine.parallel.world_size=2"
+    alone, shared = plan_json(*IMAGES), plan_json(*IMAGES, two)
+    copies = plan_json(*IMAGES, two, "engine.parallel.backend=none")
     for key in ("micro_batch", "slots_decided_at_once"):
         assert alone["learning"][key] == 2 * shared["learning"][key] == 2 * copies["learning"][key]
     parts = {name: planned["needs"]["gpu"]["train"] for name, planned in (("alone", alone), ("shared", shared))}
@@ -134,18 +134,18 @@ def test_of_several_ranks_one_is_planned_and_the_main_memory_of_all() -> None:
     assert said[0].startswith("each GPU: ") and next(iter(verdict(alone))).startswith("GPU: ")
 
 
-def test_the_rollout_buffer_is_mostly_pictures() -> None:
+def test_the_rollout_buffer_is_mostly_images() -> None:
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    planned = plan_json(*PICTURES, "env.image_size=[64,128]", "rollout.chunks=100")
-    pictures = 100 * 8 * 64 * 128 * 3 / 2**20
-    assert pictures < planned["needs"]["host"]["both"]["rollout buffer"] < 1.02 * pictures
+    planned = plan_json(*IMAGES, "env.image_size=[64,128]", "rollout.num_chunks=100")
+    images = 100 * 8 * 64 * 128 * 3 / 2**20
+    assert images < planned["needs"]["host"]["both"]["rollout buffer"] < 1.02 * images
     assert planned["needs"]["gpu"]["train"]["batch"] == planned["needs"]["host"]["both"]["rollout buffer"]
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_comes_with_settings_that_do() -> None:
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    small = [*PICTURES, "--gpu-memory", "0.8"]
+    small = [*IMAGES, "--gpu-memory", "0.8"]
     planned = plan_json(*small)
     train = planned["needs"]["gpu"]["train"]
     assert not planned["fits"] and train["total"] * 2**20 > 0.8e9 > planned["needs"]["gpu"]["rollout"]["total"] * 2**20
@@ -186,11 +186,11 @@ def test_the_published_size_is_planned_without_its_weights() -> None:
     """Figures by hand: 7.541e9 weights in bfloat16, their float32 copies and two moments of each."""
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
     weights = ["model.checkpoint=<weights>", "model.dtype=bfloat16", "engine.micro_batch_size=1"]
-    planned = plan_json(*PICTURES, *weights, "rollout.chunk_size=8", "--gpu-memory", "80")
+    planned = plan_json(*IMAGES, *weights, "rollout.chunk_size=8", "--gpu-memory", "80")
     assert planned["model"]["origin"].startswith("the published OpenVLA-OFT 7B")
     assert 7.541e9 < planned["model"]["parameters"] < 7.55e9 and 330 < planned["model"]["tokens_per_observation"] < 360
     train = planned["needs"]["gpu"]["train"]
     assert train["weights"] * 2**20 == pytest.approx(15.08e9, rel=0.01)
     assert train["optimiser"] * 2**20 == pytest.approx(12 * 7.5e9, rel=0.01)
     assert not planned["fits"]
-    assert plan_json(*PICTURES, *weights, "rollout.chunk_size=8", "--gpu-memory", "80", *planned["advice"][0])["fits"]
+    assert plan_json(*IMAGES, *weights, "rollout.chunk_size=8", "--gpu-memory", "80", *planned["advice"][0])["fits"]

@@ -23,7 +23,7 @@ seed: 1
 run: {dir: out, iterations: 1, eval_every: 0}
 env: {num_envs: 2, workers: 1, max_episode_steps: 5}
 eval: {episodes: 2}
-rollout: {chunks: 4}
+rollout: {num_chunks: 4}
 algorithm: {minibatches: 1, epochs: 1}
 tracking: {sinks: [jsonl]}
 """
@@ -124,7 +124,7 @@ def test_own_runs_go_on_unasked_also_elsewhere_on_the_machine(project: Path, tmp
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_two_ranks_go_on_unasked_and_strange_ones_when_asked(project: Path, strange: Path, tmp_path: Path) -> None:
-    words = ["run.iterations=2", "engine.parallel.ranks=2", "env.workers=2", "engine.device=cpu"]
+    words = ["run.iterations=2", "engine.parallel.world_size=2", "env.workers=2", "engine.device=cpu"]
     done = embodyrl(tmp_path, "run", str(project / "my.yaml"), *words[1:], "run.dir=own")
     assert done.returncode == 0, done.stderr
     done = embodyrl(tmp_path, "resume", "own", "run.iterations=2")

@@ -8,7 +8,7 @@ from pathlib import Path
 import programs
 import pytest
 
-from embodyrl.config import Use, load_config, renames, to_commented_yaml, to_plain
+from embodyrl.config import ConfigUse, load_config, renames, to_commented_yaml, to_plain
 from embodyrl.config.build import differences
 from embodyrl.config.renames import SETTINGS
 
@@ -86,14 +86,14 @@ GSPO = {"name": "gspo", "clip_low": 0.2, "clip_high": 0.2}
     ],
 )
 def test_another_name_begins_the_section_anew(workplace, text, overrides, expected):
-    whole = "rollout: {episodes: whole, chunks: 100}\nenv: {max_episode_steps: 100}\n"
+    whole = "rollout: {episodes: whole, num_chunks: 100}\nenv: {max_episode_steps: 100}\n"
     assert loss_of(workplace, text + whole, *overrides) == expected
 
 
 def test_the_options_of_a_group_file_do_not_pass_to_another_component(workplace):
     text = (
         "defaults: [env: metaworld/reach, model: mlp, algorithm: gspo, _self_]\n"
-        "rollout: {episodes: whole, chunks: 100, group_size: 4}\nenv: {max_episode_steps: 100}\n"
+        "rollout: {episodes: whole, num_chunks: 100, group_size: 4}\nenv: {max_episode_steps: 100}\n"
     )
     assert workplace.load(text).algorithm.loss.clip_low == 0.02
     assert workplace.load(text, "algorithm.loss=ppo").algorithm.loss.clip_low == 0.2
@@ -149,7 +149,7 @@ def test_who_names_what_is_made_for_others_is_told_how_to_get_it(workplace):
     assert faults == [
         f"{where}'embeddings', but its options do not say how episodes are encoded - derive them from "
         "embodyrl.algorithms.options.EncodingRewardConfig",
-        f"{where}'images', but there are no pictures - name some in env.cameras",
+        f"{where}'images', but there are no images - name some in env.cameras",
     ]
 
 
@@ -197,7 +197,9 @@ def test_every_setting_that_was_renamed_is_where_it_is_said_to_be(workplace):
         owners = [("reward", "srpo"), ("advantage", "gae"), ("advantage", "grpo")]
         owners += [("loss", "ppo"), ("loss", "decoupled_ppo"), ("loss", "cpgd")]
         found = [
-            hasattr(getattr(load_config(None, [f"algorithm.{key}={value}"], use=Use.show).config.algorithm, key), name)
+            hasattr(
+                getattr(load_config(None, [f"algorithm.{key}={value}"], use=ConfigUse.show).config.algorithm, key), name
+            )
             for key, value in owners
             if sections == ["algorithm", key]
         ]
@@ -207,7 +209,7 @@ def test_every_setting_that_was_renamed_is_where_it_is_said_to_be(workplace):
 def saved_in(workplace, text: str):
     """What an earlier version wrote into the folder of a run, as it is read now."""
     workplace.write('{"source": "my.yaml", "plugin_dir": "/nowhere"}', "run/origin.json")
-    return load_config(workplace.write(text, "run/config.yaml"), use=Use.show).config
+    return load_config(workplace.write(text, "run/config.yaml"), use=ConfigUse.show).config
 
 
 def test_a_config_that_an_earlier_version_saved_is_read_as_it_was_meant(workplace):
@@ -216,7 +218,7 @@ def test_a_config_that_an_earlier_version_saved_is_read_as_it_was_meant(workplac
         *("run.eval_every=0", "run.save_every=0", "eval.episodes=2", "engine.device=cpu", "run.iterations=3"),
         *("env.num_envs=16", "algorithm.reward=dense", "algorithm.filter.metric=total_reward", "run.dir=runs/old"),
     ]
-    now = load_config("metaworld_reach_dapo", asked, use=Use.show).config
+    now = load_config("metaworld_reach_dapo", asked, use=ConfigUse.show).config
     assert to_plain(old)["algorithm"] == to_plain(now)["algorithm"]
     assert old.algorithm.max_collections == 10 and old.algorithm.loss.clip_high == 0.28
     assert not differences(old, now)
@@ -247,29 +249,31 @@ def renamed(monkeypatch):
     """Tables with names that earlier versions might have had."""
     table = {
         "eval.first": "eval.start",
-        "eval.start": "eval.seed",
-        "rollout.turns": "rollout.chunks",
-        "env.sentences": "env.instructions",
-        "engine.shards.ranks": "engine.parallel.ranks",
+        "eval.start": "eval.first_start_state",
+        "rollout.turns": "rollout.num_chunks",
+        "env.sentences": "env.task_descriptions",
+        "engine.shards.ranks": "engine.parallel.world_size",
         "model.width": "model.hidden_sizes",
     }
     monkeypatch.setattr(renames, "SETTINGS", {**renames.SETTINGS, **table})
-    monkeypatch.setattr(renames, "METRICS", {"train/rounds": "train/passes", "time/phase/": "time/part/"})
+    monkeypatch.setattr(renames, "METRICS", {"train/rounds": "train/epochs", "time/phase/": "time/part/"})
 
 
 def test_a_row_of_the_table_is_all_that_a_renaming_takes(workplace, renamed):
     """Who writes the old key is told the new one, in a file and on the command line, also of a section that is gone."""
     text = f"{PPO}eval: {{start: 7}}\nengine: {{shards: {{ranks: 1}}}}\n"
     assert sorted(workplace.faults(text, "rollout.turns=8", "eval.first=1")) == [
-        "command line: unknown key 'eval.first' - renamed to 'eval.seed'",
-        "command line: unknown key 'rollout.turns' - renamed to 'rollout.chunks'",
-        "my.yaml:2:8: unknown key 'eval.start' - renamed to 'eval.seed'",
-        "my.yaml:3:19: unknown key 'engine.shards.ranks' - renamed to 'engine.parallel.ranks'",
+        "command line: unknown key 'eval.first' - renamed to 'eval.first_start_state'",
+        "command line: unknown key 'rollout.turns' - renamed to 'rollout.num_chunks'",
+        "my.yaml:2:8: unknown key 'eval.start' - renamed to 'eval.first_start_state'",
+        "my.yaml:3:19: unknown key 'engine.shards.ranks' - renamed to 'engine.parallel.world_size'",
     ]
 
 
 def test_a_saved_config_with_old_keys_is_read_by_the_table(workplace, renamed):
-    now = load_config("metaworld_reach", ["eval.seed=77777", "env.instructions={reach-v3: go}"], use=Use.show).config
+    now = load_config(
+        "metaworld_reach", ["eval.first_start_state=77777", "env.task_descriptions={reach-v3: go}"], use=ConfigUse.show
+    ).config
     text = to_commented_yaml(now)
     assert saved_in(workplace, text) == now
     names = {"seed: 77777": "first: 77777", "chunks:": "turns:", "instructions:": "sentences:"}
@@ -277,13 +281,13 @@ def test_a_saved_config_with_old_keys_is_read_by_the_table(workplace, renamed):
         assert text.count(f"\n  {new}") == 1
         text = text.replace(f"\n  {new}", f"\n  {old}")
     lines = [line for line in text.splitlines() if not line.startswith("    ranks:")]
-    lines.insert(lines.index("engine:") + 1, f"  shards: {{ranks: {now.engine.parallel.ranks}}}")
+    lines.insert(lines.index("engine:") + 1, f"  shards: {{ranks: {now.engine.parallel.world_size}}}")
     assert saved_in(workplace, "\n".join(lines)) == now
 
 
 def test_options_of_a_saved_policy_and_metrics_are_read_by_the_tables(renamed):
-    mlp = type(load_config("metaworld_reach", use=Use.show).config.model)
+    mlp = type(load_config("metaworld_reach", use=ConfigUse.show).config.model)
     found = renames.convert_options({"name": "mlp", "width": [8]}, "model", mlp)
     assert found == {"name": "mlp", "hidden_sizes": [8]}
-    assert renames.newest_metric("train/rounds") == "train/passes" and renames.newest_metric("loss") == "loss"
+    assert renames.newest_metric("train/rounds") == "train/epochs" and renames.newest_metric("loss") == "loss"
     assert renames.newest_metric("time/phase/x") == "time/part/x"

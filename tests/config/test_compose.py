@@ -9,7 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from embodyrl.config import Use, list_experiments, list_groups, list_options, load_config
+from embodyrl.config import ConfigUse, list_experiments, list_groups, list_options, load_config
 from embodyrl.config.compose import COMPONENTS
 from embodyrl.config.compose import compose as compose_source
 from embodyrl.config.files import Source, builtin_folder, find_source, read_document
@@ -37,7 +37,7 @@ def composed_by_hydra(source: Source, *overrides: str):
 
 @pytest.mark.parametrize("experiment", list_experiments())
 def test_shipped_experiments_are_without_fault(experiment):
-    loaded = load_config(experiment, use=Use.elsewhere)  # some go on from what another run leaves
+    loaded = load_config(experiment, use=ConfigUse.elsewhere)  # some go on from what another run leaves
     assert loaded.source == experiment
     assert loaded.path is None
     assert loaded.values > 40
@@ -124,13 +124,13 @@ def test_odd_file_names_work(workplace, name):
 
 def test_interpolations_reach_every_setting_and_keep_its_type(workplace):
     text = "defaults: [env: gym/pendulum, " + REST
-    text += "rollout: {chunks: '${env.max_episode_steps}'}\n"  # from a group file
-    text += "eval: {seed: '${env.start_states}'}\n"  # the schema's default
+    text += "rollout: {num_chunks: '${env.max_episode_steps}'}\n"  # from a group file
+    text += "eval: {first_start_state: '${env.start_states}'}\n"  # the schema's default
     text += "run: {name: 'Pendulum-v${seed}', dir: '\\${not_resolved}'}\n"
     text += "env: {tasks: ['${.other}'], num_envs: 4}\n".replace("${.other}", "${run.name}")
     config = workplace.load(text)
-    assert config.rollout.chunks == config.env.max_episode_steps
-    assert config.eval.seed == config.env.start_states
+    assert config.rollout.num_chunks == config.env.max_episode_steps
+    assert config.eval.first_start_state == config.env.start_states
     assert config.run.name == "Pendulum-v1"
     assert config.run.dir == "${not_resolved}"
     assert config.env.tasks == ["Pendulum-v1"]

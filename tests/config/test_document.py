@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from embodyrl.config import Use, config_hash, list_experiments, load_config, to_commented_yaml, to_plain
+from embodyrl.config import ConfigUse, config_hash, list_experiments, load_config, to_commented_yaml, to_plain
 from embodyrl.config.build import _inline
 from embodyrl.config.fields import docs_of
 from embodyrl.config.schema import Config
@@ -21,9 +21,9 @@ PENDULUM = "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\n"
 
 @pytest.mark.parametrize("experiment", list_experiments())
 def test_the_document_loads_as_an_equal_config(workplace, experiment):
-    config = load_config(experiment, use=Use.elsewhere).config  # some go on from what another run leaves
+    config = load_config(experiment, use=ConfigUse.elsewhere).config  # some go on from what another run leaves
     workplace.write(to_commented_yaml(config))
-    again = load_config("my.yaml", use=Use.elsewhere).config
+    again = load_config("my.yaml", use=ConfigUse.elsewhere).config
     assert again == config
     assert type(again.env) is type(config.env)
     assert to_commented_yaml(again) == to_commented_yaml(config)

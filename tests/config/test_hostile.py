@@ -71,7 +71,10 @@ def test_what_is_too_large_is_refused_at_once(workplace, kind: str) -> None:
         ('run: {name: "a\\u202eb"}', r'run.name = "a\u202eb" holds control characters'),
         ('env: {kwargs: {g: ["\\x7f"]}}', r'env.kwargs holds control characters in "\x7f"'),
         ('env: {kwargs: {g: {"\\r": 1}}}', r'env.kwargs holds control characters in "\r"'),
-        ('env: {instructions: {Pendulum-v1: "up\\a"}}', r'env.instructions holds control characters in "up\u0007"'),
+        (
+            'env: {task_descriptions: {Pendulum-v1: "up\\a"}}',
+            r'env.task_descriptions holds control characters in "up\u0007"',
+        ),
     ],
 )
 def test_control_characters_are_refused_and_shown_as_text(workplace, text: str, fault: str) -> None:
@@ -79,9 +82,11 @@ def test_control_characters_are_refused_and_shown_as_text(workplace, text: str, 
     assert any(fault in each and "leave them out" in each for each in found), found
 
 
-def test_a_sentence_may_have_several_lines(workplace) -> None:
-    sentence = workplace.load(START + 'env: {instructions: {Pendulum-v1: "swing\\n\\tup"}}\n').env.instructions
-    assert sentence == {"Pendulum-v1": "swing\n\tup"}
+def test_a_task_description_may_have_several_lines(workplace) -> None:
+    task_description = workplace.load(
+        START + 'env: {task_descriptions: {Pendulum-v1: "swing\\n\\tup"}}\n'
+    ).env.task_descriptions
+    assert task_description == {"Pendulum-v1": "swing\n\tup"}
 
 
 def test_also_through_a_defaults_list(workplace) -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from embodyrl.cli.main import app
-from embodyrl.config import ConfigError, Use, load_config
+from embodyrl.config import ConfigError, ConfigUse, load_config
 
 OTHER = "env.tasks=[MountainCarContinuous-v0]"
 STALE = (
@@ -55,7 +55,7 @@ def test_a_file_of_ones_own_is_asked_like_a_group_file(tmp_path: Path) -> None:
     said = faults("env.tasks=[Pendulum-v1]", source=own)
     assert len(said) == 2 and all(f"was written for [Acrobot-v1] ({own})" in each for each in said)
     assert "env.kwargs" in said[0] and "env.success_return" in said[1]
-    load_config(own, ["env.tasks=[Pendulum-v1]"], use=Use.show)  # it can be looked at
+    load_config(own, ["env.tasks=[Pendulum-v1]"], use=ConfigUse.show)  # it can be looked at
 
 
 def test_time_limits_that_stay_are_noted() -> None:

@@ -114,8 +114,8 @@ def test_a_file_without_defaults_list_offers_no_groups(workplace):
 
 
 def test_many_overrides_on_the_built_in_default():
-    loaded = load_config(None, ["env=gym/pendulum", "env.kwargs.g=1", "rollout.chunks=${env.max_episode_steps}"])
-    assert (loaded.config.env.name, loaded.config.env.kwargs, loaded.config.rollout.chunks) == (
+    loaded = load_config(None, ["env=gym/pendulum", "env.kwargs.g=1", "rollout.num_chunks=${env.max_episode_steps}"])
+    assert (loaded.config.env.name, loaded.config.env.kwargs, loaded.config.rollout.num_chunks) == (
         "gymnasium",
         {"g": 1},
         200,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.config import ConfigError, Use, algorithm_rules, load_config
+from embodyrl.config import ConfigError, ConfigUse, algorithm_rules, load_config
 from embodyrl.config.rules import RULES, _divisors, _multiples
 from embodyrl.pipelines import rules as _its_rules  # noqa: F401  (whose import adds them)
 from embodyrl.registry import Requirement, all_registries
@@ -16,7 +16,7 @@ PPO = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
 GRPO = (
     "defaults: [env: metaworld/reach, model: mlp, algorithm: grpo, _self_]\n"
     "env: {num_envs: 8, max_episode_steps: 50}\n"
-    "rollout: {chunks: 50, episodes: whole, group_size: 4}\n"
+    "rollout: {num_chunks: 50, episodes: whole, group_size: 4}\n"
 )
 
 
@@ -59,9 +59,9 @@ def test_every_rule_is_broken_by_a_file(rule, rules_broken):
         PPO + "tracking: {sinks: []}\n",
         PPO + "model: {hidden_sizes: []}\n",
         PPO + "env: {num_envs: 1, workers: 1}\nalgorithm: {minibatches: 1}\n",
-        PPO + "env: {num_envs: 6, workers: 3}\nrollout: {chunks: 2}\nalgorithm: {minibatches: 12}\n",
+        PPO + "env: {num_envs: 6, workers: 3}\nrollout: {num_chunks: 2}\nalgorithm: {minibatches: 12}\n",
         PPO + "env: {max_episode_steps: 32}\nrollout: {chunk_size: 32}\n",
-        PPO + "env: {max_episode_steps: 10, num_envs: 4}\nrollout: {episodes: whole, chunks: 4, chunk_size: 3}\n",
+        PPO + "env: {max_episode_steps: 10, num_envs: 4}\nrollout: {episodes: whole, num_chunks: 4, chunk_size: 3}\n",
         PPO + "env: {start_states: 100}\neval: {seed: 100}\n",
         PPO + "env: {tasks: [reach-v3, push-v3]}\n",
         PPO + "algorithm: {bootstrap: none, value_coef: 0}\n",
@@ -102,7 +102,7 @@ def test_a_rule_points_at_what_the_user_wrote(workplace):
     workplace.write("name: metaworld\ntasks: [reach-v3]\nnum_envs: 9\n", "env/nine.yaml")
     text = PPO.replace("metaworld/reach", "nine") + "algorithm: {minibatches: 1}\n"
     [in_file] = workplace.faults(
-        text + "rollout:\n  group_size: 2\n  episodes: whole\n  chunks: 100\n",
+        text + "rollout:\n  group_size: 2\n  episodes: whole\n  num_chunks: 100\n",
         "algorithm.name=grpo",
         "algorithm.advantage=grpo",
         "algorithm.bootstrap=none",
@@ -129,7 +129,7 @@ def test_a_checkpoint_may_be_left_open_until_the_config_runs() -> None:
     words = ["model.checkpoint=<weights>"]
     assert load_config("metaworld_reach", words).config.model.checkpoint == "<weights>"
     with pytest.raises(ConfigError, match="left open") as caught:
-        load_config("metaworld_reach", words, use=Use.run)
+        load_config("metaworld_reach", words, use=ConfigUse.run)
     assert "as in model.checkpoint=/weights/openvla-7b" in str(caught.value)
 
 
@@ -144,14 +144,14 @@ def test_what_is_missing_here_may_be_elsewhere(tmp_path: Path) -> None:
     words = [f"model.checkpoint={tmp_path / 'nowhere'}"]
     with pytest.raises(ConfigError, match="does not exist"):
         load_config("metaworld_reach", words)
-    assert load_config("metaworld_reach", words, use=Use.elsewhere)
+    assert load_config("metaworld_reach", words, use=ConfigUse.elsewhere)
 
 
 def test_ids_that_this_machine_lacks_are_left_to_the_run_where_it_runs_elsewhere() -> None:
     words = ["env.tasks=[ALE/Pong-v5]", "env.success_return=null", "env.max_episode_steps=100"]
     with pytest.raises(ConfigError, match=r"gymnasium has no task 'ALE/Pong-v5' - list the module .* under plugins:"):
         load_config("gym_pendulum", words)
-    notes = load_config("gym_pendulum", words, use=Use.elsewhere).notes
+    notes = load_config("gym_pendulum", words, use=ConfigUse.elsewhere).notes
     assert notes == ("unchecked until the run: gymnasium has no task 'ALE/Pong-v5'",)
 
 

@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT = 12
 """Time limit of the suite's episodes [control steps]."""
 ON_MUJOCO = ("metaworld", "libero")
-"""Backends whose pictures MuJoCo draws."""
+"""Backends whose images MuJoCo draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def missing(backend: Backend) -> str | None:
 
 @cache
 def _cannot_draw() -> str | None:
-    """Why MuJoCo draws no pictures here, or None."""
+    """Why MuJoCo draws no images here, or None."""
     try:
         rendering.context(16, 16).free()
     except NoOpenGLError as error:
@@ -181,7 +181,7 @@ def actions(simulator: Simulator, number: int, steps: int = LIMIT) -> NDArray[np
 
 @dataclass(eq=False)
 class Trajectory:
-    """What came out of a slot: pictures `[steps + 1, V, H, W, 3]` and proprio `[steps + 1, S]` (empty where it has
+    """What came out of a slot: images `[steps + 1, V, H, W, 3]` and proprio `[steps + 1, S]` (empty where it has
     none), rewards and success `[steps]`, ends `[steps, 2]`."""
 
     images: NDArray[np.uint8]
@@ -212,7 +212,7 @@ class Trajectory:
 
 
 def arrays_of(observation: Observation) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Pictures `[B, V, H, W, 3]` and proprio `[B, S]` of an observation; `[B, 0]` where it has none."""
+    """Images `[B, V, H, W, 3]` and proprio `[B, S]` of an observation; `[B, 0]` where it has none."""
     nothing = len(observation.tasks), 0
     images = np.empty(nothing, np.uint8) if observation.images is None else observation.images
     return images, np.empty(nothing, np.float32) if observation.proprio is None else observation.proprio

@@ -56,7 +56,7 @@ def no_mismatch() -> Iterator[None]:
 def test_spec_says_what_is_offered(simulator: Simulator, backend: Backend) -> None:
     spec = simulator.spec
     assert list(spec.tasks) == list(backend.tasks)
-    assert all(len(sentence.split()) > 1 for sentence in spec.tasks.values())
+    assert all(len(task_description.split()) > 1 for task_description in spec.tasks.values())
     assert spec.max_episode_steps == LIMIT
     assert spec.control_frequency > 0
     assert spec.action_dim == sum(len(field.low) for field in spec.actions) > 0
@@ -255,14 +255,14 @@ def test_another_process_plays_and_goes_on_bit_for_bit(simulator: Simulator, bac
         assert Trajectory(*[there[f"rest{index}"] for index in range(len(whole.arrays()))]) == whole.after(done)
 
 
-def test_pictures_are_for_people_or_refused_in_words(simulator: Simulator, backend: Backend) -> None:
+def test_images_are_for_people_or_refused_in_words(simulator: Simulator, backend: Backend) -> None:
     simulator.reset([0, 1], [episode(backend, 0), episode(backend, 1)])
     try:
-        pictures = simulator.render([0, 1])
+        images = simulator.render([0, 1])
     except RenderError as error:
         assert len(str(error).split()) > 3
         return
-    assert pictures.ndim == 4 and pictures.shape[0] == 2 and pictures.shape[3] == 3 and pictures.dtype == np.uint8
+    assert images.ndim == 4 and images.shape[0] == 2 and images.shape[3] == 3 and images.dtype == np.uint8
 
 
 def test_nothing_is_nan(simulator: Simulator, backend: Backend) -> None:
@@ -275,7 +275,7 @@ def test_every_camera_sees_the_scene_change(simulator: Simulator, backend: Backe
     if not simulator.spec.cameras:
         pytest.skip("it has no cameras")
     images = play(simulator, 0, backend, 0).images
-    assert (images.std(axis=(2, 3, 4)) > 1).all(), "a picture of one colour"
+    assert (images.std(axis=(2, 3, 4)) > 1).all(), "an image of one colour"
     for view in range(images.shape[1]):
         assert (images[0, view] != images[-1, view]).any(), simulator.spec.cameras[view]
     for one, other in itertools.combinations(range(images.shape[1]), 2):

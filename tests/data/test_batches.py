@@ -97,7 +97,7 @@ def test_with_little_memory_few_episodes_are_drawn_from_at_once(tmp_path: Path) 
     assert all(len({number for number, _ in places(batch)}) > 4 for batch in everything.batches(0, 10))
 
 
-def test_pictures_are_those_of_the_named_cameras_in_their_order(tmp_path: Path) -> None:
+def test_images_are_those_of_the_named_cameras_in_their_order(tmp_path: Path) -> None:
     write_numbered(tmp_path / "demos", [4, 4], cameras=("top", "wrist"), image_size=(16, 16))
     for cameras, offsets in ((("top", "wrist"), (0, 100)), (("wrist", "top"), (100, 0)), (("wrist",), (100,))):
         batch = next(open_batches(tmp_path / "demos", cameras=cameras).batches(0, 1))
@@ -108,16 +108,16 @@ def test_pictures_are_those_of_the_named_cameras_in_their_order(tmp_path: Path) 
         open_batches(tmp_path / "demos", cameras=("side",))
 
 
-def test_pictures_are_moved_together_and_their_edges_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_moved_together_and_their_edges_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_numbered(tmp_path / "demos", [4], cameras=("top",), image_size=(16, 16))
-    picture = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
-    still = np.broadcast_to(picture, (4, 1, 16, 16, 3))
+    image = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
+    still = np.broadcast_to(image, (4, 1, 16, 16, 3))
     demonstrations = open_batches(tmp_path / "demos", cameras=("top",), shift_pixels=2)
     seen = set()
     for number in range(60):
         moved = demonstrations._shifted(still, number)
         assert (moved == moved[:1]).all()
-        padded = np.pad(picture, ((2, 2), (2, 2), (0, 0)), mode="edge")
+        padded = np.pad(image, ((2, 2), (2, 2), (0, 0)), mode="edge")
         shifts = [(y, x) for y in range(5) for x in range(5) if (padded[y : y + 16, x : x + 16] == moved[0, 0]).all()]
         assert len(shifts) == 1
         seen.add(shifts[0])

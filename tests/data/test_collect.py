@@ -117,7 +117,7 @@ def test_a_policy_carries_out_its_chunks_and_decides_again_only_then() -> None:
     assert [len(attempt.episode) for attempt in attempts] == [8] * 4
     for attempt in attempts:
         states = attempt.episode.proprio[[0, 3, 6]]
-        chunks = engine.act(Observation(proprio=states, tasks=[""] * 3), "eval").actions.reshape(9, 1)[:8]
+        chunks = engine.act(Observation(proprio=states, task_descriptions=[""] * 3), "eval").actions.reshape(9, 1)[:8]
         assert np.allclose(attempt.episode.actions, chunks.numpy(), atol=1e-6)
 
 
@@ -125,7 +125,7 @@ def embodyrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return programs.run(["-m", "embodyrl", *words], cwd=cwd)
 
 
-def test_the_command_records_pictures_and_supervised_learning_takes_them(tmp_path: Path) -> None:
+def test_the_command_records_images_and_supervised_learning_takes_them(tmp_path: Path) -> None:
     pytest.importorskip("metaworld", reason="MetaWorld is not installed")
     words = ["metaworld_reach_sft", "data.path=demos"]
     done = embodyrl("collect", *words, "--episodes", "12", "--pushes", "1", cwd=tmp_path)

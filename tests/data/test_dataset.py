@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embodyrl.data import storage
-from embodyrl.data.layout import DatasetError, DatasetSpec, Episode, Pictures
+from embodyrl.data.layout import DatasetError, DatasetSpec, Episode, Images
 from embodyrl.data.reader import Dataset
 from embodyrl.data.writer import DatasetWriter, of_numbers, pooled
 
 LENGTHS = (7, 30, 1, 25)
-SENTENCES = ("open the door", "close the door")
+TASK_DESCRIPTIONS = ("open the door", "close the door")
 
 
 def spec(**changes) -> DatasetSpec:
@@ -39,7 +39,7 @@ def episode(number: int, of: DatasetSpec, length: int) -> Episode:
     rng = np.random.default_rng(number)
     height, width = of.image_size
     return Episode(
-        task=SENTENCES[number % 2],
+        task=TASK_DESCRIPTIONS[number % 2],
         actions=rng.normal(size=(length, of.action_dim)).astype(np.float32),
         proprio=rng.normal(size=(length, of.state_dim)).astype(np.float32) if of.state_dim else None,
         images=rng.integers(0, 256, (length, len(of.cameras), height, width, 3), np.uint8) if of.cameras else None,
@@ -58,11 +58,11 @@ def write(folder: Path, of: DatasetSpec) -> list[Episode]:
 
 
 VARIANTS = {
-    "pictures in tables": {},
-    "pictures in videos": {"pictures": Pictures.video},
-    "no pictures": {"cameras": (), "image_size": (0, 0)},
+    "images in tables": {},
+    "images in videos": {"images": Images.video},
+    "no images": {"cameras": (), "image_size": (0, 0)},
     "one number": {"cameras": (), "image_size": (0, 0), "action_names": ("torque",), "state_dim": 1},
-    "pictures alone": {"state_dim": 0, "outcome": False, "perturbed": False},
+    "images alone": {"state_dim": 0, "outcome": False, "perturbed": False},
 }
 
 
@@ -76,12 +76,12 @@ def test_what_is_written_is_read_bit_for_bit_in_any_order(name: str, tmp_path: P
         read = dataset.read(number)
         for key, value in vars(written[number]).items():
             assert np.array_equal(getattr(read, key), value), (number, key)
-    assert dataset.read(1, pictures=False).images is None
+    assert dataset.read(1, with_images=False).images is None
     assert [path.name for path in tmp_path.iterdir()] == ["demos"]
 
 
 def test_the_layout_is_that_of_lerobot(tmp_path: Path) -> None:
-    write(tmp_path / "demos", spec(pictures=Pictures.video))
+    write(tmp_path / "demos", spec(images=Images.video))
     folder = tmp_path / "demos"
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {
@@ -145,7 +145,7 @@ def test_pooled_statistics_are_those_of_everything_together() -> None:
 def test_many_files_and_rows_in_one_piece_are_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embodyrl.data.writer.DATA_FILE_MB", 0.002)
     monkeypatch.setattr("embodyrl.data.writer.VIDEO_FILE_MB", 0.001)
-    written = write(tmp_path / "demos", spec(pictures=Pictures.video))
+    written = write(tmp_path / "demos", spec(images=Images.video))
     assert len(list((tmp_path / "demos/data").rglob("*.parquet"))) > 1
     assert len(list((tmp_path / "demos/videos").rglob("*.mp4"))) > 2
     dataset = Dataset(tmp_path / "demos")
@@ -157,7 +157,7 @@ def test_a_dataset_written_as_one_piece_by_others_is_read(tmp_path: Path) -> Non
     path = tmp_path / "demos/data/chunk-000/file-000.parquet"
     pq.write_table(pq.read_table(path), path, row_group_size=1000)
     tasks = tmp_path / "demos/meta/tasks.parquet"
-    pq.write_table(pa.table({"task_index": [0, 1], "__index_level_0__": list(SENTENCES)}), tasks)
+    pq.write_table(pa.table({"task_index": [0, 1], "__index_level_0__": list(TASK_DESCRIPTIONS)}), tasks)
     dataset = Dataset(tmp_path / "demos")
     for number, each in enumerate(written):
         read = dataset.read(number)
@@ -237,7 +237,7 @@ def test_a_damaged_dataset_is_refused_with_words(name: str, tmp_path: Path) -> N
 
 
 def test_a_video_that_ends_early_is_refused(tmp_path: Path) -> None:
-    of = spec(pictures=Pictures.video)
+    of = spec(images=Images.video)
     write(tmp_path / "demos", of)
     short = tmp_path / "short"
     with DatasetWriter(short, of) as writer:

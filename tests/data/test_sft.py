@@ -164,7 +164,7 @@ def test_what_is_wrong_with_demonstrations_is_said_before_anything_starts(folder
     assert "embodyrl collect" in missing.stderr and not (tmp_path / "runs").exists()
     rgb = [word for word in SMALL if "rollout" not in word and "model" not in word]
     blind = embodyrl("validate", *rgb, "env=gym/pendulum_rgb", f"data.path={folder}", cwd=tmp_path)
-    assert blind.returncode == 2 and "have no pictures of camera" in blind.stderr
+    assert blind.returncode == 2 and "have no images of camera" in blind.stderr
     write_numbered(tmp_path / "small", [4], cameras=("default",), image_size=(16, 16))
     other = embodyrl("validate", *rgb, "env=gym/pendulum_rgb", "data.path=small", cwd=tmp_path)
     assert other.returncode == 2 and "16x16 pixels, those of the simulator" in other.stderr

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LossConfig, OptimizerConfig
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.parallel import ALONE, Ranks
+from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.mlp.options import MLPConfig
@@ -39,7 +39,7 @@ def make_engine(
     loss_options: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     folder: Path | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     **algorithm: Any,
 ) -> HybridEngine:
     return HybridEngine(
@@ -61,13 +61,13 @@ def make_engine(
 def make_batch(engine: HybridEngine, size: int = 16) -> TensorDict:
     """Decisions of the engine's own policy, with advantages that favour large samples."""
     draw = np.random.default_rng(0)
-    observation = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), tasks=["push"] * size)
+    observation = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), task_descriptions=["push"] * size)
     output = engine.act(observation, "train")
     sample = output.trace["sample"].clone()
     return TensorDict(
         {
             "proprio": torch.from_numpy(observation.proprio),
-            "task": torch.zeros(size, dtype=torch.int64),
+            "task_index": torch.zeros(size, dtype=torch.int64),
             "trace": TensorDict({"sample": sample}, [size]),
             "version": torch.full((size,), engine.version),
             "sequence": torch.arange(size) // 4,

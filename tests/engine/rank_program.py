@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from engines import make_batch, make_engine, make_policy
 
-from embodyrl.algorithms.losses import entry_weights
+from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.parallel import Ranks, connected, spread, whole
+from embodyrl.engine.parallel import Ranks, connected, full_state_dict, parallelize
 from embodyrl.engine.sharding import Shards
 from embodyrl.envs import Observation
 from embodyrl.models.vla.config import WeightType
-from embodyrl.placement.ranks import Place
+from embodyrl.placement.ranks import RankInfo
 
 CASES: dict[str, Callable[[Ranks], None]] = {}
 SIZE = 22
@@ -50,14 +50,14 @@ def batch_for(engine: HybridEngine) -> Any:
     batch["sequence"] = torch.tensor([0] * 2 + [4] * 7 + [9] * 5 + [1] * 8)[torch.randperm(SIZE, generator=draw)]
     batch["valid"] = torch.rand(SIZE, generator=draw) < 0.8
     batch["old_logprobs"] += 0.1 * torch.randn(SIZE, generator=draw)
-    batch["weights"] = entry_weights(batch["valid"], batch["sequence"], Aggregation.seq_mean_token_mean, longest=8)
+    batch["weights"] = token_weights(batch["valid"], batch["sequence"], Aggregation.seq_mean_token_mean, longest=8)
     return batch
 
 
 def same(ranks: Ranks, shared: HybridEngine, alone: HybridEngine, tolerance: float = 2e-6) -> None:
     """The weights and statistics of two engines agree, on all ranks."""
     wanted = alone.policy.state_dict()
-    found = whole(shared.policy.state_dict(), keep=True)
+    found = full_state_dict(shared.policy.state_dict(), keep=True)
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(
@@ -80,7 +80,7 @@ def learn_alike(ranks: Ranks, loss: str, backend: str, size: int | None = None, 
         batch = batch_for(alone)
         with shared.rollout_mode():  # ranks decide as often as they like
             for _ in range(1 + 2 * ranks.rank):
-                shared.act(Observation(proprio=batch["proprio"].numpy(), tasks=["push"] * SIZE), "eval")
+                shared.act(Observation(proprio=batch["proprio"].numpy(), task_descriptions=["push"] * SIZE), "eval")
         found, wanted = shared.update(batch, ["push"]), alone.update(batch, ["push"])
         close(found, wanted)
         assert len({json.dumps(each) for each in ranks.gather_values(found)}) == 1, "ranks log different numbers"
@@ -112,7 +112,7 @@ def imitate_alike(ranks: Ranks) -> None:
     draw = np.random.default_rng(0)
     batches = []
     for size in (7, 8, 1):
-        seen = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), tasks=["push"] * size)
+        seen = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), task_descriptions=["push"] * size)
         batches.append((seen, draw.uniform(-1, 1, (size, 1, 1)).astype(np.float32)))
     for backend, size in (("fsdp", None), ("fsdp", 2), ("none", None)):
         alone = make_engine()
@@ -129,9 +129,9 @@ def go_on(ranks: Ranks) -> None:
     first = batch_for(alone)
     shared.update(first, ["push"])
     alone.update(first, ["push"])
-    state, policy = shared.state_dict(), shared.whole_policy()
+    state, policy = shared.state_dict(), shared.full_policy()
     assert (policy is None) == (not ranks.is_first)
-    weights = whole(shared.policy.state_dict(), keep=True)
+    weights = full_state_dict(shared.policy.state_dict(), keep=True)
     if policy is not None:
         assert all(torch.equal(weights[name], value) for name, value in policy.state_dict().items())
         assert [each.requires_grad for each in policy.parameters()] == [True] * len(list(policy.parameters()))
@@ -151,8 +151,8 @@ def go_on(ranks: Ranks) -> None:
     fewer, more = resumed(state, weights), resumed(alone.state_dict(), alone.policy.state_dict(), ranks=ranks)
     shared.update(second, ["push"])
     alone.update(second, ["push"])
-    for name, value in whole(shared.policy.state_dict(), keep=True).items():
-        assert torch.equal(value, whole(same_again.policy.state_dict(), keep=True)[name]), name
+    for name, value in full_state_dict(shared.policy.state_dict(), keep=True).items():
+        assert torch.equal(value, full_state_dict(same_again.policy.state_dict(), keep=True)[name]), name
     noise = [engine._streams.actions.get_state() for engine in (shared, same_again, fewer)]
     assert torch.equal(noise[0], noise[1]) and torch.equal(noise[0], noise[2]) == ranks.is_first
     same(ranks, shared, fewer)
@@ -161,10 +161,10 @@ def go_on(ranks: Ranks) -> None:
 
 def hand_over(ranks: Ranks, value: Any) -> Path:
     path = FOLDER / f"handed_{len(list(FOLDER.iterdir())) if ranks.is_first else 0}.pt"
-    path = Path(ranks.from_first(str(path)))
+    path = Path(ranks.broadcast_from_rank0(str(path)))
     if ranks.is_first:
         torch.save(value, path)
-    ranks.meet()
+    ranks.barrier()
     return path
 
 
@@ -174,9 +174,9 @@ def exchange(ranks: Ranks) -> None:
     assert [each.tolist() for each in ranks.gather(torch.tensor([rank == 0, True]))] == [[True, True], [False, True]]
     assert ranks.gather_lists([b"a", b""] if rank == 0 else [b"bcd"]) == [b"a", b"", b"bcd"]
     assert ranks.gather_lists([]) == []
-    assert ranks.from_first({"rank": rank}) == {"rank": 0}
+    assert ranks.broadcast_from_rank0({"rank": rank}) == {"rank": 0}
     assert ranks.sum(torch.tensor([1.0, rank])).tolist() == [2.0, 1.0]
-    assert list(ranks.deal("abc")) == ([("a", True), ("c", True)] if rank == 0 else [("b", True), ("a", False)])
+    assert list(ranks.scatter("abc")) == ([("a", True), ("c", True)] if rank == 0 else [("b", True), ("a", False)])
 
 
 def vla_cases() -> None:
@@ -198,10 +198,10 @@ def vla_cases() -> None:
             assert len(shared.weights._parts) > 4, "blocks are units of their own"
         for _ in range(2):
             batch = vla.make_batch(alone, 5)
-            found, wanted = shared.update(batch, vla.SENTENCES), alone.update(batch, vla.SENTENCES)
+            found, wanted = shared.update(batch, vla.TASK_DESCRIPTIONS), alone.update(batch, vla.TASK_DESCRIPTIONS)
             close(found, wanted, 1e-4)
         same(ranks, shared, alone, 1e-4)
-        weights, policy = whole(shared.policy.state_dict(), keep=True), shared.whole_policy()
+        weights, policy = full_state_dict(shared.policy.state_dict(), keep=True), shared.full_policy()
         if policy is not None:
             assert all(torch.equal(value, weights[name]) for name, value in policy.state_dict().items())
 
@@ -211,9 +211,9 @@ def vla_cases() -> None:
         from measured import peak_bytes
 
         size = {"scratch": ScratchConfig(image_size=32, hidden_size=192, layers=6, mlp_size=768)}
-        config, spec = test_dry_run.make_config("openvla_oft", size), test_dry_run.PICTURES
+        config, spec = test_dry_run.make_config("openvla_oft", size), test_dry_run.IMAGES
         weightless, _ = build_weightless(config, spec, chunk_size=4)
-        observe, sentences = test_dry_run.make_observation, list(spec.tasks.values())
+        observe, task_descriptions = test_dry_run.make_observation, list(spec.tasks.values())
         traced = trace(weightless, lambda count: observe(spec, count), EngineConfig(device=Device.cpu), cuda=False)
         for backend in ("fsdp", "none"):
             planned = Learning(
@@ -228,14 +228,14 @@ def vla_cases() -> None:
             policy = build_policy(config, spec, chunk_size=4, seed=1)
             engine = make_engine(policy=policy, ranks=ranks, engine=spread_over(backend), minibatches=1, epochs=1)
             batch = test_dry_run.make_batch(engine, spec, 4)
-            engine.update(batch, sentences)  # the optimiser makes its state
+            engine.update(batch, task_descriptions)  # the optimiser makes its state
 
             def decide(engine: HybridEngine = engine) -> None:
                 with engine.rollout_mode():
                     engine.act(observe(spec, 2), "eval")
 
             rollout = peak_bytes(decide, engine.device)
-            train = peak_bytes(functools.partial(engine.update, batch, sentences), engine.device)
+            train = peak_bytes(functools.partial(engine.update, batch, task_descriptions), engine.device)
             there = ("weights", "optimiser")
             for parts, measured in (
                 (rollout_need(traced.weights, traced.lines, 0, planned).parts, rollout),
@@ -263,8 +263,8 @@ def model_cases() -> None:
         inputs = alone.preprocess(one.observation(4))
         with torch.no_grad():
             trace = alone.act(inputs, "train", torch.Generator().manual_seed(0)).trace
-        weights = spread(shared, ranks, ParallelBackend.fsdp, torch.device("cpu"))
-        with weights.gathered(), torch.inference_mode():
+        weights = parallelize(shared, ranks, ParallelBackend.fsdp, torch.device("cpu"))
+        with weights.unsharded(), torch.inference_mode():
             for _ in range(1 + ranks.rank):
                 shared.act(inputs, "eval")
 
@@ -278,7 +278,9 @@ def model_cases() -> None:
         for (key, wanted), found in zip(alone.named_parameters(), shared.parameters(), strict=True):
             assert (wanted.grad is None) == (found.grad is None), key
             if wanted.grad is not None:
-                error += float((whole([found.grad], keep=True)[0].float() - wanted.grad.float()).square().sum())
+                error += float(
+                    (full_state_dict([found.grad], keep=True)[0].float() - wanted.grad.float()).square().sum()
+                )
                 size += float(wanted.grad.float().square().sum())
         # Sums of 16-bit numbers round differently when they are cut in two; where terms cancel, only that is left.
         assert error**0.5 <= (0.03 if options else 1e-5) * size**0.5, (error, size)
@@ -304,7 +306,7 @@ def model_cases() -> None:
 def main() -> None:
     torch.set_num_threads(1)
     rank = int(sys.argv[1])
-    place = Place(rank=rank, size=2, local_rank=rank, local_size=2, meeting=str(FOLDER / "meeting"))
+    place = RankInfo(rank=rank, size=2, local_rank=rank, local_size=2, meeting=str(FOLDER / "meeting"))
     if sys.argv[3] == "models":  # the others are done without them
         CASES.clear()
         vla_cases()

@@ -88,7 +88,7 @@ def _run(line: Connection, function: Callable[..., Any], *arguments: Any) -> Non
 
 def decide(policy: Policy) -> NDArray[np.float32]:
     """What a policy does in fixed situations, with fixed noise: actions, log-probs and values in one vector."""
-    seen = Observation(proprio=np.linspace(-2, 2, 24, dtype=np.float32).reshape(8, 3), tasks=["push"] * 8)
+    seen = Observation(proprio=np.linspace(-2, 2, 24, dtype=np.float32).reshape(8, 3), task_descriptions=["push"] * 8)
     with torch.inference_mode():
         out = policy.act(policy.preprocess(seen), "train", torch.Generator().manual_seed(5))
     assert out.values is not None

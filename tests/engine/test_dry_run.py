@@ -20,7 +20,7 @@ from embodyrl.planning.memory import Learning, rollout_need, train_need
 from embodyrl.planning.weightless import build_weightless
 from embodyrl.registry import LOSSES, SupportedModel
 
-PICTURES = SimulatorSpec(
+IMAGES = SimulatorSpec(
     tasks={"push": "push the red cube to the left"},
     actions=(ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 4, high=(1.0,) * 4),),
     proprio_dim=12,
@@ -31,8 +31,8 @@ PICTURES = SimulatorSpec(
 )
 CASES: dict[str, tuple[str, dict[str, Any], SimulatorSpec, int, int]] = {
     "mlp": ("mlp", {"hidden_sizes": [256, 256]}, SPEC, 1, 4096),
-    "openvla_oft": ("openvla_oft", {}, PICTURES, 4, 12),
-    "openvla": ("openvla", {}, PICTURES, 1, 12),
+    "openvla_oft": ("openvla_oft", {}, IMAGES, 4, 12),
+    "openvla": ("openvla", {}, IMAGES, 1, 12),
 }
 """Model, options, simulator, actions in a chunk, decisions in the batch."""
 
@@ -49,7 +49,7 @@ def make_observation(spec: SimulatorSpec, samples: int) -> Observation:
     return Observation(
         images=np.zeros((samples, 1, *spec.image_size, 3), np.uint8) if spec.cameras else None,
         proprio=np.zeros((samples, spec.proprio_dim), np.float32),
-        tasks=list(spec.tasks.values()) * samples,
+        task_descriptions=list(spec.tasks.values()) * samples,
     )
 
 
@@ -59,7 +59,7 @@ def make_batch(engine: HybridEngine, spec: SimulatorSpec, samples: int) -> Tenso
     chunk = engine.policy.spec.chunk_size
     columns: dict[str, Any] = {
         "proprio": torch.from_numpy(observation.proprio),
-        "task": torch.zeros(samples, dtype=torch.int64),
+        "task_index": torch.zeros(samples, dtype=torch.int64),
         "trace": TensorDict({name: tensor.clone().cpu() for name, tensor in decision.trace.items()}, [samples]),
         "version": torch.zeros(samples, dtype=torch.int64),
         "sequence": torch.arange(samples),
@@ -103,8 +103,8 @@ def needs_and_measured(
     own = sum(tensor.nbytes for tensor in [*engine.policy.parameters(), *engine.policy.buffers()])
     assert traced.weights.weight_bytes == own
     batch, observation = make_batch(engine, spec, samples), make_observation(spec, samples)
-    sentences = list(spec.tasks.values())
-    engine.update(batch, sentences)  # the optimiser makes its state
+    task_descriptions = list(spec.tasks.values())
+    engine.update(batch, task_descriptions)  # the optimiser makes its state
     on_gpu = sum(tensor.nbytes for tensor in batch.values(True, True)) if cuda else 0
     rollout = rollout_need(traced.weights, traced.lines, 0, settings)
     train = train_need(traced.weights, traced.lines, settings, batch=on_gpu)
@@ -112,7 +112,7 @@ def needs_and_measured(
         "rollout": (rollout.parts["activations"], peak_bytes(lambda: engine.act(observation, "eval"), engine.device)),
         "train": (
             sum(train.parts[name] for name in ("gradients", "activations", "batch")),
-            peak_bytes(lambda: engine.update(batch, sentences), engine.device),
+            peak_bytes(lambda: engine.update(batch, task_descriptions), engine.device),
         ),
     }
 

@@ -83,7 +83,7 @@ def test_no_file_is_written_if_none_is_wanted(tmp_path: Path) -> None:
 
 def test_imitation_is_guarded_as_well(tmp_path: Path) -> None:
     engine = guarded(tmp_path)
-    seen = Observation(proprio=np.ones((4, 3), np.float32), tasks=["push"] * 4)
+    seen = Observation(proprio=np.ones((4, 3), np.float32), task_descriptions=["push"] * 4)
     good, bad = np.zeros((4, 1, 1), np.float32), np.full((4, 1, 1), np.nan, np.float32)
     metrics = engine.sft_step([(seen, bad), (seen, good)])
     assert metrics["train/skipped_steps"] == 1 and np.isfinite(metrics["train/loss"])

@@ -34,14 +34,14 @@ def test_learning_makes_good_decisions_likelier() -> None:
     # Normalisation statistics change after an update and move all inputs; compare good with bad, not with before alone.
     change = likelihood() - before
     assert change[good].mean() > change[~good].mean()
-    assert metrics["train/passes"] == 2 and engine.version == 1 and metrics["train/grad_norm"] > 0
+    assert metrics["train/epochs"] == 2 and engine.version == 1 and metrics["train/grad_norm"] > 0
 
 
 def test_target_kl_ends_an_update_before_the_step_that_would_exceed_it() -> None:
     free, bound = make_engine(), make_engine(target_kl=1e-9)
     free.update(make_batch(free), ["push"])
     metrics = bound.update(make_batch(bound), ["push"])
-    assert metrics["train/passes"] == 0 and not torch.equal(weights(free), weights(bound))
+    assert metrics["train/epochs"] == 0 and not torch.equal(weights(free), weights(bound))
 
 
 def test_a_linear_learning_rate_falls_to_zero_over_the_run() -> None:
@@ -82,7 +82,7 @@ def test_the_noise_of_imitation_is_a_stream_of_its_own_that_a_resume_continues()
         return sum(parameter.sum() for parameter in first.policy.parameters()) * actions.mean()
 
     batch = make_batch(first)
-    seen = Observation(proprio=batch["proprio"].numpy(), tasks=["push"] * len(batch))
+    seen = Observation(proprio=batch["proprio"].numpy(), task_descriptions=["push"] * len(batch))
     wanted = np.zeros((len(batch), 1, 1), np.float32)
     for engine in (first, second):
         engine.policy.imitation_draws = imitation_draws  # type: ignore[method-assign]

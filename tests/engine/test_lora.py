@@ -10,7 +10,7 @@ import pytest
 import torch
 from engines import make_policy
 from safetensors.torch import load_file
-from vla import SENTENCES, SPEC, make_batch, make_engine, make_observation, make_oft, oft_config
+from vla import SPEC, TASK_DESCRIPTIONS, make_batch, make_engine, make_observation, make_oft, oft_config
 
 from embodyrl.config.schema import LoraConfig
 from embodyrl.engine import lora
@@ -28,7 +28,7 @@ def adapted(policy: Policy | None = None, **settings: Any) -> HybridEngine:
 
 def learn(engine: HybridEngine, updates: int = 2) -> HybridEngine:
     for _ in range(updates):
-        engine.update(make_batch(engine), SENTENCES)
+        engine.update(make_batch(engine), TASK_DESCRIPTIONS)
     return engine
 
 
@@ -179,7 +179,7 @@ def test_the_reference_of_adapters_is_the_policy_without_them_and_no_copy() -> N
     with with_adapters.reference.scoring() as reference:
         assert all(torch.equal(value, first[name]) for name, value in reference.state_dict().items())
     assert all(torch.equal(value, learned[name]) for name, value in state(with_adapters.policy).items())
-    assert "train/reference_kl" in with_adapters.update(make_batch(with_adapters), SENTENCES)
+    assert "train/reference_kl" in with_adapters.update(make_batch(with_adapters), TASK_DESCRIPTIONS)
 
 
 def test_adapters_of_bfloat16_weights_learn_in_float32() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, make_policy
 
-from embodyrl.algorithms.losses import entry_weights
+from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Level
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import Columns, pack, rows, split_minibatch, to_columns
@@ -32,7 +32,7 @@ def prepared(engine: HybridEngine, how: Aggregation) -> Columns:
     batch["valid"] = torch.rand(SIZE, generator=draw) < 0.8
     batch["old_logprobs"] += 0.3 * torch.randn(SIZE, generator=draw)
     batch["old_values"] += 0.5 * torch.randn(SIZE, generator=draw)
-    batch["weights"] = entry_weights(batch["valid"], batch["sequence"], how, longest=8)
+    batch["weights"] = token_weights(batch["valid"], batch["sequence"], how, longest=8)
     columns = to_columns(batch, engine.device)
     columns["reference_logprobs"] = columns["old_logprobs"] - 0.2
     columns["proximal_logprobs"] = columns["old_logprobs"] + 0.1
@@ -86,7 +86,7 @@ def test_imitation_in_micro_batches_has_the_gradient_of_the_minibatch(size: int)
     def found(size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         engine = make_engine(engine={"micro_batch_size": size})
         draw = np.random.default_rng(0)
-        seen = Observation(proprio=draw.normal(size=(10, 3)).astype(np.float32), tasks=["push"] * 10)
+        seen = Observation(proprio=draw.normal(size=(10, 3)).astype(np.float32), task_descriptions=["push"] * 10)
         actions = torch.from_numpy(draw.uniform(-1, 1, (10, 1, 1)).astype(np.float32))
         loss = engine._sft_backward(engine.policy.preprocess(seen), actions)
         return loss, torch.cat([each.grad.flatten() for each in engine.optimizer.parameters if each.grad is not None])
@@ -98,23 +98,23 @@ def test_imitation_in_micro_batches_has_the_gradient_of_the_minibatch(size: int)
 
 
 def test_micro_batches_hold_every_decision_once_and_no_more_than_fit() -> None:
-    columns: Columns = {"task": torch.arange(7), "trace": {"sample": torch.arange(7)}}
+    columns: Columns = {"task_index": torch.arange(7), "trace": {"sample": torch.arange(7)}}
     parts = list(split_minibatch(columns, 3, whole=False))
-    assert [part["task"].tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert all(torch.equal(part["trace"]["sample"], part["task"]) for part in parts)
+    assert [part["task_index"].tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert all(torch.equal(part["trace"]["sample"], part["task_index"]) for part in parts)
     assert [*split_minibatch(columns, None, whole=True)] == [columns] == [*split_minibatch(columns, 7, whole=False)]
     assert torch.equal(rows(columns, torch.tensor([5]))["trace"]["sample"], torch.tensor([5]))
 
 
 def test_episodes_stay_whole_where_a_loss_compares_them() -> None:
     sequence = torch.tensor([3, 8, 3, 8, 5, 3, 5])
-    columns: Columns = {"task": torch.arange(7), "sequence": sequence}
+    columns: Columns = {"task_index": torch.arange(7), "sequence": sequence}
     parts = [part["sequence"].tolist() for part in split_minibatch(columns, 4, whole=True)]
     assert parts == [[3, 3, 3], [8, 8, 5, 5]]
     assert [*pack([9, 1, 2, 3, 1], 4)] == [[0], [1, 2], [3, 4]], "an episode that is too long is on its own"
 
 
-def test_pictures_wait_for_their_micro_batch() -> None:
+def test_images_wait_for_their_micro_batch() -> None:
     seen: list[int] = []
     policy = build_policy(MLPConfig(name="mlp", hidden_sizes=[8]), SPEC, chunk_size=1, seed=1)
     original = policy.preprocess

@@ -21,7 +21,7 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.offload import FileMemory, Offloaded, optimizer_tensors
 from embodyrl.engine.parallel import connected
 from embodyrl.errors import RunError, UserError
-from embodyrl.placement.ranks import Place
+from embodyrl.placement.ranks import RankInfo
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -143,7 +143,7 @@ def test_the_memory_of_the_process_falls(disk: Path) -> None:
 
 def learn_in_shards(line: Connection, rank: int, folder: Path, setting: Offload) -> list[bytes]:
     """A rank's part of the weights after two updates, a checkpoint and another update."""
-    place = Place(rank=rank, size=2, meeting=str(folder / f"meeting-{setting}"))
+    place = RankInfo(rank=rank, size=2, meeting=str(folder / f"meeting-{setting}"))
     with connected(place, CPU, 60.0, lambda _: None) as ranks:
         settings = {"offload": setting, "parallel": ParallelConfig(backend=ParallelBackend.fsdp)}
         engine = make_engine(engine=settings, kl_coef=0.1, folder=folder, ranks=ranks)
@@ -155,7 +155,7 @@ def learn_in_shards(line: Connection, rank: int, folder: Path, setting: Offload)
             assert list(engine.offload._parts) == ["optimizer"], "FSDP keeps the memory of what it shards"
         if ranks.is_first:
             torch.save(kept, folder / f"state-{setting}")
-        ranks.meet()
+        ranks.barrier()
         engine.load_state_dict(torch.load(folder / f"state-{setting}", weights_only=True))
         engine.update(make_batch(engine), ["push"])
         return [parameter.to_local().detach().numpy().tobytes() for parameter in engine.policy.parameters()]

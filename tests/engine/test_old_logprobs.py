@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from vla import CHUNK, SPEC, make_oft
 
-from embodyrl.algorithms.levels import entries_at
+from embodyrl.algorithms.levels import logprobs_at_level
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import (
     AlgorithmConfig,
@@ -33,7 +33,7 @@ from embodyrl.models.pi.config import ScratchConfig
 from embodyrl.registry import LOSSES, SupportedModel
 
 SLOTS, DECISIONS = 1, 8
-SENTENCES = list(SPEC.tasks.values())
+TASK_DESCRIPTIONS = list(SPEC.tasks.values())
 ERROR = "train/ratio_error_first_minibatch"
 
 
@@ -71,17 +71,17 @@ def rollout(engine: HybridEngine) -> TensorDict:
         seen = Observation(
             images=draw.integers(0, 256, (SLOTS, 1, 32, 32, 3), dtype=np.uint8),
             proprio=draw.normal(size=(SLOTS, 3)).astype(np.float32),
-            tasks=[SENTENCES[slot % 2] for slot in range(SLOTS)],
+            task_descriptions=[TASK_DESCRIPTIONS[slot % 2] for slot in range(SLOTS)],
         )
         output = engine.act(seen, "train")
         executed = torch.ones(SLOTS, CHUNK, dtype=torch.bool)
-        old = entries_at(level, output.logprobs, executed).clone()
+        old = logprobs_at_level(level, output.logprobs, executed).clone()
         parts.append(
             TensorDict(
                 {
                     "images": torch.from_numpy(seen.images),
                     "proprio": torch.from_numpy(seen.proprio),
-                    "task": torch.arange(SLOTS) % 2,
+                    "task_index": torch.arange(SLOTS) % 2,
                     "trace": TensorDict({name: value.clone() for name, value in output.trace.items()}, [SLOTS]),
                     "version": torch.full((SLOTS,), engine.version),
                     "sequence": torch.full((SLOTS,), number // 3),
@@ -99,7 +99,7 @@ def rollout(engine: HybridEngine) -> TensorDict:
 
 def first_error(model: str, how: OldLogprobs, *, algorithm: dict[str, Any] | None = None, **engine: Any) -> float:
     made = make_engine(MODELS[model](), algorithm={"old_logprobs": how} | (algorithm or {}), **engine)
-    return made.update(rollout(made), SENTENCES)[ERROR]
+    return made.update(rollout(made), TASK_DESCRIPTIONS)[ERROR]
 
 
 def test_in_bfloat16_ratios_of_the_rollout_start_elsewhere() -> None:
@@ -133,7 +133,7 @@ def test_ratios_to_log_probs_that_are_computed_again_start_at_exactly_one(model:
 def test_a_single_step_is_taken_at_ratio_one(model: str) -> None:
     """With one minibatch every ratio of the update is that of the unchanged policy."""
     engine = make_engine(MODELS[model](), algorithm={"old_logprobs": OldLogprobs.recompute, "minibatches": 1})
-    metrics = engine.update(rollout(engine), SENTENCES)
+    metrics = engine.update(rollout(engine), TASK_DESCRIPTIONS)
     assert metrics["train/ratio"] == metrics["train/ratio_max"] == 1.0
     assert metrics["train/approx_kl"] == metrics["train/clip_fraction"] == 0.0
 
@@ -149,7 +149,7 @@ def test_the_proximal_policy_starts_at_exactly_one() -> None:
 
     engine = make_engine(tiny_pi0(), algorithm={"loss": "decoupled_ppo", "proximal": Proximal.recompute})
     engine.loss = noting
-    engine.update(rollout(engine), SENTENCES)
+    engine.update(rollout(engine), TASK_DESCRIPTIONS)
     assert seen[0] == 0.0 and seen[1] > 0.0
 
 

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Level, OptimizerConfig
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.parallel import ALONE, Ranks
+from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig
@@ -50,7 +50,7 @@ def make_engine(
     kl_coef: float = 0.0,
     saved: Path | None = None,
     folder: Path | None = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     **engine: Any,
 ) -> HybridEngine:
     return HybridEngine(
@@ -73,7 +73,7 @@ def make_observation(size: int = 6, seed: int = 0) -> Observation:
     return Observation(
         images=draw.integers(0, 256, (size, 1, 32, 32, 3), dtype=np.uint8),
         proprio=draw.normal(size=(size, 3)).astype(np.float32),
-        tasks=[list(SPEC.tasks.values())[i % 2] for i in range(size)],
+        task_descriptions=[list(SPEC.tasks.values())[i % 2] for i in range(size)],
     )
 
 
@@ -85,7 +85,7 @@ def make_batch(engine: HybridEngine, size: int = 6) -> TensorDict:
     return TensorDict(
         {
             "images": torch.from_numpy(observation.images),
-            "task": torch.arange(size) % 2,
+            "task_index": torch.arange(size) % 2,
             "trace": TensorDict({name: value.clone() for name, value in output.trace.items()}, [size]),
             "version": torch.full((size,), engine.version),
             "sequence": torch.arange(size),
@@ -101,4 +101,4 @@ def make_batch(engine: HybridEngine, size: int = 6) -> TensorDict:
     )
 
 
-SENTENCES = list(SPEC.tasks.values())
+TASK_DESCRIPTIONS = list(SPEC.tasks.values())

@@ -31,11 +31,11 @@ def main(job: dict[str, Any], out: str) -> None:
     env = OffScreenRenderEnv(bddl_file_name=job["task_file"], camera_heights=height, camera_widths=width)
     env.seed(job["number"])
     env.reset()
-    pictures, proprio, positions, done = [], [], [], []
+    images, proprio, positions, done = [], [], [], []
 
     def look(seen: dict[str, Any]) -> None:
         views = [seen["agentview_image"], seen["robot0_eye_in_hand_image"]]
-        pictures.append(np.stack([view[::-1, ::-1] for view in views]))
+        images.append(np.stack([view[::-1, ::-1] for view in views]))
         rotation = quat2axisangle(seen["robot0_eef_quat"].copy())
         proprio.append(np.concatenate([seen["robot0_eef_pos"], rotation, seen["robot0_gripper_qpos"]]))
         positions.append(env.sim.data.qpos.copy())
@@ -45,7 +45,7 @@ def main(job: dict[str, Any], out: str) -> None:
         seen, _, solved, _ = env.step(action)
         done.append(solved)
         look(seen)
-    np.savez(out, pictures=pictures, proprio=np.array(proprio, np.float32), positions=positions, done=done)
+    np.savez(out, images=images, proprio=np.array(proprio, np.float32), positions=positions, done=done)
 
 
 if __name__ == "__main__":

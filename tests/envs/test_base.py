@@ -294,6 +294,6 @@ def test_a_restored_episode_that_differs_is_reported() -> None:
         assert elsewhere.set_state([0], [state]) == [0]
 
 
-def test_without_pictures_rendering_says_so() -> None:
-    with pytest.raises(RenderError, match="Counter draws no pictures"):
+def test_without_images_rendering_says_so() -> None:
+    with pytest.raises(RenderError, match="Counter draws no images"):
         running().render([1])

@@ -79,19 +79,19 @@ def test_observations_are_flattened(space: Any, length: int) -> None:
 
 
 @pytest.mark.parametrize("space", [spaces.Box(0, 255, (8, 8), np.uint8), spaces.Sequence(spaces.Discrete(2))])
-def test_observations_that_are_neither_numbers_nor_pictures_are_refused(space: Any) -> None:
-    with pytest.raises(UserError, match=r"has observations .*: supported are vectors .* and pictures"):
+def test_observations_that_are_neither_numbers_nor_images_are_refused(space: Any) -> None:
+    with pytest.raises(UserError, match=r"has observations .*: supported are vectors .* and images"):
         simulator(kwargs={"observation_space": space})
     with pytest.raises(UserError, match=r"has an observation 'a' .*: supported are vectors"):
         simulator(kwargs={"observation_space": spaces.Dict({"a": space})})
 
 
-PICTURE = spaces.Box(0, 255, (20, 30, 3), np.uint8)
-BOTH = spaces.Dict({"side": PICTURE, "pose": spaces.Box(-1, 1, (4,)), "top": PICTURE, "mode": spaces.Discrete(2)})
+IMAGE = spaces.Box(0, 255, (20, 30, 3), np.uint8)
+BOTH = spaces.Dict({"side": IMAGE, "pose": spaces.Box(-1, 1, (4,)), "top": IMAGE, "mode": spaces.Discrete(2)})
 
 
-def test_an_observation_that_is_a_picture_is_a_camera() -> None:
-    ours = simulator(kwargs={"observation_space": PICTURE}, cameras=["observation"], image_size=[20, 30])
+def test_an_observation_that_is_an_image_is_a_camera() -> None:
+    ours = simulator(kwargs={"observation_space": IMAGE}, cameras=["observation"], image_size=[20, 30])
     assert (ours.spec.cameras, ours.spec.image_size, ours.spec.proprio_dim) == (("observation",), (20, 30), 0)
     slot: Any = ours._seats[0].slot
     seen = ours.observe([0])
@@ -99,7 +99,7 @@ def test_an_observation_that_is_a_picture_is_a_camera() -> None:
     assert np.array_equal(seen.images[0, 0], slot._observation)
 
 
-def test_pictures_of_a_dict_are_cameras_and_the_rest_is_flattened() -> None:
+def test_images_of_a_dict_are_cameras_and_the_rest_is_flattened() -> None:
     ours = simulator(kwargs={"observation_space": BOTH}, cameras=["top", "side"], image_size=[16, 16])
     seen, slot = ours.observe([0]), ours._seats[0].slot
     assert isinstance(slot, GymnasiumSlot) and seen.images is not None and seen.proprio is not None
@@ -109,7 +109,7 @@ def test_pictures_of_a_dict_are_cameras_and_the_rest_is_flattened() -> None:
     assert np.array_equal(seen.proprio[0], np.concatenate([np.eye(2)[parts["mode"]], parts["pose"]]).astype(np.float32))
 
 
-def test_pictures_of_a_dict_that_no_camera_names_are_left_out() -> None:
+def test_images_of_a_dict_that_no_camera_names_are_left_out() -> None:
     ours = simulator(kwargs={"observation_space": BOTH})
     seen = ours.observe([0])
     assert ours.spec.cameras == () and seen.images is None and seen.proprio is not None and seen.proprio.shape == (1, 6)
@@ -118,7 +118,7 @@ def test_pictures_of_a_dict_that_no_camera_names_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("space", "cameras", "message"),
     [
-        (PICTURE, [], r"shows nothing but pictures: set env.cameras: \[observation\]"),
+        (IMAGE, [], r"shows nothing but images: set env.cameras: \[observation\]"),
         (BOTH, ["sid"], r"has no camera 'sid' - did you mean 'side'\? \(cameras: side, top, render\)"),
         (None, ["observation"], r"has no camera 'observation' \(cameras: render\)"),
         (BOTH, ["top", "top"], "names 'top' twice"),
@@ -203,7 +203,7 @@ def test_nan_reward_is_refused() -> None:
         zeros(simulator(kwargs={"reward": math.nan}), 2)
 
 
-def test_without_a_picture_mode_rendering_says_so() -> None:
+def test_without_an_image_mode_rendering_says_so() -> None:
     with pytest.raises(RenderError, match=r"has no render mode 'rgb_array'|cannot draw"):
         simulator().render([0])
 

@@ -12,13 +12,13 @@ from embodyrl.envs.images import resize
 
 
 def grey(rows: list[list[int]]) -> NDArray[np.uint8]:
-    """A grey picture `[H, W, 3]`."""
+    """A grey image `[H, W, 3]`."""
     return np.repeat(np.array(rows, np.uint8)[:, :, None], 3, axis=2)
 
 
 def test_whole_blocks_are_averaged_and_halves_rounded_up() -> None:
-    picture = grey([[0, 10, 1, 2], [20, 30, 3, 4]])
-    assert np.array_equal(resize(picture, 1, 2), grey([[15, 3]]))  # 60 / 4, and 10 / 4 = 2.5
+    image = grey([[0, 10, 1, 2], [20, 30, 3, 4]])
+    assert np.array_equal(resize(image, 1, 2), grey([[15, 3]]))  # 60 / 4, and 10 / 4 = 2.5
 
 
 def test_pixels_that_are_cut_count_by_their_share() -> None:
@@ -26,18 +26,18 @@ def test_pixels_that_are_cut_count_by_their_share() -> None:
     assert np.array_equal(resize(grey([[0, 30, 90]]), 1, 2), grey([[10, 70]]))
 
 
-def test_a_larger_picture_repeats_pixels() -> None:
+def test_a_larger_image_repeats_pixels() -> None:
     assert np.array_equal(resize(grey([[1, 9]]), 2, 4), grey([[1, 1, 9, 9]] * 2))
 
 
-def test_the_same_size_is_the_same_picture() -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
-    assert np.array_equal(resize(picture, 5, 7), picture)
+def test_the_same_size_is_the_same_image() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    assert np.array_equal(resize(image, 5, 7), image)
 
 
 @pytest.mark.parametrize("size", [(3, 2), (7, 5), (13, 4), (1, 1)])
 def test_against_fractions(size: tuple[int, int]) -> None:
-    picture = np.random.default_rng(1).integers(0, 256, (8, 6, 3), np.uint8)
+    image = np.random.default_rng(1).integers(0, 256, (8, 6, 3), np.uint8)
 
     def shares(old: int, new: int) -> list[list[Fraction]]:
         """How much of old pixel j lies in new pixel i, in old pixels."""
@@ -46,9 +46,9 @@ def test_against_fractions(size: tuple[int, int]) -> None:
 
     down, across = shares(8, size[0]), shares(6, size[1])
     area = Fraction(8, size[0]) * Fraction(6, size[1])
-    resized = resize(picture, *size)
+    resized = resize(image, *size)
     for i, j in np.ndindex(*size):
-        total = sum(down[i][y] * across[j][x] * int(picture[y, x, 1]) for y in range(8) for x in range(6))
+        total = sum(down[i][y] * across[j][x] * int(image[y, x, 1]) for y in range(8) for x in range(6))
         assert resized[i, j, 1] == int(total / area + Fraction(1, 2))
 
 

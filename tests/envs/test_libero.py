@@ -1,4 +1,4 @@
-"""LIBERO: the same pictures and numbers as its own environment, its start states, and what is said when it lacks
+"""LIBERO: the same images and numbers as its own environment, its start states, and what is said when it lacks
 something."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy.spatial.transform import Rotation
 from embodyrl.config import ConfigError, load_config
 from embodyrl.envs.base import RenderError
 from embodyrl.envs.libero import tasks as libero_tasks
-from embodyrl.envs.libero.tasks import official_state, sentence, start_states, task_file
+from embodyrl.envs.libero.tasks import official_state, start_states, task_description, task_file
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import Driver, LiberoConfig, Proprio, RenderQuality
@@ -92,7 +92,7 @@ def with_knob(slot: LiberoSlot, angle: float) -> NDArray[np.float64]:
 
 @needs_assets
 @pytest.mark.parametrize(("task", "number", "knob"), COMPARED)
-def test_pictures_numbers_and_success_are_those_of_libero(
+def test_images_numbers_and_success_are_those_of_libero(
     task: str, number: int, knob: float | None, tmp_path: Path
 ) -> None:
     try:
@@ -123,8 +123,8 @@ def test_pictures_numbers_and_success_are_those_of_libero(
         slot._driver.reset(number, state)
         solved = []
         for index in range(len(plan) + 1):
-            pictures, proprio = slot.observe()
-            assert pictures is not None and np.array_equal(pictures, theirs["pictures"][index]), index
+            images, proprio = slot.observe()
+            assert images is not None and np.array_equal(images, theirs["images"][index]), index
             assert np.array_equal(proprio, theirs["proprio"][index]), index
             assert np.array_equal(slot._driver.data.qpos, theirs["positions"][index]), index
             if index < len(plan):
@@ -294,25 +294,25 @@ def test_a_snapshot_of_another_task_is_refused(stove: Libero) -> None:
 
 
 @needs_assets
-def test_fast_pictures_are_others_and_of_the_same_scene() -> None:
-    pictures = {}
+def test_fast_images_are_others_and_of_the_same_scene() -> None:
+    images = {}
     for quality in RenderQuality:
         try:
             simulator = Libero(config(cameras=["wrist", "agentview"], image_size=SIZE, render_quality=quality), 1)
         except NoOpenGLError as error:
             pytest.skip(str(error))
-        pictures[quality] = simulator.reset([0], [episode()]).images
+        images[quality] = simulator.reset([0], [episode()]).images
         shown = simulator.render([0])
-        assert pictures[quality] is not None and np.array_equal(shown, pictures[quality][:, 0])
+        assert images[quality] is not None and np.array_equal(shown, images[quality][:, 0])
         simulator.close()
-    full, fast = (pictures[quality].astype(float) for quality in (RenderQuality.full, RenderQuality.fast))
+    full, fast = (images[quality].astype(float) for quality in (RenderQuality.full, RenderQuality.fast))
     assert full.shape == (1, 2, *SIZE, 3) and (full != fast).any()
     assert np.abs(full - fast).mean() < 20 and min(full[0, 0].std(), full[0, 1].std()) > 20
     assert np.abs(full[0, 0] - full[0, 1]).mean() > 20
 
 
 @needs_assets
-def test_tasks_with_the_same_objects_share_a_painter_and_are_drawn_as_alone() -> None:
+def test_tasks_with_the_same_objects_share_a_renderer_and_are_drawn_as_alone() -> None:
     tasks = ["libero_spatial/0", "libero_spatial/1"]
     options: dict[str, Any] = {"cameras": ["agentview"], "image_size": SIZE, "render_quality": RenderQuality.fast}
     try:
@@ -320,7 +320,7 @@ def test_tasks_with_the_same_objects_share_a_painter_and_are_drawn_as_alone() ->
     except NoOpenGLError as error:
         pytest.skip(str(error))
     first, second = (both.reset([0], [episode(task=task)]).images for task in tasks)
-    assert len(both._painters._kept) == 1
+    assert len(both._renderers._kept) == 1
     both.close()
     alone = Libero(config(tasks[1], **options), 1)
     assert np.array_equal(alone.reset([0], [episode(task=tasks[1])]).images, second)
@@ -362,7 +362,7 @@ def test_start_states_are_what_torch_reads() -> None:
 
     folder = libero_tasks.package() / "init_files" / "libero_10"
     files = sorted(folder.glob("*.pruned_init"))
-    tasks = {sentence(task): task for task in libero_tasks.known_tasks() if task.startswith("libero_10/")}
+    tasks = {task_description(task): task for task in libero_tasks.known_tasks() if task.startswith("libero_10/")}
     name = next(file for file in files if "turn_on_the_stove" in file.stem)
     ours = start_states(tasks["turn on the stove and put the moka pot on it"])
     theirs = torch.load(name, weights_only=False)
@@ -380,12 +380,12 @@ def test_start_states_are_read_without_running_what_is_in_the_file(tmp_path: Pat
     assert not (tmp_path / "sprung").exists()
 
 
-def test_tasks_and_sentences_are_those_of_the_public_evaluations() -> None:
+def test_tasks_and_task_descriptions_are_those_of_the_public_evaluations() -> None:
     tasks = libero_tasks.known_tasks()
     assert len(tasks) == len(set(tasks)) == 130 and all(task_file(task).is_file() for task in tasks)
-    assert sentence("libero_goal/0") == "open the middle drawer of the cabinet"
-    assert sentence("libero_10/0") == "put both the alphabet soup and the tomato sauce in the basket"
-    assert sentence("libero_90/0") == "close the top drawer of the cabinet"  # KITCHEN_SCENE10_...: two digits
+    assert task_description("libero_goal/0") == "open the middle drawer of the cabinet"
+    assert task_description("libero_10/0") == "put both the alphabet soup and the tomato sauce in the basket"
+    assert task_description("libero_90/0") == "close the top drawer of the cabinet"  # KITCHEN_SCENE10_...: two digits
 
 
 def test_config_files_name_whole_suites() -> None:
@@ -396,7 +396,7 @@ def test_config_files_name_whole_suites() -> None:
         written = (folder / f"{name}.yaml").read_text()
         tasks = [line.split()[1] for line in written.splitlines() if line.startswith("  - ")]
         assert len(tasks) == 10 and len({task.partition("/")[0] for task in tasks}) == 1
-        assert all(f"{task}  # {sentence(task)}\n" in written for task in tasks)
+        assert all(f"{task}  # {task_description(task)}\n" in written for task in tasks)
         assert f"max_episode_steps: {steps}\n" in written
 
 

@@ -21,7 +21,7 @@ import sapien
 
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.simulator import ManiSkill
-from embodyrl.envs.maniskill.tasks import SENTENCES, _registered, known_tasks, missing_assets, sentence
+from embodyrl.envs.maniskill.tasks import TASK_DESCRIPTIONS, _registered, known_tasks, missing_assets, task_description
 from embodyrl.envs.options import ManiSkillConfig, Proprio, RewardMode
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
@@ -160,16 +160,16 @@ def test_tasks_of_different_shapes_are_refused() -> None:
         ours.reset([0], [EpisodeSpec(task="PickCube-v1", start_state=0, seed=0)])
 
 
-def test_sentences() -> None:
-    assert sentence("PushCube-v1") == "push the cube to the goal region"
-    assert sentence("OpenCabinetDrawer-v1") == "open cabinet drawer"
+def test_task_descriptions() -> None:
+    assert task_description("PushCube-v1") == "push the cube to the goal region"
+    assert task_description("OpenCabinetDrawer-v1") == "open cabinet drawer"
 
 
-def test_every_task_whose_files_come_with_maniskill_has_a_written_sentence() -> None:
+def test_every_task_whose_files_come_with_maniskill_has_a_written_task_description() -> None:
     registered = loading.load().REGISTERED_ENVS
     shipped = [task for task, entry in registered.items() if not missing_assets(task) and not entry.asset_download_ids]
     elsewhere = ("SceneManipulation", "Empty-v1", "UnitreeGo2", "OpenCabinetDoor")  # no task, or no files either
-    assert {task for task in shipped if not any(part in task for part in elsewhere)} == SENTENCES.keys()
+    assert {task for task in shipped if not any(part in task for part in elsewhere)} == TASK_DESCRIPTIONS.keys()
 
 
 def test_the_catalogue_agrees_with_what_maniskill_registers() -> None:
@@ -203,7 +203,7 @@ for attempt in (lambda: ours.render([0]), lambda: ManiSkill(config(cameras=["bas
 """
 
 
-def test_without_a_driver_states_are_the_same_and_pictures_are_refused_in_words() -> None:
+def test_without_a_driver_states_are_the_same_and_images_are_refused_in_words() -> None:
     ours = simulator("PushCube-v1")
     first = ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=5, seed=0)]).proprio
     assert first is not None
@@ -213,7 +213,7 @@ def test_without_a_driver_states_are_the_same_and_pictures_are_refused_in_words(
     there, drawing, camera = done.stdout.splitlines()
     assert there == first.tobytes().hex()
     assert drawing.startswith("ManiSkill cannot draw 'PushCube-v1' on this machine: install a Vulkan driver")
-    assert camera.startswith("env.cameras: ManiSkill cannot draw pictures on this machine: install a Vulkan driver")
+    assert camera.startswith("env.cameras: ManiSkill cannot draw images on this machine: install a Vulkan driver")
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def driver() -> None:
         pytest.skip("no Vulkan driver that SAPIEN can draw with")
 
 
-def test_pictures_show_what_the_state_says(driver: None) -> None:
+def test_images_show_what_the_state_says(driver: None) -> None:
     """The red cube of PickCube is where the camera should see it: moving it moves the red pixels."""
     ours = simulator("PickCube-v1", cameras=["base_camera"], image_size=[96, 128])
     middles = []
@@ -240,7 +240,7 @@ def test_pictures_show_what_the_state_says(driver: None) -> None:
     assert np.corrcoef(down, forward)[0, 1] > 0.95 and np.corrcoef(right, left)[0, 1] > 0.95
 
 
-def test_pictures_are_drawn_at_chunk_ends_only(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_drawn_at_chunk_ends_only(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = simulator("PushCube-v1", cameras=["base_camera"], image_size=[32, 32])
     ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=0, seed=0)])
     env = ours._seats[0].slot._env  # type: ignore[union-attr]
@@ -283,11 +283,11 @@ def test_a_lens_given_in_pixels_keeps_its_view(driver: None) -> None:
     assert (small[:, :, :7] == 0).all() and (small[:, :, 9:] == 200).all()
 
 
-def test_people_see_a_picture(driver: None) -> None:
+def test_people_see_an_image(driver: None) -> None:
     ours = simulator("PushCube-v1")
     ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=0, seed=0)])
-    (picture,) = ours.render([0])
-    assert picture.shape == (512, 512, 3) and picture.std() > 20
+    (image,) = ours.render([0])
+    assert image.shape == (512, 512, 3) and image.std() > 20
 
 
 def test_proprio_of_the_robot_has_no_objects() -> None:

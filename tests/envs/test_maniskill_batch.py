@@ -40,7 +40,7 @@ class SideBySide:
         self.scenes = [ManiSkillScenes(task, config, 1) for _ in range(count)]
         self.count = count
         first = self.scenes[0]
-        self.fields, self.sentence = first.fields, first.sentence
+        self.fields, self.task_description = first.fields, first.task_description
         self.control_frequency = first.control_frequency
 
     def start(self, scene: int, episode: EpisodeSpec) -> None:
@@ -53,8 +53,8 @@ class SideBySide:
     def proprio(self) -> NDArray[np.float32]:
         return np.concatenate([scene.proprio() for scene in self.scenes])
 
-    def pictures(self) -> NDArray[np.uint8]:
-        return np.concatenate([scene.pictures() for scene in self.scenes])
+    def images(self) -> NDArray[np.uint8]:
+        return np.concatenate([scene.images() for scene in self.scenes])
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         rows = [scene.snapshot() for scene in self.scenes]
@@ -287,7 +287,7 @@ def test_several_tasks_are_refused() -> None:
         batch(1, tasks=["PickCube-v1", "PushCube-v1"])
 
 
-def test_pictures_are_those_of_the_slots() -> None:
+def test_images_are_those_of_the_slots() -> None:
     if loading.rendering_device() is None:
         pytest.skip("no Vulkan driver that SAPIEN can draw with")
     options = {"cameras": ["base_camera"], "image_size": [32, 48], "proprio": Proprio.robot}
@@ -368,7 +368,7 @@ def test_gpu_states_go_on_in_any_slot(on_gpu: Any) -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_pictures() -> None:
+def test_gpu_images() -> None:
     if not torch.cuda.is_available() or loading.rendering_device() is None:
         pytest.skip("no NVIDIA GPU, or none that draws")
     options = {"cameras": ["base_camera"], "image_size": [64, 64], "sim": Sim.gpu}

@@ -69,7 +69,7 @@ def test_a_task_with_two_robots() -> None:
         (Graphics(preset={"VK_ICD_FILENAMES": "mine.json"}), True),
     ],
 )
-def test_pictures_need_a_driver(graphics: Graphics, can: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_need_a_driver(graphics: Graphics, can: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "inventory", lambda: Inventory(cpus=(0,), cores=1, graphics=graphics))
     assert not faults()
     for setting, path in (("env.cameras=[base_camera]", "env.cameras"), *[("tracking.video.episodes=1",) * 2]):

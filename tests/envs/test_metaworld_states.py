@@ -28,9 +28,9 @@ DONE, REST = 25, 12
 """Control steps before an episode is saved, and how many of those after it are compared."""
 
 
-def simulator(*tasks: str, num_slots: int = 2, pictures: bool = False, **options: Any) -> MetaWorld:
+def simulator(*tasks: str, num_slots: int = 2, images: bool = False, **options: Any) -> MetaWorld:
     """A simulator of `tasks`."""
-    drawn = {"cameras": ["corner4"], "image_size": [48, 48], "render_quality": RenderQuality.fast} if pictures else {}
+    drawn = {"cameras": ["corner4"], "image_size": [48, 48], "render_quality": RenderQuality.fast} if images else {}
     config = MetaWorldConfig(name="metaworld", tasks=list(tasks), max_episode_steps=150, **drawn, **options)
     return MetaWorld(config, num_slots)
 
@@ -89,8 +89,8 @@ def steps_simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield counted
 
 
-def check_in_this_process(task: str, *, pictures: bool) -> None:
-    ours = simulator(task, pictures=pictures)
+def check_in_this_process(task: str, *, images: bool) -> None:
+    ours = simulator(task, images=images)
     state, rest = saved(ours, task)
     assert comes_back(ours, task, state, rest, slot=1), "in a slot that has played nothing"
     for slot in (0, 1):
@@ -107,16 +107,16 @@ def check_in_this_process(task: str, *, pictures: bool) -> None:
 
 @pytest.mark.parametrize("task", known_tasks())
 def test_every_task_goes_on_bit_for_bit_in_any_slot(task: str) -> None:
-    check_in_this_process(task, pictures=False)
+    check_in_this_process(task, images=False)
 
 
 @pytest.mark.parametrize("task", DRAWN)
-def test_pictures_come_back_too(task: str) -> None:
+def test_images_come_back_too(task: str) -> None:
     try:
         rendering.context(16, 16).free()
     except NoOpenGLError as error:
         pytest.skip(str(error))
-    check_in_this_process(task, pictures=True)
+    check_in_this_process(task, images=True)
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def full_disk(folder: Path) -> dict[str, Any]:
     """Run on a disk of 1 MiB that is full at the second checkpoint, make room, and go on."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
-    words = ["env.num_envs=2", "env.max_episode_steps=10", "rollout.chunks=8", "algorithm.minibatches=2"]
+    words = ["env.num_envs=2", "env.max_episode_steps=10", "rollout.num_chunks=8", "algorithm.minibatches=2"]
     words += ["model.hidden_sizes=[128]", "run.eval_every=0", "eval.episodes=2", "tracking.sinks=[jsonl]"]
     run = folder / "run"
 

@@ -1,5 +1,5 @@
 """Run directories and policies that were torn, emptied, or tampered with: whatever command meets them says in one
-sentence what is wrong, or does without; nobody sees a traceback, and `resume` mends what can be mended."""
+task description what is wrong, or does without; nobody sees a traceback, and `resume` mends what can be mended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = [
     "env.num_envs=2",
     "env.workers=1",
     "env.max_episode_steps=8",
-    "rollout.chunks=8",
+    "rollout.num_chunks=8",
     "algorithm.epochs=1",
     "algorithm.minibatches=2",
     "model.hidden_sizes=[4]",

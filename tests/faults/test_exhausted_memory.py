@@ -1,4 +1,4 @@
-"""Memory that runs out: a sentence with settings that help, and what was learned is saved."""
+"""Memory that runs out: a task description with settings that help, and what was learned is saved."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_only_what_is_not_in_use_is_recommended() -> None:
     def recommended(*overrides: str) -> str:
         return remedies(load_config("experiment/gym_pendulum", list(overrides)).config)
 
-    assert recommended("algorithm.minibatches=8", "env.num_envs=8", "rollout.chunks=64") == (
+    assert recommended("algorithm.minibatches=8", "env.num_envs=8", "rollout.num_chunks=64") == (
         "engine.micro_batch_size=32, engine.offload=all, env.offload=true"
     )
     assert recommended(

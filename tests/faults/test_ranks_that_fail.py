@@ -20,7 +20,7 @@ SMALL = [
     "env.num_envs=4",
     "env.workers=2",
     "env.max_episode_steps=40",
-    "rollout.chunks=8",
+    "rollout.num_chunks=8",
     "algorithm.epochs=1",
     "algorithm.minibatches=2",
     "model.hidden_sizes=[8]",
@@ -28,7 +28,7 @@ SMALL = [
     "run.iterations=100000",
     "tracking.sinks=[jsonl]",
 ]
-OWN = ("-m", "embodyrl", "run", "experiment/gym_pendulum", "engine.parallel.ranks=2")
+OWN = ("-m", "embodyrl", "run", "experiment/gym_pendulum", "engine.parallel.world_size=2")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *OWN[:4])
 
 

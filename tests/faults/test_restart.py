@@ -12,7 +12,7 @@ from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.config.schema import OnWorkerDeath, StartMethod
 from embodyrl.envs.manager import EnvManager
-from embodyrl.envs.manager.crew import TooManyDeaths
+from embodyrl.envs.manager.pool import TooManyDeaths
 from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerTimeout
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
@@ -140,10 +140,10 @@ def test_ready_slots_are_served_while_another_process_is_replaced(start):
         assert lost == {0: False, 1: False, 2: True, 3: False}
 
 
-def test_a_film_of_a_lost_chunk_is_empty(manager):
-    result, films = manager.step_recorded(ALL, actions(4, slot0=Do.DIE), [episode(2)] * 4)
+def test_a_video_of_a_lost_chunk_is_empty(manager):
+    result, videos = manager.step_recorded(ALL, actions(4, slot0=Do.DIE), [episode(2)] * 4)
     assert result.lost.tolist() == [True, True, False, False]
-    assert [len(film) for film in films] == [0, 0, 1, 1]
+    assert [len(video) for video in videos] == [0, 0, 1, 1]
 
 
 def test_deaths_without_end_end_the_run(manager):
@@ -159,7 +159,7 @@ def test_deaths_without_end_end_the_run(manager):
 @pytest.fixture
 def doomed(tmp_path, monkeypatch):
     """`doomed(n)` has the next n processes die while they start; with short pauses in between."""
-    monkeypatch.setattr("embodyrl.envs.manager.crew.PAUSE_S", 0.05)
+    monkeypatch.setattr("embodyrl.envs.manager.pool.PAUSE_S", 0.05)
     path = tmp_path / "doomed"
 
     def set_number(number):

@@ -29,7 +29,7 @@ SMALL = [
     "env.num_envs=4",
     "env.workers=2",
     "env.max_episode_steps=40",
-    "rollout.chunks=200",
+    "rollout.num_chunks=200",
     "algorithm.epochs=1",
     "algorithm.minibatches=2",
     "model.hidden_sizes=[8]",
@@ -39,7 +39,7 @@ SMALL = [
     "run.iterations=100000",
 ]
 RUN = (*EMBODYRL, "run", "experiment/gym_pendulum", *SMALL)
-A_SECOND, SECONDS = "rollout.chunks=1200", "rollout.chunks=5000"
+A_SECOND, SECONDS = "rollout.num_chunks=1200", "rollout.num_chunks=5000"
 """How long one iteration takes."""
 TIMEOUT = shutil.which("timeout")
 needs_timeout = pytest.mark.skipif(TIMEOUT is None, reason="GNU timeout is not installed")
@@ -132,7 +132,7 @@ def test_gnu_timeout_signals_twice_and_the_run_saves(start: Callable[..., Starte
 
 @pytest.mark.parametrize("ranks", rest_slow([1, 2]))
 def test_a_signal_to_every_process_again_and_again(start: Callable[..., Started], ranks: int) -> None:
-    started = run(start, SECONDS, f"engine.parallel.ranks={ranks}")
+    started = run(start, SECONDS, f"engine.parallel.world_size={ranks}")
     for _ in range(4):
         started.signal_everyone(SIGTERM)
         time.sleep(0.7)
@@ -143,7 +143,7 @@ def test_a_signal_to_every_process_again_and_again(start: Callable[..., Started]
 
 @pytest.mark.parametrize("number", rest_slow([SIGHUP, SIGUSR1]))
 def test_other_signals_to_every_process_of_two_ranks(start: Callable[..., Started], number: Signals) -> None:
-    started = run(start, "engine.parallel.ranks=2")
+    started = run(start, "engine.parallel.world_size=2")
     started.signal_everyone(number)
     code, _, err = started.ending()
     assert code == 128 + number, err
@@ -152,7 +152,7 @@ def test_other_signals_to_every_process_of_two_ranks(start: Callable[..., Starte
 
 def test_signals_while_simulators_start_anew(start: Callable[..., Started]) -> None:
     """With `env.offload` processes begin in every iteration, and one that begins must not die of it, either."""
-    started = run(start, "env.offload=true", "env.start_method=spawn", "rollout.chunks=20")
+    started = run(start, "env.offload=true", "env.start_method=spawn", "rollout.num_chunks=20")
     for _ in range(30):
         started.signal_everyone(SIGTERM)
         time.sleep(0.01)
@@ -162,7 +162,7 @@ def test_signals_while_simulators_start_anew(start: Callable[..., Started]) -> N
 
 
 def test_only_a_second_ctrl_c_that_is_meant_leaves_at_once(start: Callable[..., Started]) -> None:
-    started = run(start, "rollout.chunks=1000000", "run.eval_every=1")  # nothing else could end it soon
+    started = run(start, "rollout.num_chunks=1000000", "run.eval_every=1")  # nothing else could end it soon
     time.sleep(1.0)
     for number in (SIGINT, SIGINT, SIGTERM):
         started.signal_group(number)
@@ -330,7 +330,7 @@ def test_a_signal_whose_exception_gets_lost_is_not(lose: str) -> None:
 @pytest.mark.parametrize("number", rest_slow([SIGTERM, SIGHUP, SIGUSR1]))
 @pytest.mark.parametrize("ranks", rest_slow([1, 2]))
 def test_before_there_is_anything_to_save(start: Callable[..., Started], number: Signals, ranks: int) -> None:
-    started = start(*RUN, f"engine.parallel.ranks={ranks}", "run.dir=RUN_DIR")
+    started = start(*RUN, f"engine.parallel.world_size={ranks}", "run.dir=RUN_DIR")
     started.wait_for((started.path / "run.log").exists)
     time.sleep(0.5 * ranks)
     for _ in range(2):
@@ -345,7 +345,7 @@ def test_before_there_is_anything_to_save(start: Callable[..., Started], number:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is done."""
     path = tmp_path_factory.mktemp("done") / "run"
-    programs.run([*RUN[1:], "run.iterations=1", "rollout.chunks=20", f"run.dir={path}"], check=True)
+    programs.run([*RUN[1:], "run.iterations=1", "rollout.num_chunks=20", f"run.dir={path}"], check=True)
     return path
 
 
@@ -355,7 +355,7 @@ def test_eval_leaves_nothing_behind(
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    words = ("eval", str(trained), "eval.episodes=100000", "--video", str(tmp_path / "film.mp4"))
+    words = ("eval", str(trained), "eval.episodes=100000", "--video", str(tmp_path / "video.mp4"))
     started = start(*EMBODYRL, *words, env={"TMPDIR": str(temporary)})
     started.wait_for(lambda: len(psutil.Process(started.process.pid).children(recursive=True)) >= 3)
     time.sleep(3.0)

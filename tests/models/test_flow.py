@@ -136,7 +136,7 @@ class Plain(FlowPolicy):
     def condition(self, inputs: Any) -> Any:
         raise NotImplementedError
 
-    denoise = value_features = finish = imitated = learning_times = condition
+    denoise = value_features = finish = sft_targets = learning_times = condition
 
 
 def test_times_of_imitation_follow_a_beta_distribution() -> None:

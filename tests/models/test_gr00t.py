@@ -1,4 +1,4 @@
-"""GR00T N1.5: files, statistics, prompts, pictures, options, and what it refuses."""
+"""GR00T N1.5: files, statistics, prompts, images, options, and what it refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from embodyrl.models.gr00t.network import (
     padded_attention,
     parameter_name,
 )
-from embodyrl.models.gr00t.processor import PicturePipeline
+from embodyrl.models.gr00t.processor import ImagePipeline
 from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
 from embodyrl.models.pi.config import Pi0Config
 from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, SINGLE_FILE, other_options, read_description, with_kept
@@ -225,7 +225,7 @@ def test_states_and_actions_by_hand(whole: Path) -> None:
     wanted = (said[:, :CHUNK].numpy() + 1) / 2 * (high - low) + low
     np.testing.assert_allclose(policy.finish(said, {}).numpy(), wanted, atol=1e-5)
     assert low[0] == high[0]
-    data, counts = policy.imitated(policy.finish(said, {}), {})
+    data, counts = policy.sft_targets(policy.finish(said, {}), {})
     assert torch.equal(data[..., 0], torch.zeros(2, HORIZON)) and bool(counts.all())
     torch.testing.assert_close(data[:, :CHUNK, 1:], said[:, :CHUNK, 1:], atol=1e-5, rtol=0)
     torch.testing.assert_close(data[:, CHUNK:], data[:, CHUNK - 1 : CHUNK].expand(-1, HORIZON - CHUNK, -1))
@@ -265,7 +265,7 @@ def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) ->
     policy.save(saved, policy.config)
     again = load(saved, embodiment_tag=None, simulator=spec)
     assert torch.equal(again.action_range.half_width, policy.action_range.half_width)
-    with pytest.raises(PolicyError, match=r"there are 1 camera\(s\).*trained with 2 picture\(s\): front, hand"):
+    with pytest.raises(PolicyError, match=r"there are 1 camera\(s\).*trained with 2 image\(s\): front, hand"):
         load(saved, embodiment_tag=None, simulator=dataclasses.replace(spec, cameras=("front",)))
 
 
@@ -323,7 +323,7 @@ def test_a_new_model_scales_states_by_the_statistics_of_demonstrations(tmp_path:
 
 
 def test_the_prompt_is_the_public_one() -> None:
-    assert prompt("pick it up", pictures=2, pieces=3) == (
+    assert prompt("pick it up", images=2, pieces=3) == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
         "<image 1><img><IMG_CONTEXT><IMG_CONTEXT><IMG_CONTEXT></img>"
         "<image 2><img><IMG_CONTEXT><IMG_CONTEXT><IMG_CONTEXT></img>"
@@ -369,7 +369,7 @@ def test_a_task_as_lerobot_writes_it(whole: Path) -> None:
 def views(tasks: list[str]) -> Observation:
     observation = two_views()
     count = len(tasks)
-    return Observation(images=observation.images[:count], proprio=observation.proprio[:count], tasks=tasks)
+    return Observation(images=observation.images[:count], proprio=observation.proprio[:count], task_descriptions=tasks)
 
 
 def test_a_prompt_that_is_too_long(whole: Path) -> None:
@@ -442,7 +442,7 @@ env: {num_envs: 2, workers: 1, max_episode_steps: 8, image_size: [48, 48]}
 eval: {episodes: 2}
 tracking: {sinks: [jsonl]}
 model: {denoising_steps: 2, scratch: {layers: 1, action_layers: 2}}
-rollout: {chunks: 4, chunk_size: 2}
+rollout: {num_chunks: 4, chunk_size: 2}
 algorithm: {minibatches: 2}
 """
 
@@ -469,9 +469,9 @@ def test_runs_keep_the_length_of_their_prompts(tmp_path: Path, adapters: bool) -
         (tmp_path / "public" / DESCRIPTION_FILE).unlink()
         run = "adapted"
         embodyrl(tmp_path, "run", "my.yaml", f"run.dir={run}", "model.checkpoint=public", "engine.lora.rank=2")
-    longer = "env.instructions.Pendulum-v1=swing it up and keep it there for as long as you can"
+    longer = "env.task_descriptions.Pendulum-v1=swing it up and keep it there for as long as you can"
     assert f"more than prompt_length = {length} (of" in embodyrl(tmp_path, "eval", run, longer)
-    assert "evaluation  2 episodes" in embodyrl(tmp_path, "eval", run, "env.instructions.Pendulum-v1=up")
+    assert "evaluation  2 episodes" in embodyrl(tmp_path, "eval", run, "env.task_descriptions.Pendulum-v1=up")
     embodyrl(tmp_path, "export", run, "--out", "exported")
     exported = json.loads((tmp_path / "exported" / DESCRIPTION_FILE).read_text())["options"]
     assert exported["prompt_length"] == length > 0
@@ -567,25 +567,25 @@ def test_who_looks_at_whom() -> None:
     assert mask[0, 0].tolist() == [[False, False, False], [False, True, False], [False, True, True]]
 
 
-# ------------------------------------------------------------------------------------------------------------ pictures
+# ------------------------------------------------------------------------------------------------------------ images
 
 
 def test_a_crop_keeps_the_middle() -> None:
-    picture = torch.arange(40 * 40 * 3).remainder(251).view(1, 1, 40, 40, 3).to(torch.uint8)
-    pixels = PicturePipeline(38, center_crop=True, interpolation=Interpolation.bilinear)(picture, CPU)
-    wanted = (picture[0, 0, 1:39, 1:39].permute(2, 0, 1).float() / 255 - 0.5) / 0.5
+    image = torch.arange(40 * 40 * 3).remainder(251).view(1, 1, 40, 40, 3).to(torch.uint8)
+    pixels = ImagePipeline(38, center_crop=True, interpolation=Interpolation.bilinear)(image, CPU)
+    wanted = (image[0, 0, 1:39, 1:39].permute(2, 0, 1).float() / 255 - 0.5) / 0.5
     assert torch.equal(pixels[0, 0], wanted)
 
 
 @pytest.mark.parametrize("crop", [False, True])
 @pytest.mark.parametrize("size", [(256, 256), (480, 640), (100, 90), (224, 224)])
-def test_bilinear_pictures_are_those_of_isaac(size: tuple[int, int], crop: bool) -> None:
-    """Its steps, one picture at a time: fractions of 255, crop, resize in float32, and cut off to whole numbers."""
+def test_bilinear_images_are_those_of_isaac(size: tuple[int, int], crop: bool) -> None:
+    """Its steps, one image at a time: fractions of 255, crop, resize in float32, and cut off to whole numbers."""
     draw = torch.Generator().manual_seed(0)
-    pictures = torch.randint(0, 256, (2, 2, *size, 3), dtype=torch.uint8, generator=draw)
-    found = PicturePipeline(224, center_crop=crop, interpolation=Interpolation.bilinear)(pictures, CPU)
-    for picture, pixels in zip(pictures.flatten(0, 1), found.flatten(0, 1), strict=True):
-        frame = (picture.to(torch.float32) / 255.0).permute(2, 0, 1)
+    images = torch.randint(0, 256, (2, 2, *size, 3), dtype=torch.uint8, generator=draw)
+    found = ImagePipeline(224, center_crop=crop, interpolation=Interpolation.bilinear)(images, CPU)
+    for image, pixels in zip(images.flatten(0, 1), found.flatten(0, 1), strict=True):
+        frame = (image.to(torch.float32) / 255.0).permute(2, 0, 1)
         if crop:
             frame = vision.center_crop(frame, [int(size[0] * 0.95), int(size[1] * 0.95)])
         frame = vision.resize(frame, [224, 224], interpolation=InterpolationMode.BILINEAR, antialias=True)
@@ -594,10 +594,9 @@ def test_bilinear_pictures_are_those_of_isaac(size: tuple[int, int], crop: bool)
 
 
 def test_ways_to_resize_differ() -> None:
-    picture = two_views().images[:, :1]
+    image = two_views().images[:, :1]
     linear, cubic = (
-        PicturePipeline(24, center_crop=False, interpolation=way)(torch.from_numpy(picture), CPU)
-        for way in Interpolation
+        ImagePipeline(24, center_crop=False, interpolation=way)(torch.from_numpy(image), CPU) for way in Interpolation
     )
     assert linear.shape == cubic.shape == (2, 1, 3, 24, 24) and not torch.equal(linear, cubic)
 
@@ -621,7 +620,7 @@ def test_evaluation_repeats_a_rollout_bit_for_bit(method: NoiseMethod, joint: bo
     assert torch.equal(scored.logprobs, acted.logprobs) and torch.equal(scored.values, acted.values)
 
 
-def test_pictures_and_sentence_are_looked_at_once() -> None:
+def test_images_and_task_description_are_looked_at_once() -> None:
     """By the language model, and, of what it made of them, by each block that needs keys and values."""
     policy = scratch()
     blocks = policy.network.action_head.model.transformer_blocks
@@ -703,7 +702,7 @@ def test_what_counts_of_a_demonstration() -> None:
     policy = scratch(scratch=longer)
     policy.start = torch.zeros(5, 9)
     actions = torch.linspace(-0.9, 0.9, 2 * CHUNK * 7).view(2, CHUNK, 7)
-    data, counts = policy.imitated(actions, {})
+    data, counts = policy.sft_targets(actions, {})
     low, high = torch.from_numpy(SPEC.action_low), torch.from_numpy(SPEC.action_high)
     normalized = (actions - 0.5 * (low + high)) / (0.5 * (high - low))
     torch.testing.assert_close(data[:, :CHUNK, :7], normalized, atol=1e-6, rtol=0)
@@ -784,7 +783,9 @@ def test_statistics_of_another_robot_are_found_before_a_model_from_nothing_start
     assert "model.statistics are of an action with 7 numbers, the simulator has 4" in str(caught.value)
 
 
-def test_sentences_and_tokenizers_that_do_not_fit_are_found_before_anything_starts(whole: Path, tmp_path: Path) -> None:
+def test_task_descriptions_and_tokenizers_that_do_not_fit_are_found_before_anything_starts(
+    whole: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("metaworld", reason="MetaWorld is not installed")
     short = faults(whole, "model.prompt_length=3", env="metaworld/reach_rgb")
     assert "more than prompt_length = 3 (of the config or the saved policy): 'reach the goal position'" in short
@@ -816,7 +817,7 @@ def test_another_models_folder_and_sizes_that_are_none_are_named(folder: Path) -
             "model.state_keys=[hand,wheels]",
             r"'wheels', which the statistics of new_embodiment.state lack \(known",
         ),
-        ("model.video_keys=null", r"there are 1 camera\(s\) .* trained with 2 picture\(s\): front, hand"),
+        ("model.video_keys=null", r"there are 1 camera\(s\) .* trained with 2 image\(s\): front, hand"),
         ("env.cameras=[]", "env.cameras is empty"),
         ("rollout.chunk_size=6", "rollout.chunk_size = 6, but the model denoises 5 actions at a time"),
         ("model.tokenizer=nowhere", "no tokenizer in nowhere"),
@@ -970,7 +971,7 @@ def test_observations_that_do_not_fit(whole: Path) -> None:
     policy, observation = load(whole), two_views()
     with pytest.raises(PolicyError, match="needs a state of 8 numbers, the observation has none"):
         policy.preprocess(dataclasses.replace(observation, proprio=None))
-    with pytest.raises(PolicyError, match=r"takes 2 picture\(s\) per observation, got 1"):
+    with pytest.raises(PolicyError, match=r"takes 2 image\(s\) per observation, got 1"):
         policy.preprocess(dataclasses.replace(observation, images=observation.images[:, :1]))
 
 

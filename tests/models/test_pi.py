@@ -1,4 +1,4 @@
-"""pi0 and pi0.5: files, sentences, cameras, units, and that learning sees what rollouts saw."""
+"""pi0 and pi0.5: files, task descriptions, cameras, units, and that learning sees what rollouts saw."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def scratch(name: str = "pi0", *, chunk_size: int = 4, seed: int = 1, **options:
 
 
 def observation(batch: int = 3, seed: int = 0) -> Observation:
-    draw, sentences = np.random.default_rng(seed), list(SPEC.tasks.values())
+    draw, task_descriptions = np.random.default_rng(seed), list(SPEC.tasks.values())
     return Observation(
         images=draw.integers(0, 256, (batch, 2, 40, 40, 3), dtype=np.uint8),
         proprio=draw.normal(size=(batch, 5)).astype(np.float32),
-        tasks=[sentences[row % 2] for row in range(batch)],
+        task_descriptions=[task_descriptions[row % 2] for row in range(batch)],
     )
 
 
@@ -141,7 +141,7 @@ def test_all_layers_look_through_one_mask() -> None:
     assert seen[0].shape[2] == SHAPE.heads * (1 + 4)  # the heads, which share their keys, one below the other
 
 
-def test_pictures_and_sentence_are_read_once_for_all_steps() -> None:
+def test_images_and_task_description_are_read_once_for_all_steps() -> None:
     policy = scratch(joint_logprob=True)
     inputs, read = policy.preprocess(observation()), []
     policy.network.vision.register_forward_hook(lambda *_: read.append(1))
@@ -172,7 +172,7 @@ def test_flow_matching_learns_and_repeats_itself() -> None:
 def test_actions_beyond_a_demonstrated_chunk_do_not_count() -> None:
     policy = scratch(chunk_size=6)
     inputs = policy.preprocess(observation())
-    data, counts = policy.imitated(torch.zeros(3, 4, 4), inputs)
+    data, counts = policy.sft_targets(torch.zeros(3, 4, 4), inputs)
     assert data.shape == counts.shape == (3, 6, 4)
     assert counts[:, :4].all() and not counts[:, 4:].any()
 
@@ -182,7 +182,7 @@ def test_the_last_action_and_zeros_fill_up_what_is_learned() -> None:
     policy.start = torch.zeros(6, 7)  # the network takes more numbers than a robot has
     inputs = policy.preprocess(observation(1))
     actions = torch.tensor([[[0.1, 0.2, 0.3, 1.0], [-0.4, 0.5, 0.6, -1.0]]])
-    data, counts = policy.imitated(actions, inputs)
+    data, counts = policy.sft_targets(actions, inputs)
     own = policy.actions.normalize(policy.units.inverse(actions))[0]
     assert not torch.equal(own[0], own[1]) and bool(own.all())
     wanted = torch.cat([own, own[1:].expand(4, -1)])
@@ -198,10 +198,10 @@ def test_times_of_learning_leave_out_the_very_end() -> None:
 
 
 def test_units_are_converted_there_and_back_also_relative_to_the_state() -> None:
-    policy = scratch(relative_entries=2, gripper=type(scratch().config.gripper).one_opens, binary_gripper=False)
+    policy = scratch(relative_action_dims=2, gripper=type(scratch().config.gripper).one_opens, binary_gripper=False)
     inputs = policy.preprocess(observation())
     actions = torch.rand(3, 4, 4) * 0.8
-    data, _ = policy.imitated(actions, inputs)
+    data, _ = policy.sft_targets(actions, inputs)
     torch.testing.assert_close(policy.finish(data, inputs), actions, atol=1e-6, rtol=0)
     moved = {**inputs, "proprio": inputs["proprio"] + 0.1}
     difference = policy.finish(data, moved) - actions
@@ -377,7 +377,7 @@ def test_what_is_not_looked_at_may_be_missing(folder: Path) -> None:
     assert load(folder, state="none").spec.proprio_dim == 0
     message = "actions lacks q01, q99 (has: mean, std), which model.normalization = quantile needs"
     assert message in faults(folder, "model.state=none", "model.normalization=quantile")
-    assert "has no entry 'state'" in faults(folder, "model.state=none", "model.relative_entries=2")
+    assert "has no entry 'state'" in faults(folder, "model.state=none", "model.relative_action_dims=2")
 
 
 DAMAGED_CONFIGS: dict[str, tuple[Callable[[Any], object], str]] = {
@@ -442,7 +442,7 @@ def test_a_sentencepiece_model_tokenizes(folder: Path) -> None:
     model = io.BytesIO()
     lines = [f"push the red cube number {number}" for number in range(50)] + ["pull it back"]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
+        task_description_iterator=iter(lines),
         model_writer=model,
         vocab_size=60,
         hard_vocab_limit=False,
@@ -478,10 +478,10 @@ def test_the_state_is_written_into_the_prompt_of_pi05_alone() -> None:
         actions = [policy.act(policy.preprocess(each), "eval").actions for each in (batch, changed)]
         assert torch.equal(*ids) is not sees and torch.equal(*actions) is not sees
     for name in ("pi0", "pi05"):
-        blind = scratch(name, state=StateInput.none, relative_entries=2)
+        blind = scratch(name, state=StateInput.none, relative_action_dims=2)
         states = [blind.preprocess(each)["state"] for each in (batch, changed)]
         assert blind.spec.proprio_dim == 5 and not any(bool(state.any()) for state in states)
-    no_state = Observation(images=batch.images, tasks=batch.tasks)
+    no_state = Observation(images=batch.images, task_descriptions=batch.tasks)
     assert scratch("pi05", state=StateInput.none).preprocess(no_state)["state"].abs().max() == 0
     with pytest.raises(PolicyError, match="needs a state of 5 numbers, the observation has none"):
         seen.preprocess(no_state)
@@ -630,7 +630,7 @@ def test_validate_says_how_prompts_and_times_go(narrow: Path) -> None:
     assert said("model.padded_state=false")[0].endswith("(model.padded_state)")
     assert len(said("model.state=none")) == 1
     with pytest.raises(ConfigError, match=r"a prompt has 1[0-9] tokens, the model takes 12"):
-        said("model.prompt_length=12", "env.instructions.Pendulum-v1=push the cube")
+        said("model.prompt_length=12", "env.task_descriptions.Pendulum-v1=push the cube")
     (narrow / "policy_preprocessor.json").write_text('{"steps": 3}')
     with pytest.raises(ConfigError, match=r"policy_preprocessor\.json: steps is 3, a list of steps was expected"):
         said()
@@ -651,7 +651,7 @@ def test_cameras_are_matched_by_name(folder: Path) -> None:
         policy.act(policy.preprocess(batch), "eval").actions, other.act(other.preprocess(swapped), "eval").actions
     )
     one = dataclasses.replace(SPEC, cameras=("front",))
-    with pytest.raises(PolicyError, match=r"expects 2 picture\(s\) \(front, hand\), 1 are named \(front\)"):
+    with pytest.raises(PolicyError, match=r"expects 2 image\(s\) \(front, hand\), 1 are named \(front\)"):
         load(folder, simulator=one)
     absent = load(folder, simulator=one, cameras=["front", "absent"])
     alone = dataclasses.replace(batch, images=batch.images[:, :1])
@@ -662,7 +662,7 @@ def test_cameras_are_matched_by_name(folder: Path) -> None:
         load(folder, cameras=["front", "absent"])
 
 
-def test_an_absent_camera_is_what_a_masked_picture_is() -> None:
+def test_an_absent_camera_is_what_a_masked_image_is() -> None:
     policy = scratch()
     inputs = policy.preprocess(observation())
     there = torch.tensor([[True, False]] * 3)
@@ -741,7 +741,7 @@ def faults(folder: Path, *settings: str) -> str:
         ),
         (
             ["model.cameras=[]"],
-            "the checkpoint expects 2 picture(s) (front, hand), 1 are named (render)",
+            "the checkpoint expects 2 image(s) (front, hand), 1 are named (render)",
         ),
         (["rollout.chunk_size=5"], "rollout.chunk_size = 5, but the checkpoint gives 4 actions at once"),
         (["model.tokenizer=nowhere.json"], "model.tokenizer = 'nowhere.json' is no file called tokenizer.json or"),
@@ -757,15 +757,15 @@ def test_a_config_is_checked_against_its_checkpoint(folder: Path, settings: list
     assert message in faults(folder, *settings)
 
 
-def test_more_relative_entries_than_numbers_are_found_before_anything_starts(folder: Path) -> None:
+def test_more_relative_action_dims_than_numbers_are_found_before_anything_starts(folder: Path) -> None:
     robot = load(folder)
     most = min(len(robot.states), len(robot.actions))
-    assert "model.relative_entries" not in faults(folder, f"model.relative_entries={most}")
-    assert f"model.relative_entries = {most + 1}, but a state has" in faults(
-        folder, f"model.relative_entries={most + 1}"
+    assert "model.relative_action_dims" not in faults(folder, f"model.relative_action_dims={most}")
+    assert f"model.relative_action_dims = {most + 1}, but a state has" in faults(
+        folder, f"model.relative_action_dims={most + 1}"
     )
-    with pytest.raises(PolicyError, match="relative_entries"):
-        load(folder, relative_entries=most + 1)
+    with pytest.raises(PolicyError, match="relative_action_dims"):
+        load(folder, relative_action_dims=most + 1)
 
 
 def test_weights_of_the_other_model_are_told_where_the_config_says_nothing(folder: Path) -> None:
@@ -774,14 +774,14 @@ def test_weights_of_the_other_model_are_told_where_the_config_says_nothing(folde
     assert "are those of pi0, but model.name is pi05 - set model.name to pi0" in faults(folder, "model=pi05")
 
 
-def test_sentences_and_tokenizers_that_do_not_fit_are_found_before_anything_starts(
+def test_task_descriptions_and_tokenizers_that_do_not_fit_are_found_before_anything_starts(
     folder: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("metaworld", reason="MetaWorld is not installed")
     told = ["env=metaworld/reach_rgb", "env.cameras=[corner2]", "model.cameras=[corner2,absent]"]
     short = faults(folder, *told, "model.prompt_length=2")
     assert "tokens, the model takes 2: set model.prompt_length to" in short and "'reach the goal position'" in short
-    long = faults(folder, *told, "model.prompt_length=2", f"env.instructions.reach-v3={'very ' * 30}far")
+    long = faults(folder, *told, "model.prompt_length=2", f"env.task_descriptions.reach-v3={'very ' * 30}far")
     assert "shorten 'very very very very" in long and "..." in long
     other = tmp_path / "other" / "tokenizer.json"
     other.parent.mkdir()
@@ -816,7 +816,7 @@ def test_actions_of_another_robot_are_found_before_anything_starts(folder: Path)
 
 @pytest.mark.parametrize(
     ("cameras", "said"),
-    [("[wrist]", "env.cameras has no 'wrist' (has: render)"), ("[absent]", "leaves no picture to look at")],
+    [("[wrist]", "env.cameras has no 'wrist' (has: render)"), ("[absent]", "leaves no image to look at")],
 )
 def test_a_model_from_nothing_looks_through_cameras_that_there_are(cameras: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -74,8 +74,10 @@ class Case:
         draw, cameras = np.random.default_rng(seed), len(self.simulator.cameras)
         proprio = (draw.normal(size=(batch, 5)) * 3 + 1).astype(np.float32)
         images = draw.integers(0, 256, (batch, cameras, 40, 40, 3), dtype=np.uint8) if cameras else None
-        sentences = list(self.simulator.tasks.values())
-        return Observation(images=images, proprio=proprio, tasks=[sentences[i % 2] for i in range(batch)])
+        task_descriptions = list(self.simulator.tasks.values())
+        return Observation(
+            images=images, proprio=proprio, task_descriptions=[task_descriptions[i % 2] for i in range(batch)]
+        )
 
 
 ONE, TWO = {"cameras": ("front",), "image_size": (40, 40)}, {"cameras": ("front", "hand"), "image_size": (40, 40)}
@@ -86,7 +88,7 @@ CASES = {
     "openvla": Case("openvla", chunk=1, options=SMALL, spec=ONE),
     "openvla-top-k": Case("openvla", chunk=1, options=SMALL | {"top_k": 9, "temperature": 1.7}, spec=ONE),
     "openvla_oft": Case("openvla_oft", options=SMALL, spec=ONE),
-    "openvla_oft-two-pictures-and-state": Case(
+    "openvla_oft-two-images-and-state": Case(
         "openvla_oft", options=SMALL | {"num_images": 2, "use_proprio": True, "append_stop_token": False}, spec=TWO
     ),
     "pi0": Case("pi0", options=PI, spec=ONE),
@@ -95,7 +97,7 @@ CASES = {
     ),
     "pi0-prefix-cps": Case(
         "pi0",
-        options=PI | {"noise_method": NoiseMethod.flow_cps, "value_from": ValueFrom.prefix, "relative_entries": 2},
+        options=PI | {"noise_method": NoiseMethod.flow_cps, "value_from": ValueFrom.prefix, "relative_action_dims": 2},
         spec=TWO,
     ),
     "pi05": Case("pi05", options=PI, spec=ONE),
@@ -228,7 +230,7 @@ def test_a_batch_equals_its_rows_one_by_one(case: Case, policy: Policy) -> None:
         alone = Observation(
             images=None if observation.images is None else observation.images[row : row + 1],
             proprio=observation.proprio[row : row + 1],
-            tasks=observation.tasks[row : row + 1],
+            task_descriptions=observation.tasks[row : row + 1],
         )
         output = policy.act(policy.preprocess(alone), "eval", None)
         torch.testing.assert_close(output.actions[0], together.actions[row], atol=1e-5, rtol=1e-5)
@@ -321,9 +323,9 @@ def test_its_size_is_known_without_weights(case: Case) -> None:
     blank, _ = build_weightless(case.config, case.simulator, chunk_size=case.chunk)
     shapes = [{name: (each.shape, each.dtype) for name, each in some.named_parameters()} for some in (real, blank)]
     assert shapes[0] == shapes[1] and all(parameter.is_meta for parameter in blank.parameters())
-    sentence = next(iter(case.simulator.tasks.values()))
-    assert blank.tokens_per_observation(sentence) == real.tokens_per_observation(sentence)
-    assert (blank.tokens_per_observation(sentence) > 0) == bool(case.simulator.cameras)
+    task_description = next(iter(case.simulator.tasks.values()))
+    assert blank.tokens_per_observation(task_description) == real.tokens_per_observation(task_description)
+    assert (blank.tokens_per_observation(task_description) > 0) == bool(case.simulator.cameras)
     traced = trace(blank, case.observation, EngineConfig(), cuda=False)
     assert traced.lines.learning.slope >= traced.lines.deciding.slope > 0
     decision = real.act(real.preprocess(case.observation(4)), "eval")

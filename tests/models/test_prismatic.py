@@ -1,4 +1,4 @@
-"""What OpenVLA and OpenVLA-OFT share: files, statistics, pictures, prompts, tokens, options."""
+"""What OpenVLA and OpenVLA-OFT share: files, statistics, images, prompts, tokens, options."""
 
 from __future__ import annotations
 
@@ -357,10 +357,10 @@ def test_samples_follow_the_probabilities() -> None:
     assert torch.bincount(tokens, minlength=4).div(20000).tolist() == pytest.approx([0, 2 / 9, 3 / 9, 4 / 9], abs=0.01)
 
 
-# ---------------------------------------------------------------------------------------------------------- pictures
+# ---------------------------------------------------------------------------------------------------------- images
 
 
-def test_pictures_are_resized_by_pil_and_normalised_per_tower(folder: Path) -> None:
+def test_images_are_resized_by_pil_and_normalised_per_tower(folder: Path) -> None:
     config = json.loads((folder / "preprocessor_config.json").read_text())
     config["tvf_normalize_params"][1] = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
@@ -376,16 +376,16 @@ def test_pictures_are_resized_by_pil_and_normalised_per_tower(folder: Path) -> N
 def test_the_centre_crop_samples_where_tensorflow_does(whole: Path) -> None:
     """By the formula of crop_and_resize: y = y1 (H - 1) + i (y2 - y1) (H - 1) / (h - 1), bilinear."""
     draw = np.random.default_rng(0)
-    picture = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    image = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
     side = math.sqrt(0.9)
     first = (1 - side) / 2
     places = first * 31 + np.arange(32) * side
     low = np.floor(places).astype(int)
     part = places - low
-    rows = picture[low] * (1 - part)[:, None, None] + picture[np.minimum(low + 1, 31)] * part[:, None, None]
+    rows = image[low] * (1 - part)[:, None, None] + image[np.minimum(low + 1, 31)] * part[:, None, None]
     both = rows[:, low] * (1 - part)[None, :, None] + rows[:, np.minimum(low + 1, 31)] * part[None, :, None]
     wanted = np.floor(both / 255 * 255.5).clip(0, 255)
-    pixels = oft(whole, center_crop=True).pictures(torch.from_numpy(picture)[None, None])
+    pixels = oft(whole, center_crop=True).images(torch.from_numpy(image)[None, None])
     found = (pixels[0, :3] * 0.5 + 0.5) * 255
     difference = np.abs(found.numpy() - wanted.transpose(2, 0, 1))
     assert (difference > 0.01).mean() < 0.01 and difference.max() < 1.01  # a sum that falls on an edge of rounding
@@ -394,16 +394,16 @@ def test_the_centre_crop_samples_where_tensorflow_does(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (None, "needs pictures"),
+        (None, "needs images"),
         (np.zeros((1, 1, 48, 48, 3), np.float32), "must be uint8 .*got float32"),
         (np.zeros((1, 48, 48, 3), np.uint8), r"must have shape \[B, V, H, W, 3\], got \[1, 48, 48, 3\]"),
         (np.zeros((1, 1, 3, 48, 48), np.uint8), r"got \[1, 1, 3, 48, 48\]"),
-        (np.zeros((1, 2, 48, 48, 3), np.uint8), r"takes 1 picture\(s\) per observation, got 2"),
+        (np.zeros((1, 2, 48, 48, 3), np.uint8), r"takes 1 image\(s\) per observation, got 2"),
     ],
 )
-def test_wrong_pictures(whole: Path, images: Any, message: str) -> None:
+def test_wrong_images(whole: Path, images: Any, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
-        oft(whole).preprocess(Observation(images=images, tasks=["pick"]))
+        oft(whole).preprocess(Observation(images=images, task_descriptions=["pick"]))
 
 
 @pytest.mark.parametrize("proprio", [None, np.zeros((2, 7), np.float32)])
@@ -427,9 +427,11 @@ def test_padding_stands_behind_the_first_token_and_does_not_change_with_the_batc
     assert mask.tolist() == [[True, *[False] * pads, *[True] * (len(short) - 1)]]
 
 
-def test_a_sentence_that_is_too_long(whole: Path) -> None:
-    with pytest.raises(PolicyError, match=r"sentence has \d+ tokens, the model takes \d+: 'go go"):
-        oft(whole).preprocess(Observation(images=np.zeros((1, 1, 32, 32, 3), np.uint8), tasks=["go " * 3000]))
+def test_a_task_description_that_is_too_long(whole: Path) -> None:
+    with pytest.raises(PolicyError, match=r"task description has \d+ tokens, the model takes \d+: 'go go"):
+        oft(whole).preprocess(
+            Observation(images=np.zeros((1, 1, 32, 32, 3), np.uint8), task_descriptions=["go " * 3000])
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------- options
@@ -479,7 +481,7 @@ def test_conversion_can_be_undone_for_demonstrations(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        (arms(cameras=("front", "hand")), {}, r"takes 1 picture\(s\), the simulator has 2 camera\(s\) \(front, hand\)"),
+        (arms(cameras=("front", "hand")), {}, r"takes 1 image\(s\), the simulator has 2 camera\(s\) \(front, hand\)"),
         (arms(actions=arms().actions[:2]), {}, "an action of the model has 7 numbers, the simulator takes 6"),
         (arms(proprio_dim=4), {"use_proprio": True}, "takes a state of 8 numbers, the simulator has 4"),
     ],
@@ -598,7 +600,8 @@ def test_the_public_names_need_one_import(whole: Path) -> None:
     program = (
         "import sys, numpy, embodyrl; assert 'torch' not in sys.modules\n"
         f"policy = embodyrl.models.load_policy('openvla', checkpoint={str(whole)!r}, unnorm_key='second')\n"
-        "seen = embodyrl.envs.Observation(images=numpy.zeros((1, 1, 9, 9, 3), numpy.uint8), tasks=['Wave'])\n"
+        "images = numpy.zeros((1, 1, 9, 9, 3), numpy.uint8)\n"
+        "seen = embodyrl.envs.Observation(images=images, task_descriptions=['Wave'])\n"
         "print(tuple(policy.act(policy.preprocess(seen), mode='eval').actions.shape))"
     )
     done = subprocess.run(

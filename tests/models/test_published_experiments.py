@@ -13,7 +13,7 @@ from typing import Any
 import programs
 import pytest
 
-from embodyrl.config import Use, load_config
+from embodyrl.config import ConfigUse, load_config
 from embodyrl.registry import SIMULATORS, SupportedModel
 
 SHARED = Path(__file__).parents[2].parent / "shared"
@@ -47,7 +47,7 @@ TINY = [
     "env.render_quality=fast",
     "env.max_episode_steps=16",
     "env.tasks=[libero_spatial/0]",
-    "rollout.chunks=2",
+    "rollout.num_chunks=2",
     "rollout.group_size=2",
     "algorithm.filter.accuracy_low=0",  # random weights never succeed, and shall learn all the same
     "algorithm.filter.accuracy_high=1",
@@ -127,13 +127,13 @@ DECISIONS_OF_A_STEP = {"libero_spatial_ppo_gr00t": 1024}
 def test_numbers_are_the_published_ones(name: str) -> None:
     skip_without(name.partition("_")[0])
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    config = load_config(name, use=Use.elsewhere).config
+    config = load_config(name, use=ConfigUse.elsewhere).config
     found = {path: functools.reduce(getattr, path.split("."), config) for path in ALL_FLOW | PUBLISHED[name]}
     assert found == ALL_FLOW | PUBLISHED[name]
-    decisions = config.env.num_envs * config.rollout.chunks * config.rollout.episodes_per_slot
+    decisions = config.env.num_envs * config.rollout.num_chunks * config.rollout.episodes_per_slot
     wanted = decisions / DECISIONS_OF_A_STEP.get(name, 2048)
     assert config.algorithm.minibatches == pytest.approx(wanted, rel=0.02)
-    assert config.rollout.chunks * config.rollout.chunk_size == config.env.max_episode_steps
+    assert config.rollout.num_chunks * config.rollout.chunk_size == config.env.max_episode_steps
 
 
 def embodyrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -172,10 +172,10 @@ def test_grpo_in_libero_runs_end_to_end_with_a_tiny_checkpoint(tmp_path: Path) -
 
 
 def last_metrics(folder: Path) -> dict[str, float]:
-    """Of a run that has learned from rendered pictures."""
+    """Of a run that has learned from rendered images."""
     rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     learned: dict[str, float] = rows[-1]
-    assert learned["train/passes"] >= 1.0 and learned["train/grad_norm"] > 0.0
+    assert learned["train/epochs"] >= 1.0 and learned["train/grad_norm"] > 0.0
     assert learned["time/render"] > 0.0
     assert (folder / "out" / "checkpoints" / "last" / "policy" / "config.json").is_file()
     return learned
@@ -216,7 +216,7 @@ def test_ppo_of_a_flow_matching_model_runs_end_to_end_with_a_tiny_checkpoint(exp
     if simulator == "libero" and not ASSETS.is_dir():
         pytest.skip("needs LIBERO's assets in ../shared")
     checkpoint = write_public(name, experiment, tmp_path / "public")
-    small = ["env.max_episode_steps=10", "rollout.chunks=2", "engine.micro_batch_size=2", *SMALL, *FLOW[experiment]]
+    small = ["env.max_episode_steps=10", "rollout.num_chunks=2", "engine.micro_batch_size=2", *SMALL, *FLOW[experiment]]
     done = embodyrl(tmp_path, "run", experiment, *small, f"model.checkpoint={checkpoint}")
     assert done.returncode == 0, done.stderr
     assert last_metrics(tmp_path)["train/value_loss"] > 0.0

@@ -46,7 +46,7 @@ def test_it_is_loaded_with_them(saved: tuple[Policy, Path]) -> None:
     observation = Observation(
         images=draw.integers(0, 256, (2, len(SPEC.cameras), 40, 40, 3), dtype=np.uint8),
         proprio=None,
-        tasks=list(SPEC.tasks.values())[:2],
+        task_descriptions=list(SPEC.tasks.values())[:2],
     )
     acts = [each.act(each.preprocess(observation), "eval").actions for each in (policy, again)]
     assert torch.equal(*acts)

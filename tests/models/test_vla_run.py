@@ -1,4 +1,4 @@
-"""`embodyrl run` with vision-language-action models, on pictures of a real simulator."""
+"""`embodyrl run` with vision-language-action models, on images of a real simulator."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ engine: {optimizer: {lr: 1.0e-12}}
 """
 GRPO = """\
 defaults: [env: gym/pendulum_rgb, model: openvla_oft, algorithm: grpo, _self_]
-rollout: {chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
+rollout: {num_chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
 algorithm: {minibatches: 2, reward: dense}
 """
 PPO = """\
 defaults: [env: gym/pendulum_rgb, model: openvla, algorithm: ppo, _self_]
-rollout: {chunks: 4}
+rollout: {num_chunks: 4}
 algorithm: {minibatches: 2}
 """
 PI0 = """\
 defaults: [env: gym/pendulum_rgb, model: pi0, algorithm: grpo, _self_]
 model: {denoising_steps: 3, noise_level_end: 0.1, scratch: {layers: 2}}
-rollout: {chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
+rollout: {num_chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
 algorithm: {minibatches: 2, reward: dense}
 """
 PI05 = """\
 defaults: [env: gym/pendulum_rgb, model: pi05, algorithm: ppo, _self_]
 model: {denoising_steps: 2, noise_method: flow_noise, joint_logprob: true, scratch: {layers: 2}}
-rollout: {chunks: 4, chunk_size: 2}
+rollout: {num_chunks: 4, chunk_size: 2}
 algorithm: {minibatches: 2}
 """
 GR00T = """\
 defaults: [env: gym/pendulum_rgb, model: gr00t, algorithm: ppo, _self_]
 model: {denoising_steps: 3, noise_method: flow_cps, scratch: {layers: 1, action_layers: 2, action_horizon: 4}}
-rollout: {chunks: 4, chunk_size: 2}
+rollout: {num_chunks: 4, chunk_size: 2}
 algorithm: {minibatches: 2}
 """
 RUNS = {

@@ -76,8 +76,10 @@ def write_checkpoint(folder: Path, *, fused: bool = True) -> Path:
     return folder
 
 
-def observation(pictures: int) -> Observation:
+def observation(images: int) -> Observation:
     """Two different samples by formula."""
-    places = np.arange(2 * pictures * 48 * 48 * 3).reshape(2, pictures, 48, 48, 3)
+    places = np.arange(2 * images * 48 * 48 * 3).reshape(2, images, 48, 48, 3)
     proprio = np.sin(np.arange(16)).reshape(2, 8).astype(np.float32)
-    return Observation(images=(places * 37 % 251).astype(np.uint8), proprio=proprio, tasks=list(TASKS.values()))
+    return Observation(
+        images=(places * 37 % 251).astype(np.uint8), proprio=proprio, task_descriptions=list(TASKS.values())
+    )

@@ -83,5 +83,5 @@ def write_config(folder: Path, **changes: Any) -> None:
 
 
 def two_views() -> Observation:
-    """Two different samples by formula, with two pictures each."""
+    """Two different samples by formula, with two images each."""
     return observation(2)

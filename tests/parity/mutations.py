@@ -33,8 +33,8 @@ def last_block(policy: Any) -> None:
         original = tower.forward_intermediates
         last = [len(tower.blocks) - 1]
 
-        def intermediates(pictures: torch.Tensor, original: Any = original, last: Any = last, **arguments: Any) -> Any:
-            return original(pictures, **(arguments | {"indices": last}))
+        def intermediates(images: torch.Tensor, original: Any = original, last: Any = last, **arguments: Any) -> Any:
+            return original(images, **(arguments | {"indices": last}))
 
         tower.forward_intermediates = intermediates
 

@@ -54,7 +54,7 @@ def words_not_scaled(policy: Any) -> None:
     policy.network.embed_tokens.weight.data /= math.sqrt(policy.architecture.language.width)
 
 
-def pictures_scaled(policy: Any) -> None:
+def images_scaled(policy: Any) -> None:
     for parameter in policy.network.projector.parameters():
         parameter.data /= math.sqrt(policy.architecture.language.width)
 
@@ -99,7 +99,7 @@ def scale_and_shift_swapped(policy: Any) -> None:
 
 EPSILONS = (rms_epsilon, language_rms_epsilon, vision_epsilon)
 BOTH = (one_weight, expert_weight, *EPSILONS, words_not_scaled, time_in_float32, padding_counted)
-PI0 = (*BOTH, pictures_scaled, state_sees_actions)
+PI0 = (*BOTH, images_scaled, state_sees_actions)
 PI05 = (*BOTH, scale_and_shift_swapped)
 MUTATIONS = {
     f"{model}-{apply.__name__.replace('_', '-')}": Mutation(model, apply)

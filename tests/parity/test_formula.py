@@ -49,7 +49,7 @@ def numbers_of(case: str, folder: Path, mutation: Mutation | None = None) -> dic
     wanted = torch.linspace(-0.3, 0.4, acted.actions.numel()).view_as(acted.actions)
     numbers = {
         "pixels": inputs["pixel_values"].flatten()[::997],
-        "projected": policy.embed_pictures(inputs).flatten()[::131],
+        "projected": policy.embed_images(inputs).flatten()[::131],
         "values": acted.values,
         "sft_loss": policy.sft_loss(inputs, wanted, {})[None],
     }

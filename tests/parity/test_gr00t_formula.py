@@ -59,7 +59,7 @@ def numbers_of(policy: Any) -> dict[str, list[float]]:
     }
     scored = policy.evaluate(inputs, trace)
     demonstrated = torch.linspace(-0.3, 0.4, acted.actions.numel()).view_as(acted.actions)
-    data, counts = policy.imitated(demonstrated, inputs)
+    data, counts = policy.sft_targets(demonstrated, inputs)
     time = torch.tensor([0.2, 0.7])
     errors = policy.flow_errors(condition, data, trace["chain"][:, 0], time, 1.0 - time)
     numbers = {

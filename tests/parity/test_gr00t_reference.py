@@ -26,10 +26,10 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from embodyrl.models import load_policy
 from embodyrl.models.flow.policy import FlowPolicy, masked_error
-from embodyrl.models.gr00t.checkpoint import Ranges
+from embodyrl.models.gr00t.checkpoint import NormStats
 from embodyrl.models.gr00t.config import EMBODIMENTS, Interpolation, Normalization
 from embodyrl.models.gr00t.network import causal_mask
-from embodyrl.models.gr00t.processor import PicturePipeline, normalizer
+from embodyrl.models.gr00t.processor import ImagePipeline, normalizer
 from embodyrl.models.gr00t.prompts import PIECE
 from tests.parity.gr00t_mutations import MUTATIONS
 
@@ -172,7 +172,7 @@ def test_from_pixels_to_actions(policy: Any, side: str, attention: str) -> None:
     case, eagle = arrays("gr00t"), policy.network.backbone.eagle_model
     pixels, ids, valid = (case[f"{side}/eagle_{part}"] for part in ("pixel_values", "input_ids", "attention_mask"))
     assert_near(f"{side}/vit", eagle.vision_model(pixels).last_hidden_state)
-    assert_near(f"{side}/mlp1", eagle.embed_pictures(pixels))
+    assert_near(f"{side}/mlp1", eagle.embed_images(pixels))
     mask = causal_mask(valid.bool())
     if not attention:
         mask = causal_mask(torch.ones_like(valid).bool()) & valid.bool()[:, None, None, :]
@@ -261,9 +261,9 @@ def test_random_steps(checkpoint: Path, name: str, monkeypatch: pytest.MonkeyPat
 # ------------------------------------------------------------------------------------------------------- preprocessing
 
 
-def ranges(name: str) -> Ranges:
+def ranges(name: str) -> NormStats:
     low, high = (arrays("flow_preprocess")[f"pack/in/{name}_{end}"].tolist() for end in ("min", "max"))
-    return Ranges(parts=[name], min=low, max=high, mean=low, std=high)
+    return NormStats(parts=[name], min=low, max=high, mean=low, std=high)
 
 
 def test_states_and_actions(policy: Any) -> None:
@@ -275,16 +275,16 @@ def test_states_and_actions(policy: Any) -> None:
     packing._modules = {**policy._modules, "network": network, "state_range": state, "action_range": action}
     packing._buffers = {**policy._buffers, "start": torch.zeros(16, 9)}
     assert_near("pack/state", packing._padded_state(case["pack/in/state"], 3).unsqueeze(1), "flow_preprocess")
-    data, counts = packing.imitated(case["pack/in/action"], {})
+    data, counts = packing.sft_targets(case["pack/in/action"], {})
     assert_near("pack/action", data, "flow_preprocess")
     assert torch.equal(counts.bool(), case["pack/action_mask"])
     assert set(case["pack/embodiment_id"].tolist()) == {EMBODIMENTS["new_embodiment"]}
-    assert_near("unpack/out", action.denormalize(case["unpack/in"][:, : len(action)]), "flow_preprocess")
+    assert_near("unpack/out", action.unnormalize(case["unpack/in"][:, : len(action)]), "flow_preprocess")
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_pictures(number: int) -> None:
+def test_images(number: int) -> None:
     case = arrays("flow_preprocess")
-    pipeline = PicturePipeline(28, center_crop=False, interpolation=Interpolation.bicubic)
+    pipeline = ImagePipeline(28, center_crop=False, interpolation=Interpolation.bicubic)
     pixels = pipeline(case[f"eagle_image/{number}/in"][None, None], torch.device("cpu"))
     assert_near(f"eagle_image/{number}/pixel_values", pixels[0], "flow_preprocess")

@@ -31,7 +31,7 @@ SHAPE = ScratchConfig(image_size=28, patch_size=14, vision_size=32, hidden_size=
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pi0": ("pi0", {"noise_method": "flow_sde", "noise_level": 0.5}),
     "pi0-cps": ("pi0", {"noise_method": "flow_cps", "noise_level": 0.3, "normalization": "quantile"}),
-    "pi05": ("pi05", {"noise_method": "flow_noise", "joint_logprob": True, "relative_entries": 2}),
+    "pi05": ("pi05", {"noise_method": "flow_noise", "joint_logprob": True, "relative_action_dims": 2}),
     "pi05-prefix": ("pi05", {"state": "none", "value_from": "prefix"}),
 }
 
@@ -54,7 +54,7 @@ def numbers_of(case: str, mutation: Mutation | None = None) -> dict[str, list[fl
     chain = torch.stack([x * (1 - 0.2 * number) for number in range(5)], dim=1)
     trace = {"chain": chain, "step": torch.tensor([0, 2]), "noise_level": torch.full((2,), policy.noise_level)}
     scored = policy.evaluate(inputs, trace)
-    data, counts = policy.imitated(acted.actions, inputs)
+    data, counts = policy.sft_targets(acted.actions, inputs)
     numbers = {
         "pixels": inputs["pixel_values"].flatten()[::397],
         "tokens": inputs["input_ids"].flatten().float(),

@@ -16,7 +16,7 @@ from PIL import Image
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.models.flow.denoising import euler
-from embodyrl.models.pi.checkpoint import HEAD, NUMBERS, WORDS, Layout, Ranges
+from embodyrl.models.pi.checkpoint import HEAD, NUMBERS, WORDS, Layout, NormStats
 from embodyrl.models.pi.config import Architecture
 from embodyrl.models.pi.network import Pi, time_embedding
 from embodyrl.models.pi.processor import letterbox, normalizer, pixel_values
@@ -135,7 +135,7 @@ def test_names_and_shapes_at_full_size(name: str) -> None:
 
 
 @torch.inference_mode()
-def test_pictures_states_and_prompts() -> None:
+def test_images_states_and_prompts() -> None:
     folder = REFERENCE / "flow_preprocess"
     arrays, facts = np.load(folder / "reference.npz"), json.loads((folder / "reference.json").read_text())
     for number in range(4):
@@ -145,11 +145,11 @@ def test_pictures_states_and_prompts() -> None:
         found = pixel_values(torch.from_numpy(image)[None, None], 28, torch.device("cpu"))[0, 0]
         assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(arrays[f"pi_image/{number}/pixel_values"]))
     for normalization, names in NUMBERS.items():
-        rule = normalizer(Ranges(*(arrays[f"pi_norm/{name}"].tolist() for name in names)), normalization)
+        rule = normalizer(NormStats(*(arrays[f"pi_norm/{name}"].tolist() for name in names)), normalization)
         given = torch.from_numpy(arrays["pi_norm/x"]).float()
         assert_near(rule.normalize(given), torch.from_numpy(arrays[f"pi_norm/normalized_{normalization}"]), RELATIVE)
         output = torch.from_numpy(arrays["pi_norm/y"]).float()[:, : len(rule)]
-        assert_near(rule.denormalize(output), torch.from_numpy(arrays[f"pi_norm/unnormalized_{normalization}"])[:, :7])
+        assert_near(rule.unnormalize(output), torch.from_numpy(arrays[f"pi_norm/unnormalized_{normalization}"])[:, :7])
     prompts = facts["pi05_prompt"]
     for task, state, wanted in zip(prompts["tasks"], arrays["pi05_prompt/state"], prompts["prompts"], strict=True):
         assert prompt_with_state(task, state) == wanted
@@ -178,8 +178,8 @@ def test_the_library_s_own_pi0_agrees_apart_from_its_time_embedding(tmp_path: Pa
     config = PI0Config(**{key: value for key, value in json.loads((folder / "config.json").read_text()).items()})
     native = PI0ForConditionalGeneration.from_pretrained(folder, config=config, dtype=torch.float32).eval()
     there = case["prefix_pad_masks"]
-    pictures = there.shape[1] - case["in/tokens"].shape[1]
-    ids = torch.cat([there[:, :pictures] * config.vlm_config.image_token_id, case["in/tokens"]], dim=1)
+    images = there.shape[1] - case["in/tokens"].shape[1]
+    ids = torch.cat([there[:, :images] * config.vlm_config.image_token_id, case["in/tokens"]], dim=1)
     velocity = native(
         state=case["in/state"],
         noise=case["x_t"],

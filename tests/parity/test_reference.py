@@ -38,7 +38,7 @@ class Reference:
     def load(self, name: str, **options: Any) -> Any:
         return load_policy(name, checkpoint=self.folder / "checkpoint", **options)
 
-    def picture(self, file: str) -> np.ndarray:
+    def image(self, file: str) -> np.ndarray:
         return np.asarray(Image.open(self.folder / file).convert("RGB"))
 
 
@@ -46,8 +46,12 @@ def openvla(case: int = 0) -> tuple[Any, dict[str, torch.Tensor], Reference]:
     reference = Reference("openvla")
     facts = reference.facts["cases"][case]
     policy = reference.load("openvla", unnorm_key=facts["unnorm_key"])
-    picture = reference.picture(facts["image"])
-    return policy, policy.preprocess(Observation(images=picture[None, None], tasks=[facts["task"]])), reference
+    image = reference.image(facts["image"])
+    return (
+        policy,
+        policy.preprocess(Observation(images=image[None, None], task_descriptions=[facts["task"]])),
+        reference,
+    )
 
 
 def oft(head: str, case: int = 0) -> tuple[Any, dict[str, torch.Tensor], Reference]:
@@ -60,11 +64,11 @@ def oft(head: str, case: int = 0) -> tuple[Any, dict[str, torch.Tensor], Referen
         use_proprio=head == "l1",
         unnorm_key=reference.facts["unnorm_key"],
     )
-    pictures = np.stack([reference.picture(file) for file in facts["images"]])
+    images = np.stack([reference.image(file) for file in facts["images"]])
     state = reference.arrays[f"{case}/state"][None] if head == "l1" else None
     return (
         policy,
-        policy.preprocess(Observation(images=pictures[None], proprio=state, tasks=[facts["task"]])),
+        policy.preprocess(Observation(images=images[None], proprio=state, task_descriptions=[facts["task"]])),
         reference,
     )
 
@@ -99,7 +103,7 @@ def assert_near(found: torch.Tensor, wanted: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @torch.inference_mode()
-def test_openvla_from_picture_to_action(case: int) -> None:
+def test_openvla_from_image_to_action(case: int) -> None:
     policy, inputs, reference = openvla(case)
     arrays, facts, network = reference.arrays, reference.facts["cases"][case], policy.network
     assert_near(inputs["pixel_values"], arrays[f"{case}/pixel_values"])
@@ -134,7 +138,7 @@ def test_openvla_hidden_states_of_the_whole_sequence(case: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("head", ["discrete", "l1"])
 @torch.inference_mode()
-def test_oft_from_picture_to_action(head: str, case: int) -> None:
+def test_oft_from_image_to_action(head: str, case: int) -> None:
     policy, inputs, reference = oft(head, case)
     arrays, facts, network = reference.arrays, reference.facts["cases"][case], policy.network
     assert_near(inputs["pixel_values"], arrays[f"{case}/pixel_values"])

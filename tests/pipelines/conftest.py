@@ -15,7 +15,7 @@ K, B, C = 3, 4, 1
 
 def batch_of(k: int = K, b: int = B) -> TrajectoryBatch:
     """The columns that every rollout has."""
-    numbers = {name: torch.zeros(k, b, dtype=torch.int64) for name in ("task", "episode", "group", "version")}
+    numbers = {name: torch.zeros(k, b, dtype=torch.int64) for name in ("task_index", "episode", "group", "version")}
     flags = {name: torch.zeros(k, b, dtype=torch.bool) for name in ("terminated", "truncated")}
     return TrajectoryBatch(
         {

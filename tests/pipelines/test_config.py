@@ -20,7 +20,7 @@ SMALL = """\
 defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]
 run: {iterations: 2, eval_every: 0, dir: out}
 env: {num_envs: 2, workers: 1, max_episode_steps: 10}
-rollout: {chunks: 8}
+rollout: {num_chunks: 8}
 algorithm: {epochs: 1, minibatches: 2}
 eval: {episodes: 2}
 tracking: {sinks: [jsonl]}

@@ -35,7 +35,7 @@ SMALL = [
     "env.num_envs=4",
     "env.workers=1",
     "env.max_episode_steps=6",
-    "rollout.chunks=3",
+    "rollout.num_chunks=3",
     "rollout.chunk_size=2",
     "rollout.episodes=whole",
     "algorithm.minibatches=1",
@@ -58,7 +58,7 @@ def batch_of(lengths: Sequence[int], success: Sequence[bool], reward: float = 1.
     last = actions == torch.tensor(lengths).view(1, -1, 1) - 1
     valid = steps > 0
     columns: dict[str, Tensor | dict[str, Tensor]] = {
-        "task": torch.zeros(3, slots, dtype=torch.long),
+        "task_index": torch.zeros(3, slots, dtype=torch.long),
         "actions": torch.zeros(3, slots, 2, 2),
         "logprobs": -torch.ones(3, slots, 4),
         "rewards": reward * executed,
@@ -157,7 +157,7 @@ def test_an_iteration_without_a_group_learns_nothing_and_goes_on() -> None:
         iteration = iteration_of(config, batch_of([6] * 4, [*FAILED, *SOLVED]))
         for stage in (filter_groups, shape_rewards, estimate_advantages, update):
             stage(iteration)
-        assert iteration.metrics["train/passes"] == 0
+        assert iteration.metrics["train/epochs"] == 0
 
 
 def test_lost_episodes_do_not_make_a_group_informative() -> None:
@@ -366,11 +366,11 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
         stage(iteration)
     assert not first.batch["advantages"].any()
     update(iteration)
-    assert iteration.metrics["train/passes"] == 0
-    engine.update(decisions_to_learn_from(first.batch, config), first.batch.sentences)  # not even when asked to
+    assert iteration.metrics["train/epochs"] == 0
+    engine.update(decisions_to_learn_from(first.batch, config), first.batch.task_descriptions)  # not even when asked to
     assert bits_of(engine) == before
     first.batch["advantages"] = ordinary.sum(2)
-    engine.update(decisions_to_learn_from(first.batch, config), first.batch.sentences)
+    engine.update(decisions_to_learn_from(first.batch, config), first.batch.task_descriptions)
     assert bits_of(engine) != before
 
 

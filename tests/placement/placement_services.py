@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from embodyrl.placement.turns import one_at_a_time
+from embodyrl.placement.startup_lock import one_at_a_time
 
 
 class Service:

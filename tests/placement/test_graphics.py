@@ -13,8 +13,8 @@ from fake_machine import write
 from embodyrl.config.schema import EnvConfig
 from embodyrl.placement.graphics import OPENGL, VULKAN, Graphics, graphics_variables, read_graphics
 from embodyrl.placement.plan import Inventory, plan_env_workers
+from embodyrl.placement.startup_lock import make_startup_lock
 from embodyrl.placement.topology import Gpu
-from embodyrl.placement.turns import make_turns
 
 GPUS = [Gpu(index=index, address=f"0000:{index}b:00.0", uuid="", node=None) for index in (2, 5)]
 BOTH = ("egl", "osmesa")
@@ -80,8 +80,8 @@ def test_the_plan_tells_the_processes():
 WORKER = """
 import sys
 from embodyrl.envs.mujoco import rendering
-from embodyrl.placement.turns import use_turns
-use_turns(int(sys.argv[1]))
+from embodyrl.placement.startup_lock import use_startup_lock
+use_startup_lock(int(sys.argv[1]))
 rendering.context(16, 16)
 print("drawn", flush=True)
 """
@@ -90,12 +90,14 @@ print("drawn", flush=True)
 def test_opengl_is_initialised_in_turns():
     if not (importlib.util.find_spec("mujoco") and read_graphics(Path("/"), {}).opengl):
         pytest.skip("needs MuJoCo and an OpenGL without a screen")
-    turns = make_turns()
-    fcntl.lockf(turns, fcntl.LOCK_EX)
+    startup_lock = make_startup_lock()
+    fcntl.lockf(startup_lock, fcntl.LOCK_EX)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(turns)], pass_fds=[turns], text=True, **pipes)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(startup_lock)], pass_fds=[startup_lock], text=True, **pipes
+    )
     said = next(line for line in worker.stderr if line.startswith("waiting"))
     assert said == f"waiting for process {os.getpid()} to initialise OpenGL, then it is this process's turn\n"
-    fcntl.lockf(turns, fcntl.LOCK_UN)
+    fcntl.lockf(startup_lock, fcntl.LOCK_UN)
     assert worker.communicate(timeout=60)[0] == "drawn\n"
-    os.close(turns)
+    os.close(startup_lock)

@@ -9,7 +9,7 @@ import pytest
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config, Device
 from embodyrl.placement.plan import Inventory
-from embodyrl.placement.ranks import Place, RanksError, is_follower, own_share, place_here, use_own_gpu
+from embodyrl.placement.ranks import RankInfo, RanksError, is_follower, own_share, rank_info_here, use_own_gpu
 from embodyrl.placement.topology import Gpu
 
 GPUS = tuple(Gpu(index=index, address=f"0000:0{index}:00.0", uuid=f"GPU-{index}", node=0) for index in range(2))
@@ -27,39 +27,41 @@ def launched(rank: int, size: int) -> dict[str, str]:
 
 
 def test_a_process_that_nobody_launched_is_the_first() -> None:
-    assert place_here(config_for(), {}) == Place() == place_here(config_for("engine.parallel.ranks=1"), {})
-    assert place_here(config_for("engine.parallel.ranks=2"), {}) == Place(size=2, local_size=2)
+    assert (
+        rank_info_here(config_for(), {}) == RankInfo() == rank_info_here(config_for("engine.parallel.world_size=1"), {})
+    )
+    assert rank_info_here(config_for("engine.parallel.world_size=2"), {}) == RankInfo(size=2, local_size=2)
     assert not is_follower({}) and not is_follower(launched(0, 2)) and is_follower(launched(1, 2))
 
 
 def test_torchrun_says_which_rank_a_process_is() -> None:
-    place = place_here(config_for("engine.parallel.ranks=4"), launched(3, 4))
-    assert place == Place(rank=3, size=4, local_rank=1, local_size=2) == Place.from_json(place.to_json())
+    place = rank_info_here(config_for("engine.parallel.world_size=4"), launched(3, 4))
+    assert place == RankInfo(rank=3, size=4, local_rank=1, local_size=2) == RankInfo.from_json(place.to_json())
     with pytest.raises(RanksError, match=r"torchrun started 4 processes, but engine\.parallel\.ranks = 2: start"):
-        place_here(config_for("engine.parallel.ranks=2"), launched(0, 4))
+        rank_info_here(config_for("engine.parallel.world_size=2"), launched(0, 4))
     with pytest.raises(RanksError, match=r"env\.num_envs = 8 cannot be shared by 3 ranks: set env\.num_envs to 6 or 9"):
-        place_here(config_for(), launched(0, 3))
-    groups = ["rollout.group_size=4", "algorithm=grpo", "rollout.episodes=whole", "rollout.chunks=200"]
+        rank_info_here(config_for(), launched(0, 3))
+    groups = ["rollout.group_size=4", "algorithm=grpo", "rollout.episodes=whole", "rollout.num_chunks=200"]
     with pytest.raises(RanksError, match=r"by 4 ranks in whole groups of rollout\.group_size = 4: set env"):
-        place_here(config_for(*groups), launched(0, 4))
+        rank_info_here(config_for(*groups), launched(0, 4))
 
 
 def test_slots_processes_and_cores_are_shared() -> None:
-    place = Place(rank=1, size=2, local_rank=1, local_size=2)
+    place = RankInfo(rank=1, size=2, local_rank=1, local_size=2)
     share = own_share(config_for("env.workers=4").env, place, Inventory(cpus=(0, 1), cores=2))
     assert (share.num_envs, share.workers) == (4, 2)
     for cores, workers in ((2, 1), (5, 2), (16, 4)):
         assert own_share(config_for().env, place, Inventory(cpus=(0,), cores=cores)).workers == workers
     env = config_for().env
-    assert own_share(env, Place(), Inventory(cpus=(0,), cores=1)) is env
+    assert own_share(env, RankInfo(), Inventory(cpus=(0,), cores=1)) is env
 
 
 def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    place = Place(rank=1, size=2, local_rank=1, local_size=2)
+    place = RankInfo(rank=1, size=2, local_rank=1, local_size=2)
     machine = Inventory(cpus=(0,), cores=1, gpus=GPUS)
     use_own_gpu(place, Device.cpu, machine)
-    use_own_gpu(Place(), Device.auto, machine)
+    use_own_gpu(RankInfo(), Device.auto, machine)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     use_own_gpu(place, Device.auto, machine)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"

@@ -1,4 +1,4 @@
-"""A plug-in whose every number is known: proprio is (start state, step), the reward of step n is n, pictures show
+"""A plug-in whose every number is known: proprio is (start state, step), the reward of step n is n, images show
 `shade`; an episode terminates after step `start_state % 7 + 1`, or is cut off at the time limit."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CounterSlot(Slot):
     count = 0
 
     def __init__(self, spec: SimulatorSpec) -> None:
-        self.pictures = (len(spec.cameras), *spec.image_size, 3)
+        self.images = (len(spec.cameras), *spec.image_size, 3)
 
     def reset(self, episode: EpisodeSpec) -> None:
         self.start_state, self.count = episode.start_state, 0
@@ -64,7 +64,7 @@ class CounterSlot(Slot):
         return Transition(float(self.count), done, done)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
-        images = np.full(self.pictures, shade(self.start_state, self.count), np.uint8) if self.pictures[0] else None
+        images = np.full(self.images, shade(self.start_state, self.count), np.uint8) if self.images[0] else None
         return images, np.array([self.start_state, self.count], np.float32)
 
 

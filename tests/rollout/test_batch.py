@@ -23,7 +23,7 @@ def columns(k: int = 2, b: int = 3, seed: int = 0) -> dict[str, Tensor | dict[st
         shape = [(SIZES | {"K": k, "B": b})[letter] for letter in column.shape.split()]
         numbers = torch.randint(0, 2 if column.dtype is torch.bool else 250, shape, generator=generator)
         made[name] = numbers.to(column.dtype)
-    made["task"] = torch.arange(k * b).reshape(k, b) % 2
+    made["task_index"] = torch.arange(k * b).reshape(k, b) % 2
     made["trace"] = {"sample": torch.arange(k * b).view(k, b, 1)}
     return made
 
@@ -116,11 +116,16 @@ def test_concat_knows_decisions_from_slots() -> None:
 
 def test_concat_renumbers_tasks() -> None:
     first, second = batch_of(1, 2), batch_of(1, 2)
-    second.sentences = ["reach", "open"]
+    second.task_descriptions = ["reach", "open"]
     joined = concat([first, second], "B")
-    assert joined.sentences == ["push", "reach", "open"]
-    assert [joined.sentences[index] for index in joined["task"][0].tolist()] == ["push", "reach", "reach", "open"]
-    assert second["task"].tolist() == [[0, 1]]
+    assert joined.task_descriptions == ["push", "reach", "open"]
+    assert [joined.task_descriptions[index] for index in joined["task_index"][0].tolist()] == [
+        "push",
+        "reach",
+        "reach",
+        "open",
+    ]
+    assert second["task_index"].tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -170,22 +175,22 @@ def test_union_of_selections_is_the_selection_of_the_union(left: set[str], right
 
 def test_union_refuses_what_differs() -> None:
     one, other = (
-        batch_of(seed=1).select("rewards", "task", "steps"),
-        batch_of(seed=2).select("rewards", "task", "steps"),
+        batch_of(seed=1).select("rewards", "task_index", "steps"),
+        batch_of(seed=2).select("rewards", "task_index", "steps"),
     )
     with pytest.raises(BatchError, match="different contents: rewards, steps"):
         one.union(other)
     with pytest.raises(BatchError, match=r"different sizes: \[2, 3\] and \[2, 4\]"):
         one.union(batch_of(2, 4))
-    other.sentences = ["open"]
-    with pytest.raises(BatchError, match="different sentences"):
+    other.task_descriptions = ["open"]
+    with pytest.raises(BatchError, match="different task descriptions"):
         one.union(other)
 
 
 @settings(max_examples=20, deadline=None)
 @given(number, number, st.lists(st.text(), min_size=2, max_size=3, unique=True))
-def test_a_saved_batch_is_loaded_exactly(k: int, b: int, sentences: list[str]) -> None:
-    batch = TrajectoryBatch(columns(k, b), sentences)
+def test_a_saved_batch_is_loaded_exactly(k: int, b: int, task_descriptions: list[str]) -> None:
+    batch = TrajectoryBatch(columns(k, b), task_descriptions)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "batch.safetensors"
         for saved in (batch, batch.split([1, b - 1], "B")[1], batch.select("rewards"), batch.select()):
@@ -202,4 +207,4 @@ def test_a_part_of_a_batch_is_saved_without_the_rest(tmp_path: Path) -> None:
 
 def test_to_moves_every_column() -> None:
     moved = batch_of().to("meta")
-    assert {moved[name].device.type for name in COLUMNS} == {"meta"} and moved.sentences == ["push", "reach"]
+    assert {moved[name].device.type for name in COLUMNS} == {"meta"} and moved.task_descriptions == ["push", "reach"]

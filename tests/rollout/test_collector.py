@@ -70,7 +70,7 @@ def test_the_source_decides_which_episode_each_slot_plays() -> None:
             episode = source.episode(b, int(batch["episode"][k, b]))
             assert batch["proprio"][k, b, 0] == episode.start_state == batch["start_state"][k, b]
             assert batch["seed"][k, b] == episode.seed
-            assert batch.sentences[int(batch["task"][k, b])] == TASKS[episode.task]
+            assert batch.task_descriptions[int(batch["task_index"][k, b])] == TASKS[episode.task]
     assert len({source.episode(slot, number) for slot in range(3) for number in range(5)}) == 15
 
 

@@ -11,11 +11,11 @@ from small_runs import Run
 
 from embodyrl.cli import train
 
-DAPO = ["algorithm=dapo", "rollout.episodes=whole", "rollout.chunks=40", "rollout.group_size=2", "run.save_every=1"]
+DAPO = ["algorithm=dapo", "rollout.episodes=whole", "rollout.num_chunks=40", "rollout.group_size=2", "run.save_every=1"]
 DAPO += ["algorithm.max_collections=5", "run.eval_every=0"]
 STEPS = 4 * 40
 """Control steps of a collection."""
-TWO_RANKS = ["engine.parallel.ranks=2"]
+TWO_RANKS = ["engine.parallel.world_size=2"]
 
 
 @pytest.mark.parametrize("ranks", [[], TWO_RANKS], ids=["one rank", "two ranks"])
@@ -29,7 +29,7 @@ def test_a_policy_that_never_succeeds_is_not_asked_again(
     for row in rows:
         assert (row["filter/collections"], row["filter/groups_collected"], row["filter/groups_kept"]) == (1, 2, 0)
         assert (row["env/steps"], row["env/episodes"], row["env/success_once"]) == (STEPS, 4, 0.0)
-        assert (row["filter/groups_learned"], row["filter/groups_waiting"], row["train/passes"]) == (0, 0, 0)
+        assert (row["filter/groups_learned"], row["filter/groups_waiting"], row["train/epochs"]) == (0, 0, 0)
     assert run.summary["env_steps"] == 4 * STEPS
     assert run.digest(1, "policy/model.safetensors") == run.digest(4, "policy/model.safetensors")
     log = (run.path / "run.log").read_text()
@@ -62,6 +62,6 @@ def test_a_policy_that_sometimes_succeeds_is_asked_again(small_run: Callable[...
     middle = json.loads((first.path / "metrics.jsonl").read_text().splitlines()[-1])["env/return"]
     run = small_run("sometimes", *DAPO, "run.iterations=3", f"env.success_return={middle}")
     rows = [row for row in run.metrics() if row["iteration"]]
-    assert any(row["filter/collections"] > 1 for row in rows) and any(row["train/passes"] > 0 for row in rows)
+    assert any(row["filter/collections"] > 1 for row in rows) and any(row["train/epochs"] > 0 for row in rows)
     for row in rows:
         assert row["env/steps"] == STEPS * row["filter/collections"]

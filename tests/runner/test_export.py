@@ -26,7 +26,7 @@ run: {iterations: 1, eval_every: 0, dir: out}
 env: {num_envs: 2, workers: 1, max_episode_steps: 8, image_size: [48, 48]}
 eval: {episodes: 2}
 tracking: {sinks: [jsonl]}
-rollout: {chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
+rollout: {num_chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
 algorithm: {minibatches: 2, reward: dense}
 """
 

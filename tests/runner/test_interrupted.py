@@ -21,7 +21,13 @@ from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.registry import SIMULATORS, SupportedModel
 
 STATES = [
-    *("env.num_envs=2", "env.workers=1", "env.max_episode_steps=20", "rollout.chunks=12", "algorithm.minibatches=2"),
+    *(
+        "env.num_envs=2",
+        "env.workers=1",
+        "env.max_episode_steps=20",
+        "rollout.num_chunks=12",
+        "algorithm.minibatches=2",
+    ),
     *("algorithm.epochs=2", "model.hidden_sizes=[16]", "eval.episodes=2", "run.eval_every=2", "run.save_every=0"),
     *("run.iterations=4", "tracking.sinks=[jsonl]", "engine.optimizer.schedule=linear"),
 ]
@@ -32,7 +38,7 @@ defaults: [env: metaworld/faucets, model: openvla_oft, algorithm: dapo, _self_]
 run: {iterations: 4, eval_every: 2, save_every: 0}
 env: {num_envs: 4, workers: 1, max_episode_steps: 8}
 eval: {episodes: 2}
-rollout: {chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
+rollout: {num_chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
 algorithm:
   reward: dense
   filter: {metric: total_reward}
@@ -85,7 +91,7 @@ def test_on_maniskill(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs("simulator", "metaworld")
 @needs("model", "openvla_oft")
-def test_tiny_oft_on_pictures_with_a_reference(tmp_path: Path) -> None:
+def test_tiny_oft_on_images_with_a_reference(tmp_path: Path) -> None:
     if not can_draw():
         pytest.skip("MuJoCo cannot draw here")
     config = tmp_path / "tiny.yaml"
@@ -94,7 +100,13 @@ def test_tiny_oft_on_pictures_with_a_reference(tmp_path: Path) -> None:
     assert metrics_of(tmp_path / "whole")[4]["train/reference_kl"] > 0
 
 
-KILLED = ["run.iterations=12", "run.save_every=2", "rollout.chunks=96", "eval.episodes=2", "algorithm.minibatches=4"]
+KILLED = [
+    "run.iterations=12",
+    "run.save_every=2",
+    "rollout.num_chunks=96",
+    "eval.episodes=2",
+    "algorithm.minibatches=4",
+]
 
 
 def killed(path: Path, *overrides: str) -> None:

@@ -18,7 +18,7 @@ from embodyrl.config import load_config
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))  # where `demonstrations` is
 
-TWO = "engine.parallel.ranks=2"
+TWO = "engine.parallel.world_size=2"
 TOLERANCE = {"rel": 1e-4, "abs": 1e-5}
 """Sums are in another order, and rounding grows over some hundred optimiser steps."""
 
@@ -87,7 +87,7 @@ def test_imitation_has_the_same_curve_on_one_rank_and_two_and_when_their_number_
     assert one.metrics()[-1]["train/loss"] < 0.9 * one.metrics()[1]["train/loss"]
     alike(one, both)
     fewer, more = cut(both, "sft_fewer"), cut(one, "sft_more")
-    assert train.resume(fewer, ["engine.parallel.ranks=1"]) == 0
+    assert train.resume(fewer, ["engine.parallel.world_size=1"]) == 0
     assert train.resume(more, [TWO, "engine.parallel.backend=none"]) == 0
     alike(one, Run(fewer))
     alike(one, Run(more))

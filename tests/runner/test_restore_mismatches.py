@@ -58,7 +58,7 @@ run: {dir: out, iterations: 3, eval_every: 1, save_every: 0}
 env: {name: line, tasks: [go], num_envs: 2, workers: 1, max_episode_steps: 50, start_method: fork}
 eval: {episodes: 2}
 model: {name: mlp, hidden_sizes: [8]}
-rollout: {chunks: 8}
+rollout: {num_chunks: 8}
 algorithm: {name: ppo, minibatches: 2, epochs: 1}
 engine: {optimizer: {schedule: constant}}
 tracking: {sinks: [console, jsonl]}
@@ -80,7 +80,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_evaluations_void_what_is_in_progress_which_is_counted_and_said_once(tmp_path: Path, ranks: int) -> None:
-    several = (f"engine.parallel.ranks={ranks}", f"env.workers={ranks}")
+    several = (f"engine.parallel.world_size={ranks}", f"env.workers={ranks}")
     done = embodyrl(tmp_path, "run", "line.yaml", *several, dice=True)
     assert done.returncode == 0, done.stderr
     # The evaluation before training interrupts nothing; the three others interrupt both slots.
@@ -88,7 +88,7 @@ def test_evaluations_void_what_is_in_progress_which_is_counted_and_said_once(tmp
     for text in (done.stdout, (tmp_path / "out" / "run.log").read_text()):
         words = " ".join(text.split())
         assert words.count("did not come back from its saved states as it was, in 2 slots (0, 1)") == 1
-        assert "What they were playing is void" in words and "The one rule" in words
+        assert "What they were playing is invalid" in words and "The one rule" in words
     log = (tmp_path / "out" / "workers" / "env-0.log").read_text()
     assert "slot 0, step 8 (task 'go', start state" in log and "is not bit for bit the one that was saved" in log
 

@@ -48,7 +48,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_run: Callable[..., Ru
 
 def test_the_reference_policy_and_the_groups_that_wait_survive_a_resume(small_run: Callable[..., Run]) -> None:
     settings = [
-        *("algorithm=dapo", "rollout.episodes=whole", "rollout.chunks=40", "rollout.group_size=2"),
+        *("algorithm=dapo", "rollout.episodes=whole", "rollout.num_chunks=40", "rollout.group_size=2"),
         *("algorithm.reward=dense", "algorithm.filter.name=accuracy", "algorithm.filter.accuracy_low=0.0"),
         *("env.success_return=-270.0", "algorithm.loss=decoupled_ppo", "algorithm.kl_coef=0.1", "run.save_every=1"),
     ]
@@ -100,11 +100,11 @@ def test_only_settings_of_the_run_may_change_on_resume(small_run: Callable[..., 
 
 def test_a_run_that_cannot_learn_says_so_once_and_changes_nothing(small_run: Callable[..., Run]) -> None:
     """No episode of Pendulum succeeds here, so with rewards for success alone every group ends alike."""
-    hopeless = ["algorithm=grpo", "rollout.episodes=whole", "rollout.chunks=40", "rollout.group_size=2"]
+    hopeless = ["algorithm=grpo", "rollout.episodes=whole", "rollout.num_chunks=40", "rollout.group_size=2"]
     run = small_run("hopeless", *hopeless, "algorithm.reward=success", "env.success_return=0.0", "run.save_every=1")
     log = (run.path / "run.log").read_text()
     assert log.count("warning: nothing was learned in 3 iterations") == 1 and "(success 0.00)" in log
-    assert all(row["train/passes"] == 0 for row in run.metrics() if row["iteration"])
+    assert all(row["train/epochs"] == 0 for row in run.metrics() if row["iteration"])
     assert run.digest(1, "policy/model.safetensors") == run.digest(6, "policy/model.safetensors")
 
 
@@ -187,7 +187,7 @@ def test_a_signal_saves_and_the_run_can_go_on(tmp_path: Path, number: signal.Sig
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run"
     # One iteration of this run takes minutes, so that nothing but the second signal can end it soon.
-    process = start(path, "rollout.chunks=100000", "run.eval_every=0")
+    process = start(path, "rollout.num_chunks=100000", "run.eval_every=0")
     deadline = time.monotonic() + 60
     while not (path / "metrics.jsonl").exists():
         assert time.monotonic() < deadline and process.poll() is None

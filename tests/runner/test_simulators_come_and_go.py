@@ -22,7 +22,7 @@ run: {dir: out, iterations: 3, eval_every: 0, save_every: 0}
 env: {name: mortal, tasks: [count], num_envs: 2, workers: 2, max_episode_steps: 5, on_worker_death: %s}
 eval: {episodes: 4}
 model: {name: mlp, hidden_sizes: [8]}
-rollout: {chunks: 8}
+rollout: {num_chunks: 8}
 algorithm: {name: ppo, minibatches: 2, epochs: 1}
 tracking: {sinks: [jsonl]}
 """
@@ -72,7 +72,7 @@ def test_a_run_goes_on_after_a_death_and_tells(tmp_path: Path) -> None:
     done = run_mortal(tmp_path, "restart")
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "out" / "run.log").read_text()
-    assert log.count("replaced a simulator process; what it was playing is void. env worker") == 1
+    assert log.count("replaced a simulator process; what it was playing is invalid. env worker") == 1
     assert "was killed by SIGKILL" in log
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["iteration"] == 3 and rows[-1]["env/restarts"] == 1

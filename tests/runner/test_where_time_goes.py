@@ -33,10 +33,10 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, Mapping[str, float]]]:
-    """When the metrics of each iteration came, and what they were; with pictures, evaluations and checkpoints."""
+    """When the metrics of each iteration came, and what they were; with images, evaluations and checkpoints."""
     path = tmp_path_factory.mktemp("watched") / "run"
-    pictures = ["env.cameras=[render]", "env.image_size=[32,32]", "rollout.chunks=8"]
-    loaded = load_config("experiment/gym_pendulum", [*SMALL, *pictures, f"run.dir={path}", "run.iterations=5"])
+    images = ["env.cameras=[render]", "env.image_size=[32,32]", "rollout.num_chunks=8"]
+    loaded = load_config("experiment/gym_pendulum", [*SMALL, *images, f"run.dir={path}", "run.iterations=5"])
     directory, watch = RunDir.create(loaded.config), Watch()
     write_config(directory.path, loaded)
     with open_runner(loaded, directory, started=time.monotonic()) as runner:
@@ -73,7 +73,7 @@ def test_what_happens_has_its_phase(watched: list[tuple[float, Mapping[str, floa
     assert sum(row["time/idle"] for row in rows) < 0.1 * sum(row["time/iteration"] for row in rows)
 
 
-def test_without_pictures_nothing_is_drawn_and_the_summary_has_it_all(small_run: Callable[..., Run]) -> None:
+def test_without_images_nothing_is_drawn_and_the_summary_has_it_all(small_run: Callable[..., Run]) -> None:
     run = small_run("plain", "run.iterations=2", "eval.episodes=2")
     seconds = run.summary["phases_s"]
     assert set(seconds) == set(Phase) and seconds["render"] == 0.0 and seconds["save"] > 0.0

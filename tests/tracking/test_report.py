@@ -92,15 +92,15 @@ def test_no_script_in_a_chart_or_a_name_reaches_the_page(tmp_path: Path) -> None
     assert chart in page.text and html.escape(chart) in text
 
 
-def test_films_are_shown_from_the_run_directory(tmp_path: Path) -> None:
+def test_videos_are_shown_from_the_run_directory(tmp_path: Path) -> None:
     make_run(tmp_path)
     (tmp_path / "videos").mkdir()
     for name in ("iteration_000000.mp4", "iteration_000040.mp4"):
         (tmp_path / "videos" / name).touch()
     page = Tags()
     page.feed(write_report(tmp_path).read_text())
-    films = ["videos/iteration_000000.mp4", "videos/iteration_000040.mp4"]
-    assert page.links == [*films, films[-1]] and page.count["video"] == 1
+    videos = ["videos/iteration_000000.mp4", "videos/iteration_000040.mp4"]
+    assert page.links == [*videos, videos[-1]] and page.count["video"] == 1
 
 
 def test_points_stand_at_their_env_steps_and_gaps_are_left_out() -> None:

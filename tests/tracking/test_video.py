@@ -17,63 +17,63 @@ def frames(color: tuple[int, int, int], count: int, height: int = 120, width: in
 
 
 def read(path: Path) -> tuple[NDArray[np.uint8], float]:
-    """All pictures `[N, H, W, 3]` of a film, and pictures per second."""
+    """All images `[N, H, W, 3]` of a video, and images per second."""
     with av.open(str(path)) as container:
         rate = float(container.streams.video[0].average_rate)
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]), rate
 
 
-def near(picture: NDArray[np.uint8], color: tuple[int, int, int]) -> bool:
-    return bool((np.abs(picture.reshape(-1, 3).mean(0) - color) < 12).all())
+def near(image: NDArray[np.uint8], color: tuple[int, int, int]) -> bool:
+    return bool((np.abs(image.reshape(-1, 3).mean(0) - color) < 12).all())
 
 
 RED, BLUE, GREEN_BAR, RED_BAR, GREY_BAR = (200, 30, 30), (30, 30, 200), (22, 128, 61), (176, 42, 42), (60, 66, 78)
 
 
 def test_tiles_run_side_by_side_and_carry_their_outcome(tmp_path: Path) -> None:
-    path = tmp_path / "videos" / "film.mp4"
-    with TiledVideo(path, ["first", "second"], fps=20) as film:
-        film.add(0, frames(RED, 3))
-        film.add(1, frames(BLUE, 5))
-        film.end(0, success=True)
-        film.end(1, success=False)
-    pictures, rate = read(path)
+    path = tmp_path / "videos" / "video.mp4"
+    with TiledVideo(path, ["first", "second"], fps=20) as video:
+        video.add(0, frames(RED, 3))
+        video.add(1, frames(BLUE, 5))
+        video.end(0, success=True)
+        video.end(1, success=False)
+    images, rate = read(path)
     height = BAR + TILE // 2
-    assert pictures.shape == (5 + 20, height, 2 * TILE, 3) and rate == 20  # a second at the end
-    assert all(near(picture[BAR:, :TILE], RED) for picture in pictures)  # the shorter one shows its last picture
-    assert all(near(picture[BAR:, TILE:], BLUE) for picture in pictures)
+    assert images.shape == (5 + 20, height, 2 * TILE, 3) and rate == 20  # a second at the end
+    assert all(near(image[BAR:, :TILE], RED) for image in images)  # the shorter one shows its last image
+    assert all(near(image[BAR:, TILE:], BLUE) for image in images)
     empty_of_text = np.s_[2:18, TILE // 2 - 30 : TILE // 2 + 20]
-    assert near(pictures[0][empty_of_text], GREY_BAR)
-    assert near(pictures[-1][empty_of_text], GREEN_BAR)
-    assert near(pictures[-1][:, TILE:][empty_of_text], RED_BAR)
-    assert (pictures[-1][:BAR, TILE - 60 : TILE] > 200).any()  # something is written there
+    assert near(images[0][empty_of_text], GREY_BAR)
+    assert near(images[-1][empty_of_text], GREEN_BAR)
+    assert near(images[-1][:, TILE:][empty_of_text], RED_BAR)
+    assert (images[-1][:BAR, TILE - 60 : TILE] > 200).any()  # something is written there
 
 
-def test_a_film_of_tiles_that_follow_each_other_starts_each_at_the_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "film.mp4"
-    with TiledVideo(path, ["first", "second", "third"], fps=12.5) as film:
+def test_a_video_of_tiles_that_follow_each_other_starts_each_at_the_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "video.mp4"
+    with TiledVideo(path, ["first", "second", "third"], fps=12.5) as video:
         for tile in range(3):
-            film.add(tile, frames(RED, 4))
-            film.end(tile, success=True)
-    pictures, rate = read(path)
-    assert pictures.shape[0] == 4 + 13 and rate == 12.5
-    assert pictures.shape[1] == 2 * (BAR + TILE // 2)
-    assert near(pictures[0][-TILE // 2 :, TILE:], (0, 0, 0))  # three tiles leave a dark corner
+            video.add(tile, frames(RED, 4))
+            video.end(tile, success=True)
+    images, rate = read(path)
+    assert images.shape[0] == 4 + 13 and rate == 12.5
+    assert images.shape[1] == 2 * (BAR + TILE // 2)
+    assert near(images[0][-TILE // 2 :, TILE:], (0, 0, 0))  # three tiles leave a dark corner
 
 
-def test_nothing_is_left_of_a_film_that_failed_or_has_no_pictures(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_video_that_failed_or_has_no_images(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"float64 \(3, 3, 3\), want uint8 \(H, W, 3\)"):  # noqa: SIM117
-        with TiledVideo(tmp_path / "film.mp4", ["one"], fps=10) as film:
-            film.add(0, frames(RED, 2))
-            film.add(0, [np.zeros((3, 3, 3))])  # type: ignore[list-item]
+        with TiledVideo(tmp_path / "video.mp4", ["one"], fps=10) as video:
+            video.add(0, frames(RED, 2))
+            video.add(0, [np.zeros((3, 3, 3))])  # type: ignore[list-item]
     with TiledVideo(tmp_path / "empty.mp4", ["one"], fps=10):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_episodes_that_were_cut_off_end_where_they_are(tmp_path: Path) -> None:
-    with TiledVideo(tmp_path / "film.mp4", ["one", "two"], fps=10) as film:
-        film.add(0, frames(RED, 3))
-        film.add(1, frames(BLUE, 1))
-    pictures, _ = read(tmp_path / "film.mp4")
-    assert len(pictures) == 3 + 10
+    with TiledVideo(tmp_path / "video.mp4", ["one", "two"], fps=10) as video:
+        video.add(0, frames(RED, 3))
+        video.add(1, frames(BLUE, 1))
+    images, _ = read(tmp_path / "video.mp4")
+    assert len(images) == 3 + 10

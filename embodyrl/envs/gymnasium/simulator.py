@@ -1,14 +1,14 @@
-"""Any registered Gymnasium environment whose observations can be read as numbers, pictures, or both.
+"""Any registered Gymnasium environment whose observations can be read as numbers, images, or both.
 
 A task is an environment id, `Pendulum-v1`. The time limit is the run's (`env.max_episode_steps`); the one that
 Gymnasium registered for the id is not applied.
 
-Supported: observations that flatten to a vector (Box, Dict or Tuple of them, Discrete as one-hot) or are pictures (Box
+Supported: observations that flatten to a vector (Box, Dict or Tuple of them, Discrete as one-hot) or are images (Box
 of uint8 `[H, W, 3]`, by itself or as an entry of a Dict), actions that are a finite Box or Discrete. A Discrete action
 is one float that holds an integer (meaning `discrete`).
 
-Cameras: `render` is what the environment's `render()` draws, `observation` an observation that is a picture, and each
-entry of a Dict observation that is a picture is a camera of that name. All are resized to `env.image_size`.
+Cameras: `render` is what the environment's `render()` draws, `observation` an observation that is an image, and each
+entry of a Dict observation that is an image is a camera of that name. All are resized to `env.image_size`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RENDER = "render"
 """Camera that is the environment's `render()`."""
 
 OBSERVATION = "observation"
-"""Camera that is the whole observation, where that is a picture."""
+"""Camera that is the whole observation, where that is an image."""
 
 
 class Gymnasium(SlotSimulator):
@@ -119,7 +119,7 @@ class GymnasiumSlot(Slot):
         return self.views.read(self._observation)
 
     def render(self) -> NDArray[np.uint8]:
-        """The environment's own `rgb_array` picture."""
+        """The environment's own `rgb_array` image."""
         return self.views.render()
 
     def close(self) -> None:
@@ -175,11 +175,11 @@ class Views:
     Args:
         task: id of the environment, for messages.
         env: the environment.
-        cameras: `render`, `observation`, or keys of a Dict observation, in the order of the pictures.
-        image_size: height and width of every picture [pixels].
+        cameras: `render`, `observation`, or keys of a Dict observation, in the order of the images.
+        image_size: height and width of every image [pixels].
 
     Raises:
-        UserError: the environment has no such camera, or observations that are neither numbers nor pictures.
+        UserError: the environment has no such camera, or observations that are neither numbers nor images.
     """
 
     def __init__(self, task: str, env: Any, cameras: Sequence[str], image_size: Sequence[int]) -> None:
@@ -188,20 +188,19 @@ class Views:
         space = env.observation_space
         self._has_parts = isinstance(space, spaces.Dict)
         parts = dict(space.spaces) if self._has_parts else {OBSERVATION: space}
-        pictures = sorted(name for name, part in parts.items() if _is_picture(part))
-        check_cameras(cameras, [*pictures, RENDER], task)
-        self._numbers = {name: part for name, part in parts.items() if name not in pictures}
+        images = sorted(name for name, part in parts.items() if _is_image(part))
+        check_cameras(cameras, [*images, RENDER], task)
+        self._numbers = {name: part for name, part in parts.items() if name not in images}
         for name, part in self._numbers.items():
             _check_numbers(
                 task, f"observations {part}" if name == OBSERVATION else f"an observation {name!r} {part}", part
             )
-        self._is_vector = isinstance(space, spaces.Box) and not pictures
+        self._is_vector = isinstance(space, spaces.Box) and not images
         self.proprio_dim = sum(int(spaces.flatdim(part)) for part in self._numbers.values())
         """`S`, numbers in an observation that are not pixels."""
         if not cameras and not self.proprio_dim:
             raise UserError(
-                f"the Gymnasium environment {task!r} shows nothing but pictures: set env.cameras: "
-                f"[{', '.join(pictures)}]"
+                f"the Gymnasium environment {task!r} shows nothing but images: set env.cameras: [{', '.join(images)}]"
             )
 
     def read(self, observation: Any) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
@@ -230,7 +229,7 @@ class Views:
                 raise UserError(f"env.cameras names {RENDER!r}, but {error}") from error
 
     def render(self) -> NDArray[np.uint8]:
-        """The environment's own picture, in its own size `[H, W, 3]`.
+        """The environment's own image, in its own size `[H, W, 3]`.
 
         Raises:
             RenderError: it has none.
@@ -240,28 +239,28 @@ class Views:
         if self._env.unwrapped.render_mode != "rgb_array":
             raise RenderError(f"the Gymnasium environment {self._task!r} has no render mode 'rgb_array'")
         try:
-            picture = np.asarray(self._env.render(), np.uint8)
+            image = np.asarray(self._env.render(), np.uint8)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise RenderError(f"the Gymnasium environment {self._task!r} cannot draw: {why}") from error
-        if picture.ndim != 3 or picture.shape[2] != 3:
-            raise RenderError(f"the Gymnasium environment {self._task!r} drew {picture.shape}, want [H, W, 3]")
-        return picture
+        if image.ndim != 3 or image.shape[2] != 3:
+            raise RenderError(f"the Gymnasium environment {self._task!r} drew {image.shape}, want [H, W, 3]")
+        return image
 
     def _image(self, camera: str, parts: dict[str, Any]) -> NDArray[np.uint8]:
-        picture = self.render() if camera == RENDER else np.asarray(parts[camera])
-        return resize(picture, self._height, self._width)
+        image = self.render() if camera == RENDER else np.asarray(parts[camera])
+        return resize(image, self._height, self._width)
 
 
-def _is_picture(space: spaces.Space[Any]) -> bool:
+def _is_image(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
 
 
 def _check_numbers(task: str, what: str, space: spaces.Space[Any]) -> None:
-    """Raise `UserError` unless `space` flattens to a vector that is not a picture of some other kind."""
+    """Raise `UserError` unless `space` flattens to a vector that is not an image of some other kind."""
     pixels = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
     if pixels or not space.is_np_flattenable:
         raise UserError(
             f"the Gymnasium environment {task!r} has {what}: supported are vectors (Box, Discrete, and Dict or Tuple "
-            f"of them) and pictures (Box of uint8 [H, W, 3], by itself or as an entry of a Dict)"
+            f"of them) and images (Box of uint8 [H, W, 3], by itself or as an entry of a Dict)"
         )

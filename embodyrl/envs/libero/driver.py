@@ -1,6 +1,6 @@
 """LIBERO's environments, driven with less work around the same physics.
 
-Observations, pictures and success are those of LIBERO's `OffScreenRenderEnv`, bit for bit (`tests/envs/test_libero.py`
+Observations, images and success are those of LIBERO's `OffScreenRenderEnv`, bit for bit (`tests/envs/test_libero.py`
 compares them), when that is seeded with the number of the start state, reset, and given that start state. Differences:
 
 - The model is built once, not at every reset. What LIBERO's reset draws anew is the place of the fixtures, which is
@@ -238,7 +238,7 @@ class Driver:
         self._seen_sites = self.model.site_rgba.copy()
 
     def appearance(self) -> int:
-        """A checksum of what a painter loads; scenes with the same one can share it."""
+        """A checksum of what a renderer loads; scenes with the same one can share it."""
         check = 0
         for name in PAINTED:
             check = zlib.crc32(getattr(self.model, name).data, check)

@@ -5,8 +5,8 @@ step) and its rotation (axis times angle, 1 is 0.5 rad), both along the axes of 
 only the sign counts (-1 opens, 1 closes).
 
 The conventions are those of LIBERO's public evaluations: start states from LIBERO's files, ten steps without motion
-before an episode, pictures turned by 180 degrees, hand position, hand rotation (axis times angle) and the positions of
-the two fingers as proprio, and the sentence that LIBERO makes from the task's name.
+before an episode, images turned by 180 degrees, hand position, hand rotation (axis times angle) and the positions of
+the two fingers as proprio, and the task description that LIBERO makes from the task's name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, c
 from embodyrl.envs.libero import tasks
 from embodyrl.envs.libero.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
-from embodyrl.envs.mujoco.rendering import Painter, Painters
+from embodyrl.envs.mujoco.rendering import Renderer, Renderers
 from embodyrl.envs.options import Driver, LiberoConfig, Proprio
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -37,13 +37,13 @@ REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """The action without motion and with an open gripper."""
 
 FOR_PEOPLE = "agentview"
-"""Camera of pictures for people where the policy has none."""
+"""Camera of images for people where the policy has none."""
 
 COLLISION_SHAPES = 0
 """Group of the shapes that MuJoCo computes contacts with; LIBERO does not draw them."""
 
-KEPT_PAINTERS = 10
-"""Painters that a process keeps, as many as a suite has tasks; more if it has more slots."""
+KEPT_RENDERERS = 10
+"""Renderers that a process keeps, as many as a suite has tasks; more if it has more slots."""
 
 FIELDS = (
     ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.05),
@@ -53,7 +53,7 @@ FIELDS = (
 
 
 class Libero(SlotSimulator):
-    """LIBERO with state observations, pictures, or both."""
+    """LIBERO with state observations, images, or both."""
 
     def __init__(self, config: LiberoConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "libero")
@@ -64,11 +64,11 @@ class Libero(SlotSimulator):
         height, width = config.image_size
         if config.cameras:
             rendering.context(height, width).free()  # what is missing is said now, not at the first reset
-        self._painters = Painters(most=max(num_slots, KEPT_PAINTERS))
+        self._renderers = Renderers(most=max(num_slots, KEPT_RENDERERS))
         first = self._make(config.tasks[0])
         super().__init__(
             SimulatorSpec(
-                tasks={task: tasks.sentence(task) for task in config.tasks},
+                tasks={task: tasks.task_description(task) for task in config.tasks},
                 actions=FIELDS,
                 proprio_dim=first.proprio_dim,
                 max_episode_steps=config.max_episode_steps,
@@ -94,14 +94,14 @@ class Libero(SlotSimulator):
     def close(self) -> None:
         """Release everything; calling it twice is harmless."""
         super().close()
-        self._painters.close()
+        self._renderers.close()
 
     def _make(self, task: str) -> LiberoSlot | UpstreamSlot:
         if self._config.driver is Driver.upstream:
             from embodyrl.envs.libero.upstream import UpstreamSlot
 
             return UpstreamSlot(task, self._config, self._assets)
-        return LiberoSlot(task, self._config, self._assets, self._painters)
+        return LiberoSlot(task, self._config, self._assets, self._renderers)
 
 
 class LiberoSlot(Slot):
@@ -111,14 +111,14 @@ class LiberoSlot(Slot):
         task: its name.
         config: LIBERO's options.
         assets: folder of meshes and textures.
-        painters: painters that the environments of the process share, one for each set of meshes and textures: the
+        renderers: renderers that the environments of the process share, one for each set of meshes and textures: the
             tasks of LIBERO Spatial have one between them, those of LIBERO Goal as well.
     """
 
-    def __init__(self, task: str, config: LiberoConfig, assets: Path, painters: Painters) -> None:
+    def __init__(self, task: str, config: LiberoConfig, assets: Path, renderers: Renderers) -> None:
         from embodyrl.envs.libero import driver
 
-        self._config, self._painters = config, painters
+        self._config, self._renderers = config, renderers
         self._states = tasks.start_states(task)
         self._driver = driver.Driver(tasks.task_file(task), assets)
         self._size = config.image_size[0], config.image_size[1]
@@ -164,12 +164,12 @@ class LiberoSlot(Slot):
             return np.concatenate([robot, self._driver.objects(scene)] if full else [robot]).astype(np.float32)
 
     def _paint(self, camera: str) -> NDArray[np.uint8]:
-        """The picture of one camera, turned as public evaluations turn it: the right way up, left and right swapped."""
-        painter = self._painters.get(self._appearance, self._make_painter)
+        """The image of one camera, turned as public evaluations turn it: the right way up, left and right swapped."""
+        renderer = self._renderers.get(self._appearance, self._make_renderer)
         with self._driver.scene() as scene:
-            return np.ascontiguousarray(painter.paint(scene, CAMERAS[camera])[:, ::-1])
+            return np.ascontiguousarray(renderer.paint(scene, CAMERAS[camera])[:, ::-1])
 
-    def _make_painter(self) -> Painter:
-        painter = Painter(self._driver.model, *self._size, self._config.render_quality)
-        painter.options.geomgroup[COLLISION_SHAPES] = 0
-        return painter
+    def _make_renderer(self) -> Renderer:
+        renderer = Renderer(self._driver.model, *self._size, self._config.render_quality)
+        renderer.options.geomgroup[COLLISION_SHAPES] = 0
+        return renderer

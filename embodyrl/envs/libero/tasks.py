@@ -1,4 +1,4 @@
-"""Names, sentences and files of LIBERO's tasks, found without importing LIBERO: a config is checked quickly.
+"""Names, task descriptions and files of LIBERO's tasks, found without importing LIBERO: a config is checked quickly.
 
 A task is called `<suite>/<number>`, `libero_spatial/0` for instance, in the order of LIBERO's own list, which is also
 that of public evaluations.
@@ -99,10 +99,10 @@ def _suite_and_name(task: str) -> tuple[str, str]:
     return suite, suites()[suite][int(number)]
 
 
-def sentence(task: str) -> str:
+def task_description(task: str) -> str:
     """What a policy is told about `task`: LIBERO's `Task.language`, which public checkpoints were trained with.
 
-    It is made from the file's name. The sentence inside the file is another one for 29 of the tasks.
+    It is made from the file's name. The task description inside the file is another one for 29 of the tasks.
     """
     _, name = _suite_and_name(task)
     if name[0].isupper():  # LIVING_ROOM_SCENE2_put_both_...
@@ -142,8 +142,9 @@ class _ArrayUnpickler(pickle.Unpickler):
 def official_state(start_state: int, config: LiberoConfig) -> int:
     """Which of the 50 official start states an id stands for.
 
-    Training draws ids below `env.start_states` and evaluation takes ids from `eval.seed` on, which is not below it.
-    Evaluation's ids go round the states that training leaves over, or with `share_start_states` round all of them.
+    Training draws ids below `env.start_states` and evaluation takes ids from `eval.first_start_state` on, which is not
+    below it. Evaluation's ids go round the states that training leaves over, or with `share_start_states` round all of
+    them.
     """
     if config.share_start_states:
         return start_state % OFFICIAL_STATES

@@ -11,24 +11,24 @@ from embodyrl.errors import UserError
 from embodyrl.registry import SIMULATORS
 
 
-def instructed(spec: SimulatorSpec, instructions: Mapping[str, str]) -> SimulatorSpec:
-    """What a simulator offers, with other sentences for some of its tasks.
+def with_task_descriptions(spec: SimulatorSpec, descriptions: Mapping[str, str]) -> SimulatorSpec:
+    """What a simulator offers, with other task descriptions for some of its tasks.
 
     Raises:
-        UserError: there is no such task, or its own sentence is also that of another one, so that a simulator's
-            sentence does not tell which of them it plays.
+        UserError: there is no such task, or its own task description is also that of another one, so that a simulator's
+            task description does not tell which of them it plays.
     """
     own = list(spec.tasks.values())
-    for task in instructions:
+    for task in descriptions:
         if task not in spec.tasks:
-            raise UserError(f"env.instructions: no task {task!r} is played (env.tasks: {', '.join(spec.tasks)})")
+            raise UserError(f"env.task_descriptions: no task {task!r} is played (env.tasks: {', '.join(spec.tasks)})")
         if own.count(spec.tasks[task]) > 1:
-            same = [name for name, sentence in spec.tasks.items() if sentence == spec.tasks[task]]
+            same = [name for name, description in spec.tasks.items() if description == spec.tasks[task]]
             raise UserError(
-                f"env.instructions: the simulator has the same sentence for {' and '.join(same)}, so that none of them "
-                "can get one of its own: play them in separate runs"
+                f"env.task_descriptions: the simulator has the same task description for {' and '.join(same)}, so that "
+                "none of them can get one of its own: play them in separate runs"
             )
-    return dataclasses.replace(spec, tasks={**spec.tasks, **instructions})
+    return dataclasses.replace(spec, tasks={**spec.tasks, **descriptions})
 
 
 def check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
@@ -36,7 +36,7 @@ def check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
     if config.cameras and list(spec.cameras) != config.cameras:
         raise UserError(
             f"env.cameras is {config.cameras}, but simulator {config.name!r} shows "
-            f"{list(spec.cameras) or 'no pictures'}: name what it shows, or set env.cameras to []"
+            f"{list(spec.cameras) or 'no images'}: name what it shows, or set env.cameras to []"
         )
 
 

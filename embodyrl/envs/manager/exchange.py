@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embodyrl.envs.manager.crew import Selection
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Segment
+from embodyrl.envs.manager.pool import Selection
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation
 
 
@@ -21,7 +21,7 @@ from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation
 class StepResult(ChunkResult):
     """What became of one chunk in `B` slots.
 
-    `observation` is the first one of the next episode where the slot was reset at once. Pictures may be views of
+    `observation` is the first one of the next episode where the slot was reset at once. Images may be views of
     memory that simulators draw into again later: `EnvManager` says how long they stay as they are. Everything else is
     the caller's own.
     """
@@ -51,7 +51,7 @@ class Work(NamedTuple):
     busy_s: float
     """Seconds at work on requests."""
     drawing_s: float
-    """Seconds of these spent drawing pictures."""
+    """Seconds of these spent drawing images."""
 
     @property
     def drawing(self) -> float:
@@ -121,7 +121,7 @@ class Writer:
     def _episode(self, slot: int, episode: EpisodeSpec) -> None:
         if episode.task not in self._tasks:
             raise ValueError(f"slot {slot}: task {episode.task!r} is not one of {self._tasks}")
-        self._memory["next_task"][slot] = self._tasks.index(episode.task)
+        self._memory["next_task_index"][slot] = self._tasks.index(episode.task)
         for name in NEXT_FIELDS:
             self._memory[f"next_{name}"][slot] = getattr(episode, name)
 
@@ -131,12 +131,12 @@ class Reader:
 
     Args:
         memory: the segment.
-        sentences: task sentences by index.
+        task_descriptions: task descriptions by index.
     """
 
-    def __init__(self, memory: Segment, sentences: list[str]) -> None:
+    def __init__(self, memory: Segment, task_descriptions: list[str]) -> None:
         self._memory = memory
-        self._sentences = sentences
+        self._task_descriptions = task_descriptions
         self._has_proprio, self._has_images = "proprio" in memory, "final_images" in memory
         self._kept = [name for name in ("step_images", "step_proprio") if name in memory]
 
@@ -148,9 +148,9 @@ class Reader:
     def observation(self, chosen: Selection, records: NDArray[Any]) -> Observation:
         """What these slots show now."""
         return Observation(
-            images=self._pictures(chosen),
+            images=self._images(chosen),
             proprio=records["proprio"] if self._has_proprio else None,
-            tasks=[self._sentences[task] for task in records["task"].tolist()],
+            task_descriptions=[self._task_descriptions[task] for task in records["task_index"].tolist()],
         )
 
     def final_observation(
@@ -163,15 +163,18 @@ class Reader:
             images[was_reset] = self._memory["final_images"][chosen.index[was_reset]]
         if now.proprio is not None:
             proprio = np.where(was_reset[:, None], records["final_proprio"], now.proprio)
-        tasks = [self._sentences[task] for task in np.where(was_reset, records["final_task"], records["task"]).tolist()]
-        return Observation(images=images, proprio=proprio, tasks=tasks)
+        tasks = [
+            self._task_descriptions[task]
+            for task in np.where(was_reset, records["final_task_index"], records["task_index"]).tolist()
+        ]
+        return Observation(images=images, proprio=proprio, task_descriptions=tasks)
 
     def step_observations(self, chosen: Selection) -> dict[str, NDArray[Any]]:
         """`step_images` and `step_proprio`, as far as they are kept."""
         where = chosen.index if chosen.run is None else chosen.run
         return {name: self._memory[name][where] for name in self._kept}
 
-    def _pictures(self, chosen: Selection) -> NDArray[np.uint8] | None:
+    def _images(self, chosen: Selection) -> NDArray[np.uint8] | None:
         """A view where these slots lie side by side, else a copy."""
         if not self._has_images:
             return None

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.envs.manager.checks import check_cameras, check_importable, instructed
-from embodyrl.envs.manager.crew import GONE, Crew, Selection, Slots
+from embodyrl.envs.manager.checks import check_cameras, check_importable, with_task_descriptions
 from embodyrl.envs.manager.exchange import Reader, StepResult, Work, Writer, find_not_finite
 from embodyrl.envs.manager.memory import Segment, layout
+from embodyrl.envs.manager.pool import GONE, Selection, Slots, WorkerPool
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.launcher import Launcher, RemoteError, Request, Worker, WorkerError
@@ -43,8 +43,8 @@ class InvalidResult(WorkerError):
 class EnvManager:
     """Starts the simulator processes and serves their slots.
 
-    Arrays that go in are copied, arrays that come out are the caller's own, except for pictures: those of consecutive
-    slots are a view of the memory that simulators draw into. Each slot has two places for its pictures, which take
+    Arrays that go in are copied, arrays that come out are the caller's own, except for images: those of consecutive
+    slots are a view of the memory that simulators draw into. Each slot has two places for its images, which take
     turns, so an observation stays as it is while the chunk decided on it is simulated: until the second next `send`,
     `reset` or `observe` of one of its slots. Copy what is to last longer.
 
@@ -91,7 +91,7 @@ class EnvManager:
         self._every_step = every_step
         self._noting_failure = _NotingFailure()
         self._closed = False
-        self._crew: Crew | None = None
+        self._pool: WorkerPool | None = None
         self._memory: Segment | None = None
         self._requests: list[Request | None] = [None] * self.num_envs
         self._sent = np.zeros(self.num_envs, bool)
@@ -114,9 +114,9 @@ class EnvManager:
             raise
 
     def _start(self, config: EnvConfig, launcher: Launcher, near: Gpu | None) -> None:
-        crew = self._crew = Crew(config, launcher, near, self._lose)
-        crew.start()
-        self.spec = instructed(self._agreed_spec(crew), config.instructions)
+        pool = self._pool = WorkerPool(config, launcher, near, self._lose)
+        pool.start()
+        self.spec = with_task_descriptions(self._agreed_spec(pool), config.task_descriptions)
         check_cameras(config, self.spec)
         memory = self._memory = Segment.create(
             layout(self.spec, self.num_envs, self.chunk_size, every_step=self._every_step)
@@ -125,15 +125,15 @@ class EnvManager:
             Reader(memory, list(self.spec.tasks.values())),
             Writer(memory, list(self.spec.tasks)),
         )
-        crew.attach(memory)
+        pool.attach(memory)
 
     @staticmethod
-    def _agreed_spec(crew: Crew) -> SimulatorSpec:
-        specs: list[SimulatorSpec] = crew.call_all("simulator_spec")
-        for worker, spec in zip(crew.workers, specs, strict=True):
+    def _agreed_spec(pool: WorkerPool) -> SimulatorSpec:
+        specs: list[SimulatorSpec] = pool.call_all("simulator_spec")
+        for worker, spec in zip(pool.workers, specs, strict=True):
             if spec != specs[0]:
                 raise RuntimeError(
-                    f"{worker} offers another simulator than {crew.workers[0]}: {spec} against {specs[0]}"
+                    f"{worker} offers another simulator than {pool.workers[0]}: {spec} against {specs[0]}"
                 )
         return specs[0]
 
@@ -251,9 +251,9 @@ class EnvManager:
     def step_recorded(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
     ) -> tuple[StepResult, list[NDArray[np.uint8]]]:
-        """`step`, and a film of it: pictures for people after every executed action, before any reset.
+        """`step`, and a video of it: images for people after every executed action, before any reset.
 
-        The same trajectories as with `step`, at the cost of a picture and a copy through a pipe for every action.
+        The same trajectories as with `step`, at the cost of an image and a copy through a pipe for every action.
 
         Returns:
             The result, and uint8 `[steps[i], H, W, 3]` for slot `slots[i]`.
@@ -264,9 +264,9 @@ class EnvManager:
         """
         chosen = self._prepare(slots, actions, next_episodes)
         playing = self._still_playing(chosen)
-        films = {} if playing is None else self._by_slot(playing, self._call("step_recorded", playing))
+        videos = {} if playing is None else self._by_slot(playing, self._call("step_recorded", playing))
         nothing = np.zeros((0, 1, 1, 3), np.uint8)
-        return self._result(chosen), [films.get(slot, nothing) for slot in chosen.numbers]
+        return self._result(chosen), [videos.get(slot, nothing) for slot in chosen.numbers]
 
     def get_state(self, slots: Slots) -> list[bytes]:
         """One self-contained state per slot, for `set_state` of any manager of the same simulator.
@@ -331,18 +331,18 @@ class EnvManager:
         return self._observation(chosen)
 
     def render(self, slots: Slots) -> NDArray[np.uint8]:
-        """Pictures of slots for people, uint8 `[B, H, W, 3]`. Not for the hot path.
+        """Images of slots for people, uint8 `[B, H, W, 3]`. Not for the hot path.
 
         Raises:
             ValueError: wrong slots, or a chunk is under way.
             WorkerError: see the class.
         """
         chosen = self._idle(slots)
-        pictures = self._by_slot(chosen, self._call("render", chosen))
-        missing = [slot for slot in chosen.numbers if slot not in pictures]
+        images = self._by_slot(chosen, self._call("render", chosen))
+        missing = [slot for slot in chosen.numbers if slot not in images]
         if missing:
-            raise RuntimeError(f"slots {missing} have no picture: what they were playing died with its process")
-        return np.stack([pictures[slot] for slot in chosen.numbers])
+            raise RuntimeError(f"slots {missing} have no image: what they were playing died with its process")
+        return np.stack([images[slot] for slot in chosen.numbers])
 
     def offload(self) -> int:
         """Keep the states of all slots that play, and end the processes until they are needed again.
@@ -402,8 +402,8 @@ class EnvManager:
     def close(self) -> None:
         """End the processes, within a few seconds whatever they are doing. Harmless when repeated."""
         self._closed = True
-        if self._crew is not None:
-            self._crew.stop(_CLOSE_S if self._failure is None else _CLOSE_AFTER_FAILURE_S)
+        if self._pool is not None:
+            self._pool.stop(_CLOSE_S if self._failure is None else _CLOSE_AFTER_FAILURE_S)
         if self._memory is not None:
             self._memory.close()
 
@@ -418,9 +418,9 @@ class EnvManager:
     # ---- talking to the processes
 
     @property
-    def _processes(self) -> Crew:
-        assert self._crew is not None, "used before the start"
-        return self._crew
+    def _processes(self) -> WorkerPool:
+        assert self._pool is not None, "used before the start"
+        return self._pool
 
     def _call(self, method: str, chosen: Selection, bodies: Sequence[object] | None = None) -> list[Any]:
         """What every process that serves some of the slots answers; `GONE` where it died and was replaced."""

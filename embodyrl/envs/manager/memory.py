@@ -26,7 +26,7 @@ NEXT_FIELDS = ("start_state", "seed", "group")
 
 
 IMAGES = ("images_0", "images_1")
-"""The two places for a slot's pictures: while one shows what was decided on, the next ones are drawn into the other."""
+"""The two places for a slot's images: while one shows what was decided on, the next ones are drawn into the other."""
 
 Array = tuple[tuple[int, ...], "np.dtype[Any]"]
 """Shape and type of one array."""
@@ -85,13 +85,13 @@ def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int, *, every_step: 
         "bank": ((num_slots,), np.dtype("int8")),
         "stepping": ((num_slots,), np.dtype("bool")),
         "has_next": ((num_slots,), np.dtype("bool")),
-        **{f"next_{name}": ((num_slots,), np.dtype("int64")) for name in ("task", *NEXT_FIELDS)},
+        **{f"next_{name}": ((num_slots,), np.dtype("int64")) for name in ("task_index", *NEXT_FIELDS)},
     }
     if spec.cameras:
-        pictures = (len(spec.cameras), *spec.image_size, 3)
-        arrays |= {name: ((num_slots, *pictures), np.dtype("uint8")) for name in (*IMAGES, "final_images")}
+        images = (len(spec.cameras), *spec.image_size, 3)
+        arrays |= {name: ((num_slots, *images), np.dtype("uint8")) for name in (*IMAGES, "final_images")}
         if every_step:
-            arrays["step_images"] = ((num_slots, chunk_size, *pictures), np.dtype("uint8"))
+            arrays["step_images"] = ((num_slots, chunk_size, *images), np.dtype("uint8"))
     if spec.proprio_dim and every_step:
         arrays["step_proprio"] = ((num_slots, chunk_size, spec.proprio_dim), np.dtype("float32"))
     return pack(arrays)
@@ -100,14 +100,19 @@ def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int, *, every_step: 
 def record_type(spec: SimulatorSpec, chunk_size: int) -> np.dtype[Any]:
     """The small results of one slot side by side, so that one copy fetches them all.
 
-    `task` is the index of the task whose sentence is shown, `final_*` belong to the last observation of an episode
-    after which the slot was reset at once. `numbers` are all the float32 fields, so that one look finds what is not
-    finite. The record fills whole cache lines: neighbours may be written by other processes.
+    `task` is the index of the task whose task description is shown, `final_*` belong to the last observation of an
+    episode after which the slot was reset at once. `numbers` are all the float32 fields, so that one look finds what is
+    not finite. The record fills whole cache lines: neighbours may be written by other processes.
     """
     proprio = {name: (spec.proprio_dim,) for name in ("proprio", "final_proprio") if spec.proprio_dim}
     floats = {"rewards": (chunk_size,), **proprio}
     fields: list[tuple[str, Any]] = [(name, ("float32", shape)) for name, shape in floats.items()]
-    fields += [("task", "int64"), ("final_task", "int64"), ("steps", "int32"), ("success", ("bool", (chunk_size,)))]
+    fields += [
+        ("task_index", "int64"),
+        ("final_task_index", "int64"),
+        ("steps", "int32"),
+        ("success", ("bool", (chunk_size,))),
+    ]
     fields += [("terminated", "bool"), ("truncated", "bool")]
     offsets: list[int] = []
     end = 0

@@ -62,14 +62,15 @@ class EnvWorker:
         self._all = range(len(spec.slots))
         self._simulator: Simulator = SIMULATORS.load(config.name)(config, len(spec.slots))
         self._tasks = list(self._simulator.spec.tasks)
-        self._task_of_sentence = {
-            sentence: index for index, sentence in reversed(list(enumerate(self._simulator.spec.tasks.values())))
+        self._index_of_description = {
+            task_description: index
+            for index, task_description in reversed(list(enumerate(self._simulator.spec.tasks.values())))
         }
         self._segment: Segment | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._kept: list[str] = []
         self._shown: tuple[list[str], NDArray[np.int64]] = [], np.zeros(0, np.int64)
-        """Task sentences of the last observation, and their indices."""
+        """Task descriptions of the last observation, and their indices."""
         self._drawn = rendering_seconds()
 
     def simulator_spec(self) -> SimulatorSpec:
@@ -95,21 +96,21 @@ class EnvWorker:
 
         Where an episode ends and `has_next` is set, its last observation goes to `final_*` and the next one starts.
         """
-        self._step(slots or self._all, film=None)
+        self._step(slots or self._all, video=None)
 
     @_serving
     def on_ring(self) -> None:
         """`step` as the doorbell asks for it: in the slots that `stepping` names."""
         wanted = self._arrays["stepping"].tolist()
-        self._step(self._all if all(wanted) else tuple(slot for slot in self._all if wanted[slot]), film=None)
+        self._step(self._all if all(wanted) else tuple(slot for slot in self._all if wanted[slot]), video=None)
 
     @_serving
     def step_recorded(self, *slots: int) -> list[NDArray[np.uint8]]:
-        """The same; returns for every slot the pictures for people after each executed action, `[n, H, W, 3]`."""
+        """The same; returns for every slot the images for people after each executed action, `[n, H, W, 3]`."""
         chosen = slots or self._all
-        film: list[list[NDArray[np.uint8]]] = [[] for _ in chosen]
-        self._step(chosen, film)
-        return [np.stack(pictures) for pictures in film]
+        video: list[list[NDArray[np.uint8]]] = [[] for _ in chosen]
+        self._step(chosen, video)
+        return [np.stack(images) for images in video]
 
     @_serving
     def observe(self, *slots: int) -> None:
@@ -128,7 +129,7 @@ class EnvWorker:
 
     @_serving
     def render(self, *slots: int) -> NDArray[np.uint8]:
-        """Pictures of these slots (none given: all) for people, uint8 `[B, H, W, 3]`."""
+        """Images of these slots (none given: all) for people, uint8 `[B, H, W, 3]`."""
         return self._simulator.render(slots or self._all)
 
     def close(self) -> None:
@@ -146,8 +147,8 @@ class EnvWorker:
             work[1] += drawn - self._drawn
             self._drawn = drawn
 
-    def _step(self, slots: Sequence[int], film: list[list[NDArray[np.uint8]]] | None) -> None:
-        result = self._execute(slots, film)
+    def _step(self, slots: Sequence[int], video: list[list[NDArray[np.uint8]]] | None) -> None:
+        result = self._execute(slots, video)
         self._write_result(slots, result)
         ended = result.terminated | result.truncated
         if True not in ended.tolist() or not (ended := ended & self._arrays["has_next"][list(slots)]).any():
@@ -158,20 +159,20 @@ class EnvWorker:
                 self._write_observation(prefix, _at(slots, rows), result.observation.take(rows))
         self._reset(_at(slots, np.flatnonzero(ended)))
 
-    def _execute(self, slots: Sequence[int], film: list[list[NDArray[np.uint8]]] | None) -> ChunkResult:
+    def _execute(self, slots: Sequence[int], video: list[list[NDArray[np.uint8]]] | None) -> ChunkResult:
         """Execute the chunks, one action at a time if somebody wants to see what happens in between."""
         actions = self._arrays["actions"]
         chunk = actions.copy() if slots is self._all else actions[list(slots)]
-        if film is None and not self._kept:
+        if video is None and not self._kept:
             return self._simulator.step_chunk(slots, chunk)
 
         def look(number: int, rows: list[int], observation: Observation) -> None:
             seen = [slots[row] for row in rows]
             for name in self._kept:
                 self._write(name, seen, getattr(observation, name.removeprefix("step_")), column=number)
-            if film is not None:
-                for row, picture in zip(rows, self._simulator.render(seen), strict=True):
-                    film[row].append(picture)
+            if video is not None:
+                for row, image in zip(rows, self._simulator.render(seen), strict=True):
+                    video[row].append(image)
 
         for name in self._kept:
             self._arrays[name][list(slots)] = 0
@@ -183,7 +184,7 @@ class EnvWorker:
 
     def _next_episode(self, slot: int) -> EpisodeSpec:
         numbers = {name: int(self._arrays[f"next_{name}"][slot]) for name in NEXT_FIELDS}
-        return EpisodeSpec(task=self._tasks[self._arrays["next_task"][slot]], **numbers)
+        return EpisodeSpec(task=self._tasks[self._arrays["next_task_index"][slot]], **numbers)
 
     def _write_result(self, slots: Sequence[int], result: ChunkResult) -> None:
         for name in _RESULTS:
@@ -192,7 +193,7 @@ class EnvWorker:
     def _write_observation(self, prefix: str, slots: Sequence[int], observation: Observation) -> None:
         self._check_declared(slots, "proprio", observation.proprio, "proprio" in self._arrays)
         self._check_declared(slots, "images", observation.images, "final_images" in self._arrays)
-        self._write(prefix + "task", slots, self._task_indices(slots, observation.tasks))
+        self._write(prefix + "task_index", slots, self._task_indices(slots, observation.task_descriptions))
         if observation.proprio is not None:
             self._write(prefix + "proprio", slots, observation.proprio)
         if observation.images is not None:
@@ -207,7 +208,7 @@ class EnvWorker:
             raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {promise} {name}")
 
     def _write_images(self, slots: Sequence[int], images: NDArray[np.uint8]) -> None:
-        """Write the pictures of these slots to the places where the parent will look."""
+        """Write the images of these slots to the places where the parent will look."""
         every = self._arrays["bank"].tolist()
         banks = [every[slot] for slot in slots]
         if banks.count(banks[0]) == len(banks):  # nearly always
@@ -217,16 +218,16 @@ class EnvWorker:
             rows = np.flatnonzero(np.equal(banks, bank))
             self._write(name, _at(slots, rows), images[rows])
 
-    def _task_indices(self, slots: Sequence[int], sentences: Sequence[str]) -> NDArray[np.int64]:
-        if self._shown[0] == sentences:
+    def _task_indices(self, slots: Sequence[int], task_descriptions: Sequence[str]) -> NDArray[np.int64]:
+        if self._shown[0] == task_descriptions:
             return self._shown[1]
         try:
-            indices = np.array([self._task_of_sentence[sentence] for sentence in sentences], np.int64)
-            self._shown = list(sentences), indices
+            indices = np.array([self._index_of_description[each] for each in task_descriptions], np.int64)
+            self._shown = list(task_descriptions), indices
             return indices
         except KeyError as error:
             raise ValueError(
-                f"{self._name(slots)}: observation.tasks contains {error}, which is not a sentence of spec.tasks"
+                f"{self._name(slots)}: observation.task_descriptions contains {error}, which no task of spec.tasks has"
             ) from None
 
     def _write(self, name: str, slots: Sequence[int], value: NDArray[Any], *, column: int | None = None) -> None:

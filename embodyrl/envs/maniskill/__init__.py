@@ -1,6 +1,6 @@
-"""ManiSkill 3 (SAPIEN, PhysX): state observations and pictures, on the CPU or as one batch on a GPU.
+"""ManiSkill 3 (SAPIEN, PhysX): state observations and images, on the CPU or as one batch on a GPU.
 
-- `tasks`: tasks, assets and sentences, and what is wrong with a config, without importing ManiSkill
+- `tasks`: tasks, assets and task descriptions, and what is wrong with a config, without importing ManiSkill
 - `simulator`: the registered simulator; one environment per slot (CPU)
 - `batch`: all slots of a process in one environment (GPU)
 - `loading`: importing ManiSkill, building one of its environments, and what that offers

@@ -58,7 +58,7 @@ class Scenes(Protocol):
 
     count: int
     fields: tuple[ActionField, ...]
-    sentence: str
+    task_description: str
     control_frequency: float
 
     def start(self, scene: int, episode: EpisodeSpec) -> None:
@@ -73,7 +73,7 @@ class Scenes(Protocol):
         """Current numbers, `[N, S]`."""
         ...
 
-    def pictures(self) -> NDArray[np.uint8]:
+    def images(self) -> NDArray[np.uint8]:
         """What the cameras see now, `[N, V, H, W, 3]`."""
         ...
 
@@ -113,11 +113,11 @@ class ManiSkillScenes:
         driver.trust_actions(self._env)
         self.count = count
         self.fields = action_fields(self._env, task)
-        self.sentence = spoken(self._env, task)
+        self.task_description = spoken(self._env, task)
         self.control_frequency = float(self._env.control_freq)
         self._state: Any = self._env.get_obs()
         if config.cameras:
-            self.pictures()  # the first pictures take seconds: shaders are compiled
+            self.images()  # the first images take seconds: shaders are compiled
 
     def start(self, scene: int, episode: EpisodeSpec) -> None:
         """See `Scenes`. Each scene draws its layout alone, so that the start state decides it, and not the slot."""
@@ -150,10 +150,10 @@ class ManiSkillScenes:
             numbers: NDArray[np.float32] = values.float().cpu().numpy().copy()
             return numbers
 
-    def pictures(self) -> NDArray[np.uint8]:
+    def images(self) -> NDArray[np.uint8]:
         """See `Scenes`."""
         with self._torch.inference_mode():
-            images: NDArray[np.uint8] = self._env.pictures().cpu().numpy()
+            images: NDArray[np.uint8] = self._env.images().cpu().numpy()
             return images
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -179,8 +179,8 @@ class ManiSkillScenes:
     def render(self) -> NDArray[np.uint8] | None:
         """See `Scenes`."""
         with self._torch.inference_mode():
-            pictures = self._env.render_rgb_array()
-            return None if pictures is None else pictures.to(self._torch.uint8).cpu().numpy()
+            images = self._env.render_rgb_array()
+            return None if images is None else images.to(self._torch.uint8).cpu().numpy()
 
     def close(self) -> None:
         """Release the environment."""
@@ -243,7 +243,7 @@ class ManiSkillBatch:
         self._proprio = self._scenes.proprio()
         self.spec = specification(
             config,
-            tasks={self._task: self._scenes.sentence},
+            tasks={self._task: self._scenes.task_description},
             actions=self._scenes.fields,
             proprio_dim=self._proprio.shape[1],
             control_frequency=self._scenes.control_frequency,
@@ -316,15 +316,15 @@ class ManiSkillBatch:
         return []
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
-        """Pictures for people, `[B, H, W, 3]`."""
+        """Images for people, `[B, H, W, 3]`."""
         self._check(slots, playing=True)
         if loading.drawing_device(self._sim) is None:
             raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
         with timed_rendering():
-            pictures = self._scenes.render()
-        if pictures is None:
+            images = self._scenes.render()
+        if images is None:
             raise RenderError(f"the ManiSkill task {self._task!r} has no camera for people")
-        return pictures[list(slots)]
+        return images[list(slots)]
 
     def close(self) -> None:
         """Release everything; calling it twice is harmless."""
@@ -399,7 +399,7 @@ class ManiSkillBatch:
         """Draw what the cameras of `slots` see now."""
         if self._images is not None:
             with timed_rendering():
-                self._images[list(slots)] = self._scenes.pictures()[list(slots)]
+                self._images[list(slots)] = self._scenes.images()[list(slots)]
 
     def _observation(self, slots: Sequence[int]) -> Observation:
         """The last observations of `slots`, as one batch."""
@@ -407,7 +407,7 @@ class ManiSkillBatch:
         return Observation(
             images=None if self._images is None else self._images[chosen],
             proprio=self._proprio[chosen],
-            tasks=[self.spec.tasks[self._task]] * len(chosen),
+            task_descriptions=[self.spec.tasks[self._task]] * len(chosen),
         )
 
     def _save(self, slot: int, rows: dict[str, NDArray[np.float32]]) -> bytes:

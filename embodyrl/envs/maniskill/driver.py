@@ -1,4 +1,4 @@
-"""ManiSkill's environments as they are driven here: state vectors at every step, pictures only when somebody looks.
+"""ManiSkill's environments as they are driven here: state vectors at every step, images only when somebody looks.
 
 ManiSkill's code is written for batches on the GPU. On the CPU every pose and every joint target goes through general
 conversions, several dozen per step. The three short cuts here give the same numbers bit for bit
@@ -64,7 +64,7 @@ def _quick_joint_targets(self: Any, targets: Any, joints: Any = None, joint_indi
 
 @cache
 def lean(cls: type, cameras: tuple[str, ...], image_size: tuple[int, int]) -> Any:
-    """A subclass of a task's class that draws pictures of `image_size` (H, W) from `cameras`, and only when asked.
+    """A subclass of a task's class that draws images of `image_size` (H, W) from `cameras`, and only when asked.
 
     Every task gets state vectors and the sparse reward, which its base class can compute whatever the task declares.
     """
@@ -73,7 +73,7 @@ def lean(cls: type, cameras: tuple[str, ...], image_size: tuple[int, int]) -> An
     attributes: dict[str, Any] = {
         "cameras": cameras,
         "image_size": image_size,
-        "obs_mode_with_pictures": mode,
+        "obs_mode_with_images": mode,
         "SUPPORTED_OBS_MODES": (*cls.SUPPORTED_OBS_MODES, "state", mode),  # type: ignore[attr-defined]
         "SUPPORTED_REWARD_MODES": (*cls.SUPPORTED_REWARD_MODES, "sparse"),  # type: ignore[attr-defined]
     }
@@ -88,11 +88,11 @@ class _Lean:
     cameras: tuple[str, ...]
     """Cameras that are drawn, in this order."""
     image_size: tuple[int, int]
-    """`(H, W)` of their pictures [pixels]."""
+    """`(H, W)` of their images [pixels]."""
     all_cameras: tuple[str, ...] = ()
     """Cameras that the task and its robot have."""
 
-    def pictures(self: Any) -> torch.Tensor:
+    def images(self: Any) -> torch.Tensor:
         """What the cameras see now: uint8 `[N, V, H, W, 3]`, on the simulation's device."""
         seen = self._get_obs_sensor_data()
         return torch.stack([_resized(seen[name]["rgb"], self.image_size) for name in self.cameras], dim=1)
@@ -106,7 +106,7 @@ class _Lean:
         return joints if pose is None else torch.cat([joints, pose.raw_pose], dim=1)
 
     def get_obs(self: Any, info: dict[str, Any] | None = None, unflattened: bool = False) -> Any:
-        """The state vector `[N, S]`, or its parts. ManiSkill would draw pictures here, at every step."""
+        """The state vector `[N, S]`, or its parts. ManiSkill would draw images here, at every step."""
         parts = self._get_obs_state_dict(self.get_info() if info is None else info)
         return parts if unflattened else self._flatten_raw_obs(parts)
 
@@ -146,10 +146,10 @@ def _drawn(camera: Any, image_size: tuple[int, int]) -> dict[str, Any]:
     return {"shader_pack": "minimal", "height": image_size[0], "width": image_size[1]}
 
 
-def _resized(pictures: torch.Tensor, image_size: tuple[int, int]) -> torch.Tensor:
-    """Pictures uint8 `[N, h, w, 3]` at `image_size`, smoothed where they shrink."""
-    if tuple(pictures.shape[1:3]) == image_size:
-        return pictures.to(torch.uint8)
-    channels_first = pictures.permute(0, 3, 1, 2).float()
+def _resized(images: torch.Tensor, image_size: tuple[int, int]) -> torch.Tensor:
+    """Images uint8 `[N, h, w, 3]` at `image_size`, smoothed where they shrink."""
+    if tuple(images.shape[1:3]) == image_size:
+        return images.to(torch.uint8)
+    channels_first = images.permute(0, 3, 1, 2).float()
     resized = torch.nn.functional.interpolate(channels_first, image_size, mode="bilinear", antialias=True)
     return resized.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from embodyrl.envs.base import RenderError
-from embodyrl.envs.maniskill.tasks import DRIVER_REMEDY, assets_missing, sentence
+from embodyrl.envs.maniskill.tasks import DRIVER_REMEDY, assets_missing, task_description
 from embodyrl.envs.options import ManiSkillConfig, RewardMode, Sim
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.placement.turns import one_at_a_time
+from embodyrl.placement.startup_lock import one_at_a_time
 
 USUAL_CONTROL_MODE = "pd_joint_delta_pos"
 
 
 class NoVulkanError(RenderError, UserError):
-    """Raised when pictures are asked for and no driver draws them here; the text says what to install."""
+    """Raised when images are asked for and no driver draws them here; the text says what to install."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} on this machine: {DRIVER_REMEDY}; `embodyrl doctor` tries it out")
@@ -75,7 +75,7 @@ def drawing_device(sim: Sim) -> str | None:
 def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
     """An environment of `task` with `num_envs` scenes, without wrappers.
 
-    Its observations are ManiSkill's state vectors; `pictures()` draws what `config.cameras` see.
+    Its observations are ManiSkill's state vectors; `images()` draws what `config.cameras` see.
 
     Raises:
         UserError: an option does not fit the task, or assets or a driver are missing.
@@ -85,13 +85,13 @@ def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
     _check_reward(task, config.reward_mode, entry.cls.SUPPORTED_REWARD_MODES)
     device = drawing_device(config.sim)
     if config.cameras and device is None:
-        raise NoVulkanError("env.cameras: ManiSkill cannot draw pictures")
+        raise NoVulkanError("env.cameras: ManiSkill cannot draw images")
     driver = importlib.import_module("embodyrl.envs.maniskill.driver")
     cls = driver.lean(entry.cls, tuple(config.cameras), (config.image_size[0], config.image_size[1]))
     settings = {
         **entry.default_kwargs,
         "num_envs": num_envs,
-        "obs_mode": cls.obs_mode_with_pictures if config.cameras else "state",
+        "obs_mode": cls.obs_mode_with_images if config.cameras else "state",
         "reward_mode": config.reward_mode.value,
         "sim_backend": "physx_cuda" if config.sim is Sim.gpu else "physx_cpu",
         "render_backend": device or "none",
@@ -258,7 +258,9 @@ def specification(
 
 def spoken(env: Any, task: str) -> str:
     """What a policy is told about `task`: the task's own words, if it has some."""
-    return str(env.get_language_instruction()[0]) if hasattr(env, "get_language_instruction") else sentence(task)
+    return (
+        str(env.get_language_instruction()[0]) if hasattr(env, "get_language_instruction") else task_description(task)
+    )
 
 
 def start_of(env: Any, episode: EpisodeSpec) -> dict[str, Any]:

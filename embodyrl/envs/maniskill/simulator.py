@@ -14,7 +14,7 @@ from embodyrl.envs.base import RenderError, Slot, SlotSimulator, Transition, che
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.batch import ManiSkillBatch
 from embodyrl.envs.maniskill.loading import action_fields, specification, spoken, start_of
-from embodyrl.envs.maniskill.tasks import sentence
+from embodyrl.envs.maniskill.tasks import task_description
 from embodyrl.envs.options import ManiSkillConfig, Proprio, Sim
 from embodyrl.envs.types import EpisodeSpec, Simulator
 from embodyrl.errors import UserError
@@ -42,7 +42,9 @@ class ManiSkill(SlotSimulator):
         first = built[config.tasks[0]]
         spec = specification(
             config,
-            tasks={task: built[task].sentence if task in built else sentence(task) for task in config.tasks},
+            tasks={
+                task: built[task].task_description if task in built else task_description(task) for task in config.tasks
+            },
             actions=first.fields,
             proprio_dim=first.proprio_dim,
             control_frequency=first.control_frequency,
@@ -77,10 +79,10 @@ class ManiSkillSlot(Slot):
 
         driver.trust_actions(self._env)
         self.fields = action_fields(self._env, task)
-        self.sentence = spoken(self._env, task)
+        self.task_description = spoken(self._env, task)
         self.control_frequency = float(self._env.control_freq)
         self._observation: Any = self._env.get_obs()
-        _, proprio = self.observe()  # the first pictures take seconds: shaders are compiled
+        _, proprio = self.observe()  # the first images take seconds: shaders are compiled
         self.proprio_dim = len(proprio)
 
     def reset(self, episode: EpisodeSpec) -> None:
@@ -99,7 +101,7 @@ class ManiSkillSlot(Slot):
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
         """Images `[V, H, W, 3]` (None without cameras); proprio `[S]`."""
         with self._torch.inference_mode():
-            images = self._env.pictures()[0].numpy() if self._env.cameras else None
+            images = self._env.images()[0].numpy() if self._env.cameras else None
             return images, self._proprio()
 
     def render(self) -> NDArray[np.uint8]:
@@ -107,10 +109,10 @@ class ManiSkillSlot(Slot):
         if loading.rendering_device() is None:
             raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
         with self._torch.inference_mode():
-            picture = self._env.render_rgb_array()
-        if picture is None:
+            drawn = self._env.render_rgb_array()
+        if drawn is None:
             raise RenderError(f"the ManiSkill task {self._task!r} has no camera for people")
-        image: NDArray[np.uint8] = picture[0].to(self._torch.uint8).cpu().numpy()
+        image: NDArray[np.uint8] = drawn[0].to(self._torch.uint8).cpu().numpy()
         return image
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""ManiSkill's tasks, their assets and their sentences, and what can be wrong with a run on them.
+"""ManiSkill's tasks, their assets and their task descriptions, and what can be wrong with a run on them.
 
 All of it is read from ManiSkill's files: importing ManiSkill takes seconds.
 """
@@ -21,7 +21,7 @@ from embodyrl.placement.graphics import VULKAN, RenderingCheck, graphics_variabl
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.registry import SIMULATORS
 
-SENTENCES = {
+TASK_DESCRIPTIONS = {
     "AnymalC-Reach-v1": "walk to the goal position",
     "AnymalC-Spin-v1": "spin around on the spot as fast as possible",
     "DrawSVG-v1": "draw the outline on the canvas",
@@ -72,7 +72,7 @@ SENTENCES = {
     "UnitreeG1TransportBox-v1": "carry the box to the other table",
     "UnitreeH1Stand-v1": "stand upright",
 }
-"""Task -> the sentence that tells a policy what to do, for the tasks whose files come with ManiSkill."""
+"""Task -> task description, for the tasks whose files come with ManiSkill."""
 
 DRIVER_REMEDY = (
     "install a Vulkan driver that can: NVIDIA's, or Mesa's lavapipe 24.3 or newer (Debian 12: apt install -t "
@@ -87,10 +87,10 @@ ROBOT_ASSETS = {"bridge_v2_real2sim": "widowx250s"}
 """Asset -> the robot that its tasks use, which their registration does not name."""
 
 
-def sentence(task: str) -> str:
-    """What a policy is told about `task`: a written sentence, or the words of its name."""
+def task_description(task: str) -> str:
+    """What a policy is told about `task`: a written task description, or the words of its name."""
     words = re.sub(r"^MS-|-v\d+$", "", task)
-    return SENTENCES.get(task, re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-_]", " ", words).lower())
+    return TASK_DESCRIPTIONS.get(task, re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-_]", " ", words).lower())
 
 
 def known_tasks() -> list[str]:
@@ -199,9 +199,9 @@ def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
     for index, task in enumerate(env.tasks):
         if missing := missing_assets(task):
             yield f"env.tasks.{index}", *assets_missing(task, missing)
-    pictures = "env.cameras" if env.cameras else "tracking.video.episodes" if config.tracking.video.episodes else None
-    if pictures and not _may_draw(inventory()):
-        yield pictures, f"{pictures} asks for pictures, but no Vulkan driver is installed here", DRIVER_REMEDY
+    images = "env.cameras" if env.cameras else "tracking.video.episodes" if config.tracking.video.episodes else None
+    if images and not _may_draw(inventory()):
+        yield images, f"{images} asks for images, but no Vulkan driver is installed here", DRIVER_REMEDY
     if fills_gpu(env):
         yield from _gpu(env)
 

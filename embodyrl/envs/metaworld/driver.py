@@ -113,7 +113,7 @@ def restore(env: Any, snapshot: Mapping[str, NDArray[Any]]) -> None:
     for name, array in _layout(env).items():
         array[...] = snapshot[name]
     mujoco.mj_setState(env.model, env.data, snapshot["physics"], STATE)
-    mujoco.mj_forward(env.model, env.data)  # where everything is: for tasks' views of it, and for pictures
+    mujoco.mj_forward(env.model, env.data)  # where everything is: for tasks' views of it, and for images
     mujoco.mj_setState(env.model, env.data, snapshot["physics"], STATE)  # it changed where the next solver starts from
     for name in _remembered(env).keys() - snapshot.keys():
         delattr(env, name.removeprefix(TASK))
@@ -160,9 +160,9 @@ def _is_view(value: object) -> bool:
 
 
 def _place(model: Any, data: Any) -> None:
-    """Compute where everything is, for pictures: tasks move things in the model at the end of their reset.
+    """Compute where everything is, for images: tasks move things in the model at the end of their reset.
 
-    MetaWorld draws them where they were until the first step. That recomputes the same, so only the picture changes.
+    MetaWorld draws them where they were until the first step. That recomputes the same, so only the image changes.
     """
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)

@@ -1,7 +1,7 @@
 """MetaWorld 3: 50 tabletop tasks of a Sawyer arm, simulated by MuJoCo on the CPU.
 
 Observations are MetaWorld's 39 numbers: hand and object poses now (18) and one step ago (18), then the goal (3). With
-`proprio: robot` they are the first 4 of them, hand position [m] and gripper opening (0 .. 1). Pictures are those of
+`proprio: robot` they are the first 4 of them, hand position [m] and gripper opening (0 .. 1). Images are those of
 MetaWorld's own cameras, turned the right way up.
 
 Actions are 4 numbers in -1 .. 1: the hand's displacement in x, y, z (1 is 1 cm per step) and the gripper (-1 opens).
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
 from embodyrl.envs.metaworld.tasks import CAMERAS, PROPRIO_DIM, TASKS, known_cameras, known_tasks
 from embodyrl.envs.mujoco import rendering
-from embodyrl.envs.mujoco.rendering import Painter, Painters
+from embodyrl.envs.mujoco.rendering import Renderer, Renderers
 from embodyrl.envs.options import Driver, MetaWorldConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -34,17 +34,17 @@ SHOWN_SITES = (1, 1, 1, 0, 0, 0)
 """Groups of sites that MuJoCo draws by itself; MetaWorld's goals are among them."""
 
 FOR_PEOPLE = "corner2", (480, 480)
-"""Camera and size [pixels] of pictures for people where the policy has none, as MetaWorld's own."""
+"""Camera and size [pixels] of images for people where the policy has none, as MetaWorld's own."""
 
-KEPT_PAINTERS = 10
-"""Tasks whose painters a process keeps, as many as MT10 has; more if it has more slots."""
+KEPT_RENDERERS = 10
+"""Tasks whose renderers a process keeps, as many as MT10 has; more if it has more slots."""
 
 OBSERVATION = "observation"
 """Name of the last observation in a snapshot."""
 
 
 class MetaWorld(SlotSimulator):
-    """MetaWorld with state observations, pictures, or both."""
+    """MetaWorld with state observations, images, or both."""
 
     def __init__(self, config: MetaWorldConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "metaworld")
@@ -61,7 +61,7 @@ class MetaWorld(SlotSimulator):
             rendering.context(height, width).free()  # what is missing is said now, not at the first reset
         rendering.import_mujoco()
         self._config = config
-        self._painters = Painters(most=max(num_slots, KEPT_PAINTERS))
+        self._renderers = Renderers(most=max(num_slots, KEPT_RENDERERS))
         arm = ActionField(
             name="arm",
             meaning="delta_position",
@@ -88,12 +88,12 @@ class MetaWorld(SlotSimulator):
 
     def make_slot(self, task: str) -> Slot:
         """An environment of `task`."""
-        return MetaWorldSlot(task, self._config, self._painters)
+        return MetaWorldSlot(task, self._config, self._renderers)
 
     def close(self) -> None:
         """Release everything; calling it twice is harmless."""
         super().close()
-        self._painters.close()
+        self._renderers.close()
 
 
 class MetaWorldSlot(Slot):
@@ -102,13 +102,13 @@ class MetaWorldSlot(Slot):
     Args:
         task: its name.
         config: MetaWorld's options.
-        painters: painters that the environments of the process share, one for each task and size.
+        renderers: renderers that the environments of the process share, one for each task and size.
     """
 
-    def __init__(self, task: str, config: MetaWorldConfig, painters: Painters) -> None:
+    def __init__(self, task: str, config: MetaWorldConfig, renderers: Renderers) -> None:
         self._driver = _driver(config.driver)
         self._env = self._driver.make(task)
-        self._task, self._config, self._painters = task, config, painters
+        self._task, self._config, self._renderers = task, config, renderers
         self._size = config.image_size[0], config.image_size[1]
         self._proprio_dim = PROPRIO_DIM[config.proprio]
         self._observation: NDArray[np.float64] = np.zeros(39)
@@ -154,12 +154,12 @@ class MetaWorldSlot(Slot):
         return self._paint(self._config.cameras[0], self._size) if self._config.cameras else self._paint(*FOR_PEOPLE)
 
     def _paint(self, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """The picture of one camera, the right way up."""
+        """The image of one camera, the right way up."""
         quality = self._config.render_quality
-        painter = self._painters.get((self._task, size), lambda: Painter(self._env.model, *size, quality))
-        painter.options.sitegroup[:] = SHOWN_SITES if self._config.show_goals else 0
-        picture = painter.paint(self._env.data, camera)
-        return np.ascontiguousarray(picture[::-1, ::-1]) if CAMERAS[camera] else picture
+        renderer = self._renderers.get((self._task, size), lambda: Renderer(self._env.model, *size, quality))
+        renderer.options.sitegroup[:] = SHOWN_SITES if self._config.show_goals else 0
+        image = renderer.paint(self._env.data, camera)
+        return np.ascontiguousarray(image[::-1, ::-1]) if CAMERAS[camera] else image
 
 
 def _driver(kind: Driver) -> ModuleType:

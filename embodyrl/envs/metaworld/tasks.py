@@ -56,7 +56,7 @@ TASKS = {
     "window-open-v3": "slide the window open",
     "window-close-v3": "slide the window closed",
 }
-"""Task name -> the sentence that tells a policy what to do."""
+"""Task name -> task description."""
 
 CAMERAS = {
     "corner": True,
@@ -67,7 +67,7 @@ CAMERAS = {
     "behindGripper": False,
     "gripperPOV": False,
 }
-"""Camera name -> whether it is mounted upside down, so that its pictures have to be turned by 180 degrees."""
+"""Camera name -> whether it is mounted upside down, so that its images have to be turned by 180 degrees."""
 
 
 PROPRIO_DIM = {Proprio.full: 39, Proprio.robot: 4}
@@ -87,7 +87,7 @@ def action_dim(env: MetaWorldConfig) -> int:
     return ACTION_DIM
 
 
-def sentence(task: str) -> str:
+def task_description(task: str) -> str:
     """What a policy is told about a task."""
     return TASKS[task]
 

@@ -2,7 +2,7 @@
 
 MuJoCo, robosuite and PyOpenGL each read the environment when they are first imported, and two answers in one process do
 not go together. So there is one place that decides, before any of them is imported. Who draws nothing imports MuJoCo
-with `import_mujoco`, which needs no OpenGL. Nothing of it is touched before the first painter is made, so simulators
+with `import_mujoco`, which needs no OpenGL. Nothing of it is touched before the first renderer is made, so simulators
 with state observations run where there is none.
 """
 
@@ -26,7 +26,7 @@ from embodyrl.envs.options import RenderQuality
 from embodyrl.errors import UserError
 from embodyrl.placement.graphics import OPENGL, RenderingCheck, graphics_variables
 from embodyrl.placement.plan import Inventory
-from embodyrl.placement.turns import one_at_a_time
+from embodyrl.placement.startup_lock import one_at_a_time
 
 OFFSCREEN = ("osmesa", "egl")
 """What draws without a screen: Mesa on the CPU; whatever driver there is, a GPU's or Mesa's."""
@@ -47,7 +47,7 @@ MOST_SHAPES = 10_000
 
 
 class NoOpenGLError(RenderError, UserError):
-    """Raised when pictures are asked for and no OpenGL draws them here; the text says what to install."""
+    """Raised when images are asked for and no OpenGL draws them here; the text says what to install."""
 
 
 def requested() -> str:
@@ -76,7 +76,7 @@ def choose() -> str:
     """
     name = requested()
     if name in FORBIDDING:
-        raise NoOpenGLError(f"pictures are asked for, but MUJOCO_GL is {name!r}, which forbids drawing: unset it")
+        raise NoOpenGLError(f"images are asked for, but MUJOCO_GL is {name!r}, which forbids drawing: unset it")
     if not name:
         platform = os.environ.get("PYOPENGL_PLATFORM", "").lower()
         installed = "osmesa" if ctypes.util.find_library("OSMesa") else "egl"
@@ -131,7 +131,7 @@ def context(height: int, width: int) -> Any:
 
 
 def _cannot_draw(name: str, error: Exception) -> str:
-    return f"MuJoCo cannot draw pictures on this machine with {name} ({type(error).__name__}: {error}): {REMEDY}"
+    return f"MuJoCo cannot draw images on this machine with {name} ({type(error).__name__}: {error}): {REMEDY}"
 
 
 CHECK = """
@@ -142,8 +142,8 @@ data = mujoco.MjData(model)
 mujoco.mj_forward(model, data)
 renderer = mujoco.Renderer(model, 32, 32)
 renderer.update_scene(data)
-picture = renderer.render()
-assert picture.std() > 1, "it draws black pictures"
+image = renderer.render()
+assert image.std() > 1, "it draws black images"
 from OpenGL import GL
 print(json.dumps(GL.glGetString(GL.GL_RENDERER).decode()))
 """
@@ -178,15 +178,15 @@ def checks(machine: Inventory) -> list[RenderingCheck]:
     ]
 
 
-class Painter:
-    """Draws pictures of one size with one OpenGL context, from any camera of a model.
+class Renderer:
+    """Draws images of one size with one OpenGL context, from any camera of a model.
 
     The context holds the meshes and textures of `model`: 130 MB that take 0.3 s to make in MetaWorld with shadows.
     It can draw any model made from the same XML, because what differs from episode to episode is in the scene.
 
     Args:
         model: the `mujoco.MjModel`. Its `vis` settings, which have no part in the physics, are changed.
-        height, width: size of the pictures [pixels].
+        height, width: size of the images [pixels].
         quality: full, as the model says; or fast, without shadows, reflections and multisampling.
 
     Raises:
@@ -218,10 +218,10 @@ class Painter:
     def paint(self, data: Any, camera: str) -> NDArray[np.uint8]:
         """The scene in state `data` as its model's camera called `camera` sees it, a new array `[H, W, 3]`.
 
-        Equal states give equal pictures, bit for bit, whatever was painted before.
+        Equal states give equal images, bit for bit, whatever was painted before.
 
         Args:
-            data: a `mujoco.MjData` of a model made from the same XML as the painter's.
+            data: a `mujoco.MjData` of a model made from the same XML as the renderer's.
             camera: name of a camera in the model.
 
         Raises:
@@ -233,18 +233,18 @@ class Painter:
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(model, data, self.options, None, self._camera, everything, self._scene)
         view = mujoco.MjrRect(0, 0, self._size[1], self._size[0])
-        picture = np.empty((*self._size, 3), np.uint8)
+        image = np.empty((*self._size, 3), np.uint8)
         mujoco.mjr_render(view, self._scene, self._context)
-        mujoco.mjr_readPixels(picture, None, view, self._context)
-        return np.ascontiguousarray(picture[::-1])  # OpenGL counts rows from the bottom
+        mujoco.mjr_readPixels(image, None, view, self._context)
+        return np.ascontiguousarray(image[::-1])  # OpenGL counts rows from the bottom
 
     def close(self) -> None:
-        """Release the OpenGL context; harmless when repeated, and done for a painter that is forgotten."""
+        """Release the OpenGL context; harmless when repeated, and done for a renderer that is forgotten."""
         self._finalizer()
 
 
 def _release(gl: Any, context: Any) -> None:
-    """Release what a painter holds, with its own OpenGL context current.
+    """Release what a renderer holds, with its own OpenGL context current.
 
     Textures and buffers are released by their numbers: another context that happened to be current would lose those of
     its own that have the same numbers, and draw something else from then on without a word.
@@ -254,19 +254,19 @@ def _release(gl: Any, context: Any) -> None:
     gl.free()
 
 
-class Painters:
-    """Painters that several environments of a process share, the least recently used of which makes room.
+class Renderers:
+    """Renderers that several environments of a process share, the least recently used of which makes room.
 
     Args:
-        most: painters that are kept; each costs what `Painter` says.
+        most: renderers that are kept; each costs what `Renderer` says.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: OrderedDict[Hashable, Painter] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Renderer] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Painter]) -> Painter:
-        """The painter called `key` (which names the model's XML and all that a painter depends on), or a new one."""
+    def get(self, key: Hashable, make: Callable[[], Renderer]) -> Renderer:
+        """The renderer called `key` (which names the model's XML and all that a renderer depends on), or a new one."""
         if key not in self._kept:
             while len(self._kept) >= self._most:
                 self._kept.popitem(last=False)[1].close()

@@ -113,7 +113,7 @@ class FlowPolicy(Policy):
 
     @abstractmethod
     def condition(self, inputs: Inputs) -> Any:
-        """What the network makes of pictures, sentence and state, before it knows of any action."""
+        """What the network makes of images, task description and state, before it knows of any action."""
 
     @abstractmethod
     def denoise(self, condition: Any, x: Tensor, time: Tensor) -> Denoised:
@@ -128,7 +128,7 @@ class FlowPolicy(Policy):
         """Actions `[B, C, D]` for the simulator, given what denoising ended with `[B, H, A]`."""
 
     @abstractmethod
-    def imitated(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """What denoising should end with for demonstrated actions `[B, C, D]`, and which of that counts: two tensors
         `[B, H, A]`."""
 
@@ -278,7 +278,7 @@ class FlowPolicy(Policy):
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """Flow matching (Lipman et al., 2023): squared error of the velocity at a random time; see
         `Policy.sft_loss`."""
-        data, counts = self.imitated(actions, inputs)
+        data, counts = self.sft_targets(actions, inputs)
         time, share = self.learning_times(draws["time"])
         return masked_error(self.flow_errors(self.condition(inputs), data, draws["noise"], time, share), counts)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.rules import action_dim, sentences, state_dim
+from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import check as check_flow
@@ -23,7 +23,7 @@ def check(config: Config) -> Iterator[Objection]:
     assert isinstance(model, Gr00tConfig)
     yield from check_flow(config)
     if not config.env.cameras:
-        yield "env.cameras", f"env.cameras is empty, but model {model.name!r} needs pictures", "name a camera"
+        yield "env.cameras", f"env.cameras is empty, but model {model.name!r} needs images", "name a camera"
     if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
         yield (
             "engine.lora.rank",
@@ -110,15 +110,15 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
 
 
 def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -> Iterator[Objection]:
-    """The tokenizer fits the model, and so do the sentences that are known."""
+    """The tokenizer fits the model, and so do the task descriptions that are known."""
     sizes = files.architecture
     try:
         Prompts(
             files.tokenizer,
             image_token=sizes.image_token,
-            pictures=len(config.env.cameras),
-            pieces=sizes.picture_tokens,
-            tasks=sentences(config).values(),
+            images=len(config.env.cameras),
+            pieces=sizes.image_tokens,
+            tasks=task_descriptions(config).values(),
             listed=model.listed_task,
             padding=model.padding,
             length=model.prompt_length,
@@ -160,7 +160,7 @@ def misfits(
         yield (
             "env.cameras",
             f"there are {cameras} camera(s) (env.cameras), but the checkpoint was trained with {len(robot.cameras)} "
-            f"picture(s): {', '.join(robot.cameras)}",
+            f"image(s): {', '.join(robot.cameras)}",
             "name a camera of the simulator for each, or choose some of them with model.video_keys",
         )
     if chunk > sizes.action_horizon:

@@ -29,7 +29,7 @@ REMEDY = "set model.statistics to Isaac's metadata.json, or to meta/stats.json o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranges:
+class NormStats:
     """Of the numbers in a state or an action, in order."""
 
     min: Sequence[float]
@@ -48,10 +48,10 @@ class Robot:
     """What a checkpoint knows of one robot."""
 
     tag: str
-    state: Ranges
-    action: Ranges
+    state: NormStats
+    action: NormStats
     cameras: Sequence[str] | None
-    """Pictures that it was trained with; None: the file does not say."""
+    """Images that it was trained with; None: the file does not say."""
 
 
 def as_metadata(content: Mapping[str, Any], tag: str = LEROBOT_TAG) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def choose_robot(
         metadata: contents of the file.
         tag: the robot's name; None: the only one there is.
         origin: the file, for messages.
-        video_keys: pictures that are used, in order; None: all.
+        video_keys: images that are used, in order; None: all.
         state_keys: parts of the state that are used, in order; None: all.
         action_keys: parts of an action.
 
@@ -156,14 +156,14 @@ class _Reader:
                 )
         return chosen
 
-    def ranges(self, known: Mapping[str, Any], keys: Sequence[str] | None, where: str, option: str) -> Ranges:
+    def ranges(self, known: Mapping[str, Any], keys: Sequence[str] | None, where: str, option: str) -> NormStats:
         """Of all parts that are used, one after the other."""
         chosen = self.chosen(known, keys, where, option)
         columns: dict[str, list[float]] = {name: [] for name in ENTRIES}
         for key in chosen:
             for name, column in self._part(known[key], f"{where}.{key}").items():
                 columns[name] += column
-        return Ranges(parts=chosen, **columns)
+        return NormStats(parts=chosen, **columns)
 
     def _part(self, found: object, where: str) -> dict[str, list[float]]:
         part = self.entries(found, where)
@@ -240,7 +240,7 @@ class CheckpointFiles:
         return Architecture.from_config(self.config, self.eagle)
 
     def with_cameras(self, tag: str, cameras: Sequence[str]) -> CheckpointFiles:
-        """The same for a robot whose statistics do not say which pictures go with them."""
+        """The same for a robot whose statistics do not say which images go with them."""
         robot = {**self.metadata[tag], "modalities": {"video": {camera: {} for camera in cameras}}}
         return dataclasses.replace(self, metadata={**self.metadata, tag: robot})
 
@@ -310,8 +310,8 @@ ROBOT = "simulator"
 
 
 def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    """Files of a model that starts with random weights: the simulator's sentences are its vocabulary; the simulator's
-    action range is its range, unless the config names statistics.
+    """Files of a model that starts with random weights: the simulator's task descriptions are its vocabulary; the
+    simulator's action range is its range, unless the config names statistics.
 
     Raises:
         PolicyError: there is no simulator (None) or it takes a choice among n instead of continuous numbers, or the

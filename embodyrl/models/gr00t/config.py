@@ -28,7 +28,7 @@ class Padding(StrEnum):
 
 
 class Interpolation(StrEnum):
-    """How pictures are resized."""
+    """How images are resized."""
 
     bilinear = "bilinear"
     bicubic = "bicubic"
@@ -46,7 +46,7 @@ class ScratchConfig:
     """Shape of a model that starts with random weights; a checkpoint brings its own."""
 
     image_size: int = setting(64, low=8)
-    """Side of the square pictures that it sees [pixels]."""
+    """Side of the square images that it sees [pixels]."""
     patch_size: int = setting(16, low=4)
     """Side of the squares that become tokens [pixels]."""
     vision_size: int = setting(64, low=8)
@@ -80,7 +80,8 @@ class Gr00tConfig(FlowConfig):
     value_sizes: list[int] = setting([1024, 512, 256], low=1)
     """Widths of the critic's hidden layers."""
     value_input: ValueInput = setting(ValueInput.vl_and_state)
-    """vl: the critic looks at pictures and sentence (the mean of their tokens). vl_and_state: at the state as well."""
+    """vl: the critic looks at images and task description (the mean of their tokens). vl_and_state: at the state as
+    well."""
     embodiment_tag: str | None = setting(None)
     """The robot, by the name that it has in the checkpoint's statistics. null: the only one there."""
     embodiment_id: int | None = setting(None, low=0)
@@ -89,7 +90,7 @@ class Gr00tConfig(FlowConfig):
     """File with the ranges of states and actions: metadata.json of Isaac-GR00T, or meta/stats.json of a LeRobotDataset,
     for a new robot. null: what the checkpoint brings; without one, the simulator's range of actions."""
     video_keys: list[str] | None = setting(None)
-    """The pictures that the checkpoint was trained with, by their names in its statistics, in the order of
+    """The images that the checkpoint was trained with, by their names in its statistics, in the order of
     `env.cameras`. null: all."""
     state_keys: list[str] | None = setting(None)
     """The parts of the simulator's state, by their names in the statistics, in the simulator's order. null: all."""
@@ -103,7 +104,7 @@ class Gr00tConfig(FlowConfig):
     """Folder of the tokenizer (tokenizer.json, or vocab.json and merges.txt), which NVIDIA publishes apart from the
     weights, in Isaac-GR00T's eagle2_hg_model. null: it is in the checkpoint's folder."""
     prompt_length: int | None = setting(None, low=1)
-    """Tokens that every prompt is filled up to, pictures included. The model looks at padding, too, so this changes
+    """Tokens that every prompt is filled up to, images included. The model looks at padding, too, so this changes
     what it does. null: what a saved policy had, else the longest prompt of the simulator's tasks."""
     listed_task: bool = setting(False)
     """Write the task as LeRobot does, ['pick up the bowl'], with brackets and quotation marks."""
@@ -112,9 +113,9 @@ class Gr00tConfig(FlowConfig):
     token 0. RLinf fills up on the left to the longest prompt of a batch, and then on the right to 570 tokens: that is
     right with `prompt_length: 570` where all prompts in the batch are equally long."""
     center_crop: bool = setting(False)
-    """Cut off the picture's border (2.5 % at each side), as Isaac-GR00T and RLinf do."""
+    """Cut off the image's border (2.5 % at each side), as Isaac-GR00T and RLinf do."""
     interpolation: Interpolation = setting(Interpolation.bilinear)
-    """How pictures are resized. bilinear: as Isaac-GR00T and RLinf do, who cut off to whole grey levels. bicubic: as
+    """How images are resized. bilinear: as Isaac-GR00T and RLinf do, who cut off to whole grey levels. bicubic: as
     LeRobot does, which rounds."""
     freeze_vision: bool = setting(False)
     """Leave the vision tower and the layer behind it as they are."""
@@ -191,9 +192,9 @@ class Architecture:
     text_layers: int = 12
     """Layers of the language model that are kept."""
     image_token: int = 151669
-    """Id of the token that stands for a piece of a picture."""
+    """Id of the token that stands for a piece of an image."""
     vl_self_attention: Transformer = Transformer(layers=4, heads=32, head_dim=64)
-    """What pictures and sentence go through before actions look at them."""
+    """What images and task description go through before actions look at them."""
     dit: Transformer = Transformer(layers=16, heads=32, head_dim=48)
     """The diffusion transformer that moves actions."""
     dit_outputs: int = 1024
@@ -230,13 +231,13 @@ class Architecture:
 
     @property
     def width(self) -> int:
-        """Entries of a token of pictures and sentence."""
+        """Entries of a token of images and task description."""
         size: int = self.text["hidden_size"]
         return size
 
     @property
-    def picture_tokens(self) -> int:
-        """Tokens of one picture."""
+    def image_tokens(self) -> int:
+        """Tokens of one image."""
         count: int = (self.vision["image_size"] // self.vision["patch_size"]) ** 2
         return count
 

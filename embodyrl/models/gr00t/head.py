@@ -1,9 +1,9 @@
-"""The action head: a diffusion transformer that says where noisy actions should move, given images, sentence and state;
-its parts, some of which every robot has of its own.
+"""The action head: a diffusion transformer that says where noisy actions should move, given images, task description
+and state; its parts, some of which every robot has of its own.
 
-Parameter names are those of the public checkpoints. Shapes: `B` samples, `L` tokens (of images and sentence), `M` other
-tokens that they look at, `H` actions that are denoised together (horizon), `D` numbers in an action (padded), `E`
-entries of a token.
+Parameter names are those of the public checkpoints. Shapes: `B` samples, `L` tokens (of images and task description),
+`M` other tokens that they look at, `H` actions that are denoised together (horizon), `D` numbers in an action (padded),
+`E` entries of a token.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Condition:
     """What actions are denoised given; computed once per observation."""
 
     context: Tensor
-    """Pictures and sentence `[B, L, E]`."""
+    """Images and task description `[B, L, E]`."""
     state: Tensor
     """The robot's state `[B, 1, E]`."""
     embodiment: Embodiment
@@ -219,7 +219,7 @@ class Condition:
 
 
 class SelfAttentionTransformer(nn.Module):
-    """Pictures and sentence once more, trained together with the actions. Padding is not masked."""
+    """Images and task description once more, trained together with the actions. Padding is not masked."""
 
     def __init__(self, size: Transformer) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class TimestepEncoder(nn.Module):
 
 
 class DiT(nn.Module):
-    """The diffusion transformer: blocks look at pictures and sentence and at their own tokens by turns."""
+    """The diffusion transformer: blocks look at images and task description and at their own tokens by turns."""
 
     def __init__(self, size: Transformer, context: int, outputs: int) -> None:
         super().__init__()
@@ -291,7 +291,8 @@ class ActionHead(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def condition(self, features: Tensor, state: Tensor, embodiment: Embodiment) -> Condition:
-        """What actions are denoised given: tokens `[B, L, E]` of pictures and sentence, and the state `[B, 1, S]`."""
+        """What actions are denoised given: tokens `[B, L, E]` of images and task description, and the state `[B, 1,
+        S]`."""
         context = self.vl_self_attention(self.vlln(features))
         return Condition(context, self.state_encoder(state, embodiment), embodiment)
 

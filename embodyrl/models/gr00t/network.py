@@ -64,7 +64,7 @@ AttentionInterface.register(ATTENTION, padded_attention)
 
 
 class EagleModel(nn.Module):
-    """Pictures and a sentence, as tokens that have seen what stands before them."""
+    """Images and a task description, as tokens that have seen what stands before them."""
 
     def __init__(self, sizes: Architecture) -> None:
         super().__init__()
@@ -75,8 +75,8 @@ class EagleModel(nn.Module):
         self.language_model = Qwen3Model(Qwen3Config(**text))
         self.image_token = sizes.image_token
 
-    def embed_pictures(self, pixel_values: Tensor) -> Tensor:
-        """Tokens `[B*V, P, E]` of pictures `[B*V, 3, h, h]`."""
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """Tokens `[B*V, P, E]` of images `[B*V, 3, h, h]`."""
         tokens: Tensor = self.mlp1(self.vision_model(pixel_values).last_hidden_state)
         return tokens
 
@@ -85,14 +85,14 @@ class EagleModel(nn.Module):
 
         Args:
             pixel_values: `[B*V, 3, h, h]`.
-            input_ids: `[B, L]`, with V*P times the token that stands for a piece of a picture.
+            input_ids: `[B, L]`, with V*P times the token that stands for a piece of an image.
             mask: `[B, 1, L, L]`, see `causal_mask`.
         """
         embedded = self.language_model.embed_tokens(input_ids)
-        pictures = self.embed_pictures(pixel_values).to(embedded.dtype)
+        images = self.embed_images(pixel_values).to(embedded.dtype)
         place = (input_ids == self.image_token).unsqueeze(-1)
         output = self.language_model(
-            inputs_embeds=embedded.masked_scatter(place, pictures), attention_mask=mask, use_cache=False
+            inputs_embeds=embedded.masked_scatter(place, images), attention_mask=mask, use_cache=False
         )
         states: Tensor = output.last_hidden_state
         return states

@@ -1,6 +1,6 @@
 """GR00T N1.5 as a policy.
 
-Shapes: `B` samples, `V` pictures, `L` prompt tokens, pictures included, `H` actions of the horizon, `A` entries of an
+Shapes: `B` samples, `V` images, `L` prompt tokens, images included, `H` actions of the horizon, `A` entries of an
 action in the network, `C` actions that are executed, `D` their entries, `S` numbers of a state.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
-from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
@@ -23,16 +23,16 @@ from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, published_f
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
 from embodyrl.models.gr00t.head import Condition, Embodiment
 from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork, causal_mask
-from embodyrl.models.gr00t.processor import PicturePipeline, normalizer
+from embodyrl.models.gr00t.processor import ImagePipeline, normalizer
 from embodyrl.models.gr00t.prompts import Prompts
-from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicySpec
+from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
 from embodyrl.models.saved import with_kept, write_description
 from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
 from embodyrl.models.weights import read_weights, write_weights
 
 
 class Gr00tPolicy(FlowPolicy):
-    """Pictures, state and a sentence in, a chunk of actions out of noise.
+    """Images, state and a task description in, a chunk of actions out of noise.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
 
@@ -69,14 +69,14 @@ class Gr00tPolicy(FlowPolicy):
         if simulator is not None:
             remedy = "choose statistics (model.embodiment_tag, model.action_keys) of this robot"
             self.units = SimulatorUnits(self.convention(), simulator, len(self.action_range), remedy)
-        self.pictures = PicturePipeline(
+        self.images = ImagePipeline(
             sizes.vision["image_size"], center_crop=config.center_crop, interpolation=config.interpolation
         )
         self.prompts = Prompts(
             self.files.tokenizer,
             image_token=sizes.image_token,
-            pictures=self.num_images,
-            pieces=sizes.picture_tokens,
+            images=self.num_images,
+            pieces=sizes.image_tokens,
             tasks=[] if simulator is None else simulator.tasks.values(),
             listed=config.listed_task,
             length=config.prompt_length,
@@ -96,18 +96,18 @@ class Gr00tPolicy(FlowPolicy):
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
-    def preprocess(self, observation: Observation) -> Inputs:
+    def preprocess(self, observation: PolicyObservation) -> Inputs:
         """`pixel_values [B, V, 3, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]`, and `state [B, 1, S]`,
         normalised and padded.
 
         Raises:
-            PolicyError: pictures or state are missing, or of another type, shape or number than the model takes.
+            PolicyError: images or state are missing, or of another type, shape or number than the model takes.
         """
         device = self.start.device
         images = check_images(observation.images, self.num_images)
-        ids, mask = self.prompts.batch(observation.tasks)
+        ids, mask = self.prompts.batch(observation.task_descriptions)
         return {
-            "pixel_values": self.pictures(images, device),
+            "pixel_values": self.images(images, device),
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(mask).to(device),
             "state": self._padded_state(observation.proprio, len(ids)).unsqueeze(1),
@@ -124,8 +124,8 @@ class Gr00tPolicy(FlowPolicy):
 
     def condition(self, inputs: Inputs) -> Condition:
         """See `FlowPolicy.condition`."""
-        pictures = inputs["pixel_values"].flatten(0, 1).to(self.dtype)
-        features = self.network.backbone(pictures, inputs["input_ids"], causal_mask(inputs["attention_mask"]))
+        images = inputs["pixel_values"].flatten(0, 1).to(self.dtype)
+        features = self.network.backbone(images, inputs["input_ids"], causal_mask(inputs["attention_mask"]))
         return self.network.action_head.condition(features, inputs["state"].to(self.dtype), self.embodiment)
 
     def denoise(self, condition: Condition, x: Tensor, time: Tensor) -> Denoised:
@@ -136,7 +136,7 @@ class Gr00tPolicy(FlowPolicy):
         return Denoised(velocity=-head.velocity(hidden, condition).float(), hidden=hidden)
 
     def value_features(self, condition: Condition, denoised: Denoised) -> Tensor:
-        """See `FlowPolicy.value_features`; the mean over all tokens of pictures and sentence, and the state."""
+        """See `FlowPolicy.value_features`; the mean over all tokens of images and task description, and the state."""
         features = condition.context.mean(dim=1)
         if self.config.value_input is ValueInput.vl_and_state:
             features = torch.cat([features, condition.state.squeeze(1)], dim=-1)
@@ -152,11 +152,11 @@ class Gr00tPolicy(FlowPolicy):
 
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """See `FlowPolicy.finish`."""
-        actions = self.action_range.denormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
+        actions = self.action_range.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
         return actions if self.units is None else self.units(actions)
 
-    def imitated(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """See `FlowPolicy.imitated`. Where fewer actions are demonstrated than the horizon has, the last one is
+    def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """See `FlowPolicy.sft_targets`. Where fewer actions are demonstrated than the horizon has, the last one is
         repeated and counts, as in public training."""
         own = actions if self.units is None else self.units.inverse(actions)
         normalized = self.action_range.normalize(own.float())
@@ -168,7 +168,7 @@ class Gr00tPolicy(FlowPolicy):
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def tokens_per_observation(self, task: str) -> int:
-        """See `Policy.tokens_per_observation`; those of the backbone, pictures included."""
+        """See `Policy.tokens_per_observation`; those of the backbone, images included."""
         return int(self.prompts.batch([task])[0].shape[1])
 
     def parallel_plan(self) -> ParallelPlan:
@@ -215,18 +215,18 @@ def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size
 
 
 def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: SimulatorSpec | None) -> int:
-    """Pictures per observation.
+    """Images per observation.
 
     Raises:
-        PolicyError: the checkpoint does not fit the simulator, or nobody knows how many pictures there are.
+        PolicyError: the checkpoint does not fit the simulator, or nobody knows how many images there are.
     """
-    pictures = None if robot.cameras is None else len(robot.cameras)
+    images = None if robot.cameras is None else len(robot.cameras)
     if simulator is not None:
-        pictures = len(simulator.cameras)
-    if not pictures:
-        raise PolicyError("the model needs pictures: set env.cameras")
+        images = len(simulator.cameras)
+    if not images:
+        raise PolicyError("the model needs images: set env.cameras")
     proprio = None if simulator is None else simulator.proprio_dim
     acting = None if simulator is None else simulator.action_dim
-    for _, message, remedy in misfits(robot, sizes, chunk_size, pictures, proprio, acting):
+    for _, message, remedy in misfits(robot, sizes, chunk_size, images, proprio, acting):
         raise PolicyError(f"{message}: {remedy}")
-    return pictures
+    return images

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodyrl.models.gr00t.checkpoint import Ranges
+from embodyrl.models.gr00t.checkpoint import NormStats
 from embodyrl.models.gr00t.config import Interpolation, Normalization
 from embodyrl.models.vla.processor import Normalizer
 
 CROP = 0.95
-"""Share of the picture's sides that a centre crop keeps."""
+"""Share of the image's sides that a centre crop keeps."""
 
 
-class PicturePipeline(nn.Module):
-    """Crop, resize, normalise. Resizing happens on the CPU wherever pictures come from, and ends in whole numbers:
+class ImagePipeline(nn.Module):
+    """Crop, resize, normalise. Resizing happens on the CPU wherever images come from, and ends in whole numbers:
     rollouts and learning must see the same."""
 
     def __init__(self, side: int, *, center_crop: bool, interpolation: Interpolation) -> None:
@@ -38,7 +38,7 @@ class PicturePipeline(nn.Module):
     def _resize(self, planes: Tensor) -> Tensor:
         """`[M, 3, h, h]` of `[M, 3, H, W]`, both in uint8.
 
-        Isaac-GR00T's bilinear way goes through fractions, and cuts off what lies behind the decimal point: pictures are
+        Isaac-GR00T's bilinear way goes through fractions, and cuts off what lies behind the decimal point: images are
         half a grey level darker on average than rounded ones. Eagle's processor, which LeRobot leaves the bicubic way
         to, rounds.
         """
@@ -56,7 +56,7 @@ def _crop(planes: Tensor) -> Tensor:
     return planes[..., top : top + height, left : left + width]
 
 
-def normalizer(ranges: Ranges, mode: Normalization) -> Normalizer:
+def normalizer(ranges: NormStats, mode: Normalization) -> Normalizer:
     """Return what maps a robot's numbers to those that the network works with.
 
     Args:

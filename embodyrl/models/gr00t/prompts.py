@@ -17,20 +17,20 @@ from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
 
 TOKENIZER = "tokenizer.json"
 PIECE = "<IMG_CONTEXT>"
-"""Stands for a piece of a picture."""
+"""Stands for a piece of an image."""
 PAD = "<|endoftext|>"
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", PIECE, PAD)
 
 
-def prompt(task: str, pictures: int, pieces: int) -> str:
+def prompt(task: str, images: int, pieces: int) -> str:
     """The chat about a task.
 
     Args:
-        task: the sentence.
-        pictures: how many.
+        task: the task description.
+        images: how many.
         pieces: tokens that each of them takes.
     """
-    shown = "".join(f"<image {number}><img>{PIECE * pieces}</img>" for number in range(1, pictures + 1))
+    shown = "".join(f"<image {number}><img>{PIECE * pieces}</img>" for number in range(1, images + 1))
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         f"<|im_start|>user\n{shown}{task}<|im_end|>\n<|im_start|>assistant\n"
@@ -38,26 +38,26 @@ def prompt(task: str, pictures: int, pieces: int) -> str:
 
 
 class PromptError(PolicyError):
-    """Raised for sentences that are too long."""
+    """Raised for task descriptions that are too long."""
 
 
 class Prompts:
-    """Turns sentences into token ids of one length: the model looks at padding as well, so that another length would be
-    another prompt.
+    """Scheduler task descriptions into token ids of one length: the model looks at padding as well, so that another
+    length would be another prompt.
 
     Args:
         tokenizer: the files' contents by name.
-        image_token: id that must stand for a piece of a picture.
-        pictures: shown with every sentence.
-        pieces: tokens of a picture.
-        tasks: sentences to expect.
-        listed: sentences are written as LeRobot does: in brackets and quotation marks.
+        image_token: id that must stand for a piece of an image.
+        images: shown with every task description.
+        pieces: tokens of an image.
+        tasks: task descriptions to expect.
+        listed: task descriptions are written as LeRobot does: in brackets and quotation marks.
         padding: where to fill up.
-        length: of every prompt; None: that of the longest sentence to expect, or, where none is expected, of the
-            longest in the batch. `length` afterwards says which it is.
+        length: of every prompt; None: that of the longest task description to expect, or, where none is expected, of
+            the longest in the batch. `length` afterwards says which it is.
 
     Raises:
-        PolicyError: the tokenizer is damaged or that of another model, or a sentence is too long.
+        PolicyError: the tokenizer is damaged or that of another model, or a task description is too long.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Prompts:
         tokenizer: Mapping[str, bytes],
         *,
         image_token: int,
-        pictures: int,
+        images: int,
         pieces: int,
         tasks: Iterable[str],
         listed: bool,
@@ -78,7 +78,7 @@ class Prompts:
             raise PolicyError(
                 f"{PIECE} has id {found} in the tokenizer, {image_token} in the model: it is another model's tokenizer"
             )
-        self._pictures, self._pieces, self._listed = pictures, pieces, listed
+        self._images, self._pieces, self._listed = images, pieces, listed
         self._known: dict[str, list[int]] = {}
         longest = max((len(self.encode(task)) for task in tasks), default=None)
         self.length = longest if length is None else length
@@ -90,7 +90,7 @@ class Prompts:
     def encode(self, task: str) -> list[int]:
         """Token ids of the chat about a task, without padding."""
         if task not in self._known:
-            text = prompt(str([task]) if self._listed else task, self._pictures, self._pieces)
+            text = prompt(str([task]) if self._listed else task, self._images, self._pieces)
             self._known[task] = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return self._known[task]
 
@@ -101,8 +101,8 @@ class Prompts:
         count = len(self.encode(longest))
         if count > self.length:
             raise PromptError(
-                f"with {self._pictures} picture(s), a task's prompt has {count} tokens, more than prompt_length = "
-                f"{self.length} ({self._origin}): {longest!r}: choose tasks with shorter sentences, or set "
+                f"with {self._images} image(s), a task's prompt has {count} tokens, more than prompt_length = "
+                f"{self.length} ({self._origin}): {longest!r}: choose tasks with shorter task descriptions, or set "
                 f"model.prompt_length={count}, which is another prompt for every task: the model looks at padding, too"
             )
 
@@ -149,11 +149,11 @@ def word_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Toke
     """A tokenizer for a model without one: the words of the chats about these tasks.
 
     Args:
-        tasks: the sentences.
-        image_token: id of the token that stands for a piece of a picture; None: the next one.
+        tasks: the task descriptions.
+        image_token: id of the token that stands for a piece of an image; None: the next one.
     """
     split = pre_tokenizers.Whitespace()
-    text = " ".join(prompt(task, pictures=1, pieces=1) for task in tasks)
+    text = " ".join(prompt(task, images=1, pieces=1) for task in tasks)
     for token in SPECIAL:
         text = text.replace(token, " ")
     words = words_of([text, " ".join(map(str, range(10)))], split)

@@ -13,7 +13,7 @@ from embodyrl.models.vla.config import Objection
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAConfig(PrismaticConfig):
-    """OpenVLA: one picture, one action, its entries said one after the other."""
+    """OpenVLA: one image, one action, its entries said one after the other."""
 
 
 def check(config: Config) -> Iterator[Objection]:

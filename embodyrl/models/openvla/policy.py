@@ -1,6 +1,6 @@
 """OpenVLA: a language model that says an action entry by entry.
 
-Shapes: `B` samples, `P` picture tokens, `L` prompt tokens, `E` width of the language model, `N` entries of an action.
+Shapes: `B` samples, `P` image tokens, `L` prompt tokens, `E` width of the language model, `N` entries of an action.
 """
 
 from __future__ import annotations

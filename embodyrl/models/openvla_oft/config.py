@@ -32,13 +32,13 @@ class Normalization(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAOFTConfig(PrismaticConfig):
-    """OpenVLA-OFT: several pictures, a chunk of actions in one pass."""
+    """OpenVLA-OFT: several images, a chunk of actions in one pass."""
 
     action_head: ActionHead = setting(ActionHead.discrete)
     """discrete: action tokens, as reinforcement learning needs them. l1: a network that says numbers; it has no
     probabilities, so that it can be evaluated and trained on demonstrations only."""
     num_images: int = setting(1, low=1)
-    """Pictures per observation; as many cameras as the simulator is to have."""
+    """Images per observation; as many cameras as the simulator is to have."""
     use_proprio: bool = setting(False)
     """Show the model the robot's state as well."""
     append_stop_token: bool = setting(True)

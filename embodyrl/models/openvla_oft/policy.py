@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.openvla_oft.config import ACTION_HEAD, PROPRIO_PROJECTOR, ActionHead, OpenVLAOFTConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyObservation
 from embodyrl.models.prismatic.policy import PrismaticPolicy
-from embodyrl.models.prismatic.processor import Bounds, Range
+from embodyrl.models.prismatic.processor import Bounds, NormRange
 from embodyrl.models.vla.processor import read_state
 
 _BLOCKS = 2
@@ -93,7 +93,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         self.l1_head = L1Head(width, self.spec.action_dim).to(self.dtype) if self._says_numbers else None
         self.proprio_projector: ProprioProjector | None = None
         if config.use_proprio:
-            self.proprio_range = Range(self._statistics["proprio"], self.bounds, self.range_epsilon)
+            self.proprio_range = NormRange(self._statistics["proprio"], self.bounds, self.range_epsilon)
             self.proprio_projector = ProprioProjector(self.proprio_dim, width).to(self.dtype)
 
     @property
@@ -125,7 +125,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         heads: dict[str, nn.Module | None] = {ACTION_HEAD: self.l1_head, PROPRIO_PROJECTOR: self.proprio_projector}
         return {name: head for name, head in heads.items() if head is not None}
 
-    def preprocess(self, observation: Observation) -> Inputs:
+    def preprocess(self, observation: PolicyObservation) -> Inputs:
         """See `PrismaticPolicy.preprocess`."""
         inputs = super().preprocess(observation)
         if self.config.use_proprio:
@@ -133,12 +133,12 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
             inputs["proprio"] = self.proprio_range.normalize(proprio)
         return inputs
 
-    def embed_pictures(self, inputs: Inputs) -> Tensor:
-        """Pictures, then the state; see `PrismaticPolicy.embed_pictures`."""
-        pictures = super().embed_pictures(inputs)
+    def embed_images(self, inputs: Inputs) -> Tensor:
+        """Images, then the state; see `PrismaticPolicy.embed_images`."""
+        images = super().embed_images(inputs)
         if self.proprio_projector is None:
-            return pictures
-        return torch.cat([pictures, self.proprio_projector(inputs["proprio"].to(self.dtype))], dim=1)
+            return images
+        return torch.cat([images, self.proprio_projector(inputs["proprio"].to(self.dtype))], dim=1)
 
     def act(
         self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None

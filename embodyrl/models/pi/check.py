@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from embodyrl.config.rules import action_dim, sentences, state_dim
+from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError, did_you_mean
 from embodyrl.models.errors import PolicyError
@@ -131,9 +131,9 @@ class Cameras:
 
 
 def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architecture: Architecture) -> Cameras:
-    """Match a checkpoint's pictures with a simulator's cameras.
+    """Match a checkpoint's images with a simulator's cameras.
 
-    Absent pictures are left out: public code shows black ones, which it then masks everywhere.
+    Absent images are left out: public code shows black ones, which it then masks everywhere.
 
     Args:
         wanted: `model.cameras`.
@@ -141,14 +141,14 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architect
         architecture: what the checkpoint sees.
 
     Raises:
-        PolicyError: the checkpoint expects a picture that nothing was said about, or that the simulator lacks.
+        PolicyError: the checkpoint expects an image that nothing was said about, or that the simulator lacks.
     """
-    pictures = architecture.pictures
-    cameras = tuple(there) if there is not None else tuple(name for name in wanted or pictures if name != ABSENT)
+    images = architecture.images
+    cameras = tuple(there) if there is not None else tuple(name for name in wanted or images if name != ABSENT)
     names = tuple(wanted) or cameras
-    if len(names) != len(pictures):
+    if len(names) != len(images):
         raise PolicyError(
-            f"the checkpoint expects {len(pictures)} picture(s) ({', '.join(pictures)}), {len(names)} are named "
+            f"the checkpoint expects {len(images)} image(s) ({', '.join(images)}), {len(names)} are named "
             f"({', '.join(names) or 'none'}): set model.cameras to a camera, or `{ABSENT}`, for each"
         )
     _check_names(names, cameras)
@@ -158,7 +158,7 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architect
         raise PolicyError(
             f"the model does not look at {', '.join(unseen)}: remove it from env.cameras, or name it in model.cameras"
             if unseen
-            else "the model needs pictures: set env.cameras"
+            else "the model needs images: set env.cameras"
         )
     return Cameras(cameras, tuple(cameras.index(name) for name in shown))
 
@@ -195,7 +195,7 @@ def check(config: Config) -> Iterator[Objection]:
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
         if not config.env.cameras:
-            yield "env.cameras", f"model {model.name!r} needs pictures, and env.cameras is empty", "name a camera"
+            yield "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
     elif Path(model.checkpoint).is_dir():
         yield from _check_folder(config, model, Path(model.checkpoint))
 
@@ -215,13 +215,13 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
     except PolicyError as error:
         yield "model.cameras", str(error), ""
     if model.cameras and set(model.cameras) == {ABSENT}:
-        yield "model.cameras", "model.cameras leaves no picture to look at", "name a camera of env.cameras"
+        yield "model.cameras", "model.cameras leaves no image to look at", "name a camera of env.cameras"
     yield from check_without_checkpoint(model, "tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
         robot = yield from _read_robot(config, model, nothing)
         yield from _unlike(robot, None, state_dim(config), action_dim(config))
-        yield from _relative_to_nothing(robot, model.relative_entries)
+        yield from _relative_to_nothing(robot, model.relative_action_dims)
 
 
 def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Objection]:
@@ -254,7 +254,7 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Obj
         robot,
         state_dim(config),
         action_dim(config),
-        model.relative_entries,
+        model.relative_action_dims,
     )
     yield from _check_prompts(config, model, files, architecture, robot)
 
@@ -262,7 +262,7 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Obj
 def _check_prompts(
     config: Config, model: PiConfig, files: CheckpointFiles, sizes: Architecture, robot: Robot | None
 ) -> Iterator[Objection]:
-    """The tokenizer fits the model, and so do the sentences that are known."""
+    """The tokenizer fits the model, and so do the task descriptions that are known."""
     states = 0 if robot is None or robot.states is None else len(robot.states)
     try:
         prompts = Prompts(*read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
@@ -271,13 +271,13 @@ def _check_prompts(
         yield path, f"{path}: {error}", ""
         return
     try:
-        prompts.check(sentences(config).values(), written_numbers(model, states, sizes.state_dim))
+        prompts.check(task_descriptions(config).values(), written_numbers(model, states, sizes.state_dim))
     except PolicyError as error:
         yield "model.prompt_length", str(error), ""
 
 
 def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
-    """Return how many numbers a prompt has beside the sentence; None: the state is not written into it.
+    """Return how many numbers a prompt has beside the task description; None: the state is not written into it.
 
     Args:
         model: settled options.
@@ -343,8 +343,8 @@ def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[Objecti
     states, actions = len(robot.states or ()), len(robot.actions)
     if relative > min(states, actions):
         yield (
-            "model.relative_entries",
-            f"model.relative_entries = {relative}, but a state has {states} numbers and an action {actions}",
+            "model.relative_action_dims",
+            f"model.relative_action_dims = {relative}, but a state has {states} numbers and an action {actions}",
             f"set it to {min(states, actions)} or less",
         )
 

@@ -114,7 +114,7 @@ LEROBOT_NAMES = {"state": "observation.state", "actions": "action"}
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Those of one data set, as they are written; `read_ranges` makes sure that they are whole."""
+    """Those of one data set, as they are written; `read_norm_stats` makes sure that they are whole."""
 
     file: str
     """Where they are from, for messages."""
@@ -232,7 +232,7 @@ REMEDY = "download the file again, or set model.statistics to another one"
 
 
 @dataclass(frozen=True)
-class Ranges:
+class NormStats:
     """Two numbers for each entry of a state or an action."""
 
     first: Sequence[float]
@@ -248,14 +248,14 @@ class Ranges:
 class Robot:
     """What a checkpoint knows of one robot."""
 
-    states: Ranges | None
+    states: NormStats | None
     """None: the model does not look at states."""
-    actions: Ranges
+    actions: NormStats
 
 
 def sees_state(model: PiConfig) -> bool:
     """Whether the state reaches the network, or actions are relative to it."""
-    return model.state is not StateInput.none or model.relative_entries > 0
+    return model.state is not StateInput.none or model.relative_action_dims > 0
 
 
 def robot_of(statistics: Statistics, model: PiConfig, *, proprio: int | None, action_dim: int | None) -> Robot:
@@ -270,14 +270,14 @@ def robot_of(statistics: Statistics, model: PiConfig, *, proprio: int | None, ac
     Raises:
         PolicyError: they lack numbers, or are damaged.
     """
-    states = read_ranges(statistics, "state", model.normalization, proprio) if sees_state(model) else None
-    actions = read_ranges(statistics, "actions", model.normalization, action_dim)
+    states = read_norm_stats(statistics, "state", model.normalization, proprio) if sees_state(model) else None
+    actions = read_norm_stats(statistics, "actions", model.normalization, action_dim)
     if not len(actions):
         raise PolicyError(f"{statistics.file}: {statistics.names['actions']} has nothing but zeros: {REMEDY}")
     return Robot(states=states, actions=actions)
 
 
-def read_ranges(statistics: Statistics, kind: str, normalization: Normalization, size: int | None) -> Ranges:
+def read_norm_stats(statistics: Statistics, kind: str, normalization: Normalization, size: int | None) -> NormStats:
     """The numbers that a normalisation needs, in the length that the simulator has.
 
     Args:
@@ -295,7 +295,7 @@ def read_ranges(statistics: Statistics, kind: str, normalization: Normalization,
     length, real = len(columns[NUMBERS[normalization][0]]), _without_padding(list(columns.values()))
     kept = length if size is not None and length <= size else real
     first, second = (columns[name][:kept] for name in NUMBERS[normalization])
-    return Ranges(first, second)
+    return NormStats(first, second)
 
 
 def _columns(statistics: Statistics, kind: str, normalization: Normalization, where: str) -> dict[str, Sequence[float]]:
@@ -342,7 +342,7 @@ def _without_padding(columns: Sequence[Sequence[float]]) -> int:
 
 
 def scratch_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    """Files of a model whose vocabulary are the simulator's sentences, whose ranges are the simulator's unless
+    """Files of a model whose vocabulary are the simulator's task descriptions, whose ranges are the simulator's unless
     statistics are given, and whose horizon is a chunk.
 
     Raises:

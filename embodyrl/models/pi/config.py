@@ -54,9 +54,9 @@ class ScratchConfig:
     """Shape of a model that starts with random weights; a checkpoint brings its own."""
 
     image_size: int = setting(64, low=16)
-    """Side of the square pictures that it sees [pixels]."""
+    """Side of the square images that it sees [pixels]."""
     patch_size: int = setting(16, low=4)
-    """Side of a picture token [pixels]; the picture's side must be a multiple."""
+    """Side of an image token [pixels]; the image's side must be a multiple."""
     vision_size: int = setting(64, low=8)
     """Width of the vision transformer."""
     hidden_size: int = setting(64, low=8)
@@ -85,24 +85,24 @@ class PiConfig(FlowConfig):
     normalization: Normalization = setting(Normalization.zscore)
     """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
     state: StateInput = setting(StateInput.token)
-    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the sentence in 256 steps. none: not at
-    all, as openpi's pi05_libero; a token is zeros then."""
+    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the task description in 256 steps.
+    none: not at all, as openpi's pi05_libero; a token is zeros then."""
     prompt_length: int | None = setting(None, low=1)
-    """Tokens of a sentence, with padding, in rollouts and learning alike; a longer one is refused. null: as many as
-    the checkpoint says."""
+    """Tokens of a task description, with padding, in rollouts and learning alike; a longer one is refused. null: as
+    many as the checkpoint says."""
     denoising_times: DenoisingTimes | None = setting(None)
     """summed: -1/K is added up in float32, as openpi does. divided: 1 - i/K, as LeRobot does since 0.4.3; actions
     differ by about 1e-4. null: as the policy was saved, else by the layout of the checkpoint's weights."""
     cameras: list[str] = setting([])
-    """Which of env.cameras each picture of the checkpoint shows, in its order (openpi's: base, left wrist, right
-    wrist); `absent` for a picture that there is none for. []: env.cameras as they are."""
-    relative_entries: int = setting(0, low=0)
+    """Which of env.cameras each image of the checkpoint shows, in its order (openpi's: base, left wrist, right
+    wrist); `absent` for an image that there is none for. []: env.cameras as they are."""
+    relative_action_dims: int = setting(0, low=0)
     """So many first entries of an action are relative to the state at the beginning of its chunk (openpi's pi0_libero:
     6)."""
     value_from: ValueFrom = setting(ValueFrom.expert)
     """expert: the critic looks at what the action expert makes of the actions, at the random step. prefix: at what the
-    language model makes of pictures and sentence, on average (RLinf's mean_token counts the padding of a sentence as
-    well, which is left out here)."""
+    language model makes of images and task description, on average (RLinf's mean_token counts the padding of a task
+    description as well, which is left out here)."""
     frozen: Frozen = setting(Frozen.nothing)
     """vision: the vision tower stays as it is. language: so does the language model, and only the action expert
     learns."""
@@ -117,17 +117,17 @@ class Pi0Config(PiConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Pi05Config(PiConfig):
-    """pi0.5: the time goes into the norms of the action expert, the state into the sentence, if anywhere."""
+    """pi0.5: the time goes into the norms of the action expert, the state into the task description, if anywhere."""
 
     normalization: Normalization = setting(Normalization.quantile)
     """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
     state: StateInput = setting(StateInput.prompt)
-    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the sentence in 256 steps. none: not at
-    all, as openpi's pi05_libero."""
+    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the task description in 256 steps.
+    none: not at all, as openpi's pi05_libero."""
     padded_state: bool | None = setting(None)
-    """Whether a state in the sentence is first filled up with zeros to the model's width, as in LeRobot 0.4; openpi,
-    and LeRobot since 0.5, write the robot's own numbers. null: as the policy was saved, else as LeRobot's list of steps
-    in the checkpoint says; without one, false."""
+    """Whether a state in the task description is first filled up with zeros to the model's width, as in LeRobot 0.4;
+    openpi, and LeRobot since 0.5, write the robot's own numbers. null: as the policy was saved, else as LeRobot's list
+    of steps in the checkpoint says; without one, false."""
 
 
 # --------------------------------------------------------------------------------------------------------- architecture
@@ -171,8 +171,8 @@ VOCABULARY = 257152
 OTHERS = {"gr00t_n1_5": "gr00t", "groot": "gr00t"}
 """Models by the names in their config.json, where these are not ours."""
 PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
-"""Tokens of a sentence, with padding."""
-PICTURES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+"""Tokens of a task description, with padding."""
+IMAGES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 """What openpi's models see."""
 
 
@@ -197,12 +197,12 @@ class Architecture:
     """`H`"""
     prompt_length: int
     """`L`"""
-    pictures: tuple[str, ...]
-    """What the pictures show, in their order."""
+    images: tuple[str, ...]
+    """What the images show, in their order."""
 
     @property
     def image_size(self) -> int:
-        """Side of a picture [pixels]."""
+        """Side of an image [pixels]."""
         return int(self.vision["image_size"])
 
     @classmethod
@@ -242,7 +242,7 @@ class Architecture:
             action_dim=action_dim,
             horizon=_whole(config, "", "chunk_size", "action_horizon", default=50),
             prompt_length=_whole(config, "", "tokenizer_max_length", "max_token_len", default=PROMPT_LENGTH[name]),
-            pictures=_pictures(config),
+            images=_images(config),
         )
 
 
@@ -296,7 +296,7 @@ def _sizes(config: Mapping[str, Any], where: str) -> GemmaSizes:
 
 
 def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Sizes of SigLIP; the picture's side is said apart from the others."""
+    """Sizes of SigLIP; the image's side is said apart from the others."""
     sizes = SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
     for key in SO400M.keys() - {"image_size"}:
         _whole(sizes, "vlm_config.vision_config.", key)
@@ -306,10 +306,10 @@ def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[st
     return dict(sizes) | {"image_size": _whole({"image_resolution[0]": resolution[0]}, "", "image_resolution[0]")}
 
 
-def _pictures(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _images(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Lerobot lists its inputs; openpi's models always see the same."""
     features = _part(config, "input_features") or {}
     kinds = {name: _needed(features, "input_features", name).get("type") for name in features}
     names = [name.rsplit(".", 1)[-1] for name, kind in kinds.items() if kind == "VISUAL"]
     names += [f"empty_camera_{number}" for number in range(_whole(config, "", "empty_cameras", default=0, least=0))]
-    return tuple(dict.fromkeys(names)) or PICTURES
+    return tuple(dict.fromkeys(names)) or IMAGES

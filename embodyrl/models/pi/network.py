@@ -1,10 +1,10 @@
-"""The networks of pi0 (Black et al., 2024) and pi0.5: a vision-language model reads images and sentence once; a
+"""The networks of pi0 (Black et al., 2024) and pi0.5: a vision-language model reads images and task description once; a
 smaller transformer, layer by layer beside it, then turns noise into actions.
 
 Both are Gemmas (Gemma Team, 2024), whose layers may look at the keys and values of another. Shapes: `B` samples, `V`
-images, `P` tokens of an image, `L` tokens of the sentence (or any tokens), `M` tokens of the memory, `N = V*P + L`
-tokens of the prefix, `H` actions of the horizon, `A` entries of an action, `E` width of the language model, `W` width
-of the action expert, `h` heads, `d` width of a head.
+images, `P` tokens of an image, `L` tokens of the task description (or any tokens), `M` tokens of the memory, `N = V*P +
+L` tokens of the prefix, `H` actions of the horizon, `A` entries of an action, `E` width of the language model, `W`
+width of the action expert, `h` heads, `d` width of a head.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ LONGEST_PERIOD, SHORTEST_PERIOD = 4.0, 0.004
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the language model made of pictures and sentence."""
+    """What the language model made of images and task description."""
 
     memory: list[KeysValues]
     """Keys and values of every layer."""
@@ -232,30 +232,31 @@ class Pi(nn.Module):
         if architecture.expert_vocabulary:  # in public files, and used by nothing
             self.expert_lm_head = nn.Linear(width, architecture.expert_vocabulary, bias=False).requires_grad_(False)
 
-    # -------------------------------------------------------------------------------------------- pictures and sentence
+    # -------------------------------------------------------------------------------------------- images and task
+    # description
 
-    def embed_prefix(self, pictures: Tensor, tokens: Tensor) -> Tensor:
-        """Embeddings `[B, N, E]` of `pictures [B, V, 3, h, h]` in [-1, 1] and token ids `[B, L]`.
+    def embed_prefix(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """Embeddings `[B, N, E]` of `images [B, V, 3, h, h]` in [-1, 1] and token ids `[B, L]`.
 
-        Picture tokens are not scaled; Gemma scales those of words.
+        Image tokens are not scaled; Gemma scales those of words.
         """
-        features = self.vision(pixel_values=pictures.flatten(0, 1)).last_hidden_state
-        seen = torch.unflatten(self.projector(features), 0, pictures.shape[:2]).flatten(1, 2)
+        features = self.vision(pixel_values=images.flatten(0, 1)).last_hidden_state
+        seen = torch.unflatten(self.projector(features), 0, images.shape[:2]).flatten(1, 2)
         words = self.embed_tokens(tokens) * math.sqrt(self.architecture.language.width)
         return torch.cat([seen, words.to(seen.dtype)], dim=1)
 
-    def read(self, pictures: Tensor, picture_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
-        """Pictures and sentence, each token of which looks at all that are there.
+    def read(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
+        """Images and task description, each token of which looks at all that are there.
 
         Args:
-            pictures: `[B, V, 3, h, h]` in [-1, 1].
-            picture_mask: `[B, V]` bool: which pictures there are.
+            images: `[B, V, 3, h, h]` in [-1, 1].
+            image_mask: `[B, V]` bool: which images there are.
             tokens: `[B, L]` ids.
             token_mask: `[B, L]` bool: which of them are no padding.
         """
-        embedded = self.embed_prefix(pictures, tokens)
-        each = (embedded.shape[1] - tokens.shape[1]) // pictures.shape[1]
-        mask = torch.cat([picture_mask.repeat_interleave(each, dim=1), token_mask], dim=1)
+        embedded = self.embed_prefix(images, tokens)
+        each = (embedded.shape[1] - tokens.shape[1]) // images.shape[1]
+        mask = torch.cat([image_mask.repeat_interleave(each, dim=1), token_mask], dim=1)
         hidden, memory = self.language(embedded, mask[:, None, None, :], mask.long().cumsum(1) - 1)
         return Prefix(memory, mask, hidden)
 

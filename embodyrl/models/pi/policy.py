@@ -1,6 +1,6 @@
 """pi0 and pi0.5 as policies.
 
-Shapes: `B` samples, `V` pictures, `L` prompt tokens, `H` actions of the horizon, `A` entries of an action in the
+Shapes: `B` samples, `V` images, `L` prompt tokens, `H` actions of the horizon, `A` entries of an action in the
 network, `C` actions and `D` entries that are executed, `S` proprio dims.
 """
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
-from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.pi.check import choose_cameras, misfits, settled, writes_padded, written_numbers
 from embodyrl.models.pi.checkpoint import (
     CheckpointFiles,
-    Ranges,
+    NormStats,
     Robot,
     published_files,
     robot_of,
@@ -33,7 +33,7 @@ from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, PiCo
 from embodyrl.models.pi.network import Pi, Prefix, initialize
 from embodyrl.models.pi.processor import normalizer, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
-from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicySpec
+from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
 from embodyrl.models.saved import write_description
 from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
@@ -51,7 +51,7 @@ class Seen:
 
 
 class PiPolicy(FlowPolicy):
-    """Pictures, a sentence and a state in, a chunk of actions out.
+    """Images, a task description and a state in, a chunk of actions out.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
 
@@ -71,7 +71,7 @@ class PiPolicy(FlowPolicy):
         self.architecture = Architecture.from_config(config.name, self.files.config, expert_head=expert_head)
         robot = self._choose_robot(simulator, chunk_size)
         self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
-        self.states = normalizer(robot.states or Ranges((), ()), config.normalization)
+        self.states = normalizer(robot.states or NormStats((), ()), config.normalization)
         self.actions = normalizer(robot.actions, config.normalization)
         self.cameras = choose_cameras(
             config.cameras, None if simulator is None else simulator.cameras, self.architecture
@@ -105,7 +105,7 @@ class PiPolicy(FlowPolicy):
         statistics = self.files.statistics
         chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
         robot = robot_of(chosen, self.config, proprio=proprio, action_dim=acting)
-        relative = self.config.relative_entries
+        relative = self.config.relative_action_dims
         for _, message, remedy in misfits(self.architecture, chunk_size, robot, proprio, acting, relative):
             raise PolicyError(f"{message}: {remedy}")
         return robot
@@ -128,13 +128,13 @@ class PiPolicy(FlowPolicy):
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
-    def preprocess(self, observation: Observation) -> Inputs:
+    def preprocess(self, observation: PolicyObservation) -> Inputs:
         """`pixel_values [B, V, 3, h, h]` in [-1, 1] of the cameras that there are, `input_ids [B, L]`,
         `attention_mask [B, L]`, `state [B, S]` normalised and padded, and, where actions are relative to it,
         `proprio [B, S]`.
 
         Raises:
-            PolicyError: pictures or states are missing, or of another shape than the model takes.
+            PolicyError: images or states are missing, or of another shape than the model takes.
         """
         device = self.start.device
         images = check_images(observation.images, len(self.cameras.used))[:, self.cameras.order]
@@ -144,29 +144,29 @@ class PiPolicy(FlowPolicy):
         padding = (0, self.architecture.state_dim - state.shape[1])
         told = functional.pad(state, padding) if writes_padded(self.config) else state
         written = [*told.cpu().numpy()] if self.config.state is StateInput.prompt else None
-        ids, mask = self.prompts.batch(observation.tasks, written)
+        ids, mask = self.prompts.batch(observation.task_descriptions, written)
         inputs = {
             "pixel_values": pixel_values(images, self.architecture.image_size, device),
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(mask).to(device),
             "state": functional.pad(shown, padding),
         }
-        return inputs | {"proprio": proprio} if self.config.relative_entries else inputs
+        return inputs | {"proprio": proprio} if self.config.relative_action_dims else inputs
 
-    def _proprio(self, observation: Observation) -> Tensor:
+    def _proprio(self, observation: PolicyObservation) -> Tensor:
         if not sees_state(self.config):
-            return self.states.centre.expand(len(observation.tasks), -1)
+            return self.states.centre.expand(len(observation.task_descriptions), -1)
         return read_state(observation.proprio, len(self.states), self.start.device)
 
     # ----------------------------------------------------------------------------------------------------- the network
 
     def condition(self, inputs: Inputs) -> Seen:
         """See `FlowPolicy.condition`."""
-        pictures = inputs["pixel_values"]
-        there = torch.ones(pictures.shape[:2], dtype=torch.bool, device=pictures.device)
+        images = inputs["pixel_values"]
+        there = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.frozen is not Frozen.language):
             prefix = self.network.read(
-                pictures.to(self.dtype), there, inputs["input_ids"], inputs["attention_mask"].bool()
+                images.to(self.dtype), there, inputs["input_ids"], inputs["attention_mask"].bool()
             )
         return Seen(prefix, inputs["state"].to(self.dtype))
 
@@ -186,11 +186,11 @@ class PiPolicy(FlowPolicy):
 
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """See `FlowPolicy.finish`."""
-        actions = self.actions.denormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
+        actions = self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
         actions = actions + self._origin(inputs, actions)
         return actions if self.units is None else self.units(actions)
 
-    def imitated(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The last action fills up the horizon, and does not count there; zeros fill up an action, and count: public
         code trains them as well."""
         own = (actions if self.units is None else self.units.inverse(actions)).float()
@@ -202,7 +202,7 @@ class PiPolicy(FlowPolicy):
 
     def _origin(self, inputs: Inputs, actions: Tensor) -> Tensor | float:
         """What the first entries of actions `[B, C, D]` are relative to."""
-        entries = self.config.relative_entries
+        entries = self.config.relative_action_dims
         if entries == 0:
             return 0.0
         return functional.pad(inputs["proprio"][:, None, :entries], (0, actions.shape[2] - entries))
@@ -215,7 +215,7 @@ class PiPolicy(FlowPolicy):
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def tokens_per_observation(self, task: str) -> int:
-        """See `Policy.tokens_per_observation`; those of the language model: pictures and prompt."""
+        """See `Policy.tokens_per_observation`; those of the language model: images and prompt."""
         patches = (self.architecture.image_size // int(self.architecture.vision["patch_size"])) ** 2
         return len(self.cameras.used) * patches + self.prompts.length
 

@@ -1,5 +1,5 @@
-"""From a sentence and a state to tokens of PaliGemma. Nothing here imports torch, so that a config can be checked
-before anything starts."""
+"""From a task description and a state to tokens of PaliGemma. Nothing here imports torch, so that a config can be
+checked before anything starts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BOS, PAD = "<bos>", "<pad>"
 STEPS = 256
 """Into which a state is divided."""
 SHOWN = 60
-"""Letters of a sentence that an error repeats."""
+"""Letters of a task description that an error repeats."""
 
 Encode = Callable[[str], list[int]]
 """Token ids of a text, without special tokens."""
 
 
 def read_tokenizer(name: str, content: bytes) -> tuple[Encode, int]:
-    """How text becomes token ids, and the id that begins a sentence.
+    """How text becomes token ids, and the id that begins a task description.
 
     Args:
         name: `tokenizer.json`, or `tokenizer.model` (SentencePiece).
@@ -62,7 +62,7 @@ def _sentencepiece(content: bytes) -> Any:
 
 
 def cleaned(task: str) -> str:
-    """A task's sentence on one line."""
+    """A task description on one line."""
     return task.strip().replace("_", " ").replace("\n", " ")
 
 
@@ -78,11 +78,11 @@ def prompt_with_state(task: str, state: NDArray[np.floating]) -> str:
 
 
 class Prompts:
-    """Turns task descriptions into token ids, padded on the right with 0.
+    """Scheduler task descriptions into token ids, padded on the right with 0.
 
     Args:
         encode: how text becomes token ids.
-        begin: the id that begins a sentence.
+        begin: the id that begins a task description.
         length: of a prompt with its padding.
     """
 
@@ -112,10 +112,10 @@ class Prompts:
         return found
 
     def check(self, tasks: Iterable[str], numbers: int | None) -> None:
-        """Refuse sentences that are too long now, not when their turn comes.
+        """Refuse task descriptions that are too long now, not when their turn comes.
 
         Args:
-            tasks: sentences.
+            tasks: task descriptions.
             numbers: in a state that is written into the prompt, each at its longest, in three digits; None: it is not.
 
         Raises:

@@ -19,7 +19,7 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
 
     Args:
         config: the whole config.
-        num_images: pictures per observation.
+        num_images: images per observation.
         heads: parts that the checkpoint must bring in files of their own.
     """
     model, cameras = config.model, config.env.cameras
@@ -27,7 +27,7 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
     if len(cameras) != num_images:
         yield (
             "env.cameras",
-            f"env.cameras names {len(cameras)} camera(s), but model {model.name!r} takes {num_images} picture(s)",
+            f"env.cameras names {len(cameras)} camera(s), but model {model.name!r} takes {num_images} image(s)",
             f"name {num_images} camera(s) of the simulator",
         )
     if model.adapter is not None and not Path(model.adapter).is_dir():

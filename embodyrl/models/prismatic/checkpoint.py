@@ -134,8 +134,8 @@ BINS = 256
 
 
 def scratch_files(config: ScratchConfig, simulator: SimulatorSpec | None) -> CheckpointFiles:
-    """Files of a model that starts with random weights: the simulator's sentences are its vocabulary, the simulator's
-    action range is its range.
+    """Files of a model that starts with random weights: the simulator's task descriptions are its vocabulary, the
+    simulator's action range is its range.
 
     Raises:
         PolicyError: there is no simulator (None), or it takes a choice among n instead of continuous numbers.

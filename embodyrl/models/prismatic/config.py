@@ -28,7 +28,7 @@ class ScratchConfig:
     vision: list[str] = setting(["test_vit"])
     """timm names of one or two vision transformers."""
     image_size: int = setting(64, low=16)
-    """Side of the square pictures that they see [pixels]."""
+    """Side of the square images that they see [pixels]."""
     hidden_size: int = setting(64, low=8)
     """Width of the language model."""
     layers: int = setting(4, low=1)
@@ -39,7 +39,7 @@ class ScratchConfig:
     """Width of its feed-forward layers."""
     initializer_range: float = setting(0.1, above=0.0)
     """Standard deviation of its first weights. Small models need more than the usual 0.02, with which they do not learn
-    to read the sentence."""
+    to read the task description."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class PrismaticConfig(ModelConfig):
     top_p: float = setting(1.0, above=0.0, high=1.0)
     """Sample among the likeliest action tokens that together have this probability."""
     center_crop: bool = setting(False)
-    """Cut off the picture's border (5 % of each side's length), as public evaluations do with models that were
+    """Cut off the image's border (5 % of each side's length), as public evaluations do with models that were
     fine-tuned on random crops."""
     dtype: WeightType = setting(WeightType.float32)
     """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
@@ -89,7 +89,7 @@ class Architecture:
     towers: tuple[str, ...]
     """timm names of one or two vision transformers; their features are concatenated."""
     image_sizes: tuple[int, ...]
-    """Side of the square picture that each tower takes [pixels]."""
+    """Side of the square image that each tower takes [pixels]."""
     activations: tuple[str | None, ...]
     """Activation that replaces each tower's own, or None."""
     deep_projector: bool
@@ -125,7 +125,7 @@ class Architecture:
         if text.get("model_type", "llama") != "llama":
             raise PolicyError(f"config.json: the language model is {text['model_type']!r}, only llama is supported")
         if len(set(architecture.image_sizes)) != 1 or len(towers) not in (1, 2):
-            raise PolicyError("config.json: expected one or two vision towers that take pictures of the same size")
+            raise PolicyError("config.json: expected one or two vision towers that take images of the same size")
         return architecture
 
     @property
@@ -141,5 +141,5 @@ class Architecture:
 
     @property
     def channels(self) -> int:
-        """Channels of `pixel_values` per picture: three per tower, each normalised in its own way."""
+        """Channels of `pixel_values` per image: three per tower, each normalised in its own way."""
         return 3 * len(self.towers)

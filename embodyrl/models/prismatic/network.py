@@ -45,7 +45,7 @@ NAMING = Naming(public=checkpoint_name, own=parameter_name)
 
 
 class VisionBackbone(nn.Module):
-    """One or two vision transformers that look at the same picture."""
+    """One or two vision transformers that look at the same image."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -79,10 +79,10 @@ class VisionBackbone(nn.Module):
                 parameter.requires_grad_(not everything and name.startswith(used) and not name.startswith(last))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Patch features `[B, n*P, F]` of `pixel_values [B, n*channels, H, W]`, picture after picture."""
+        """Patch features `[B, n*P, F]` of `pixel_values [B, n*channels, H, W]`, image after image."""
         batch = len(pixel_values)
-        pictures = torch.unflatten(pixel_values, 1, (-1, self.channels)).flatten(0, 1)
-        parts = torch.split(pictures, 3, dim=1)
+        images = torch.unflatten(pixel_values, 1, (-1, self.channels)).flatten(0, 1)
+        parts = torch.split(images, 3, dim=1)
         features = [_second_to_last(tower, part) for tower, part in zip(self.towers, parts, strict=True)]
         return torch.unflatten(torch.cat(features, dim=2), 0, (batch, -1)).flatten(1, 2)
 
@@ -100,11 +100,11 @@ def _build_tower(architecture: Architecture, index: int) -> nn.Module:
     return tower
 
 
-def _second_to_last(tower: Any, pictures: Tensor) -> Tensor:
+def _second_to_last(tower: Any, images: Tensor) -> Tensor:
     """Output `[B, P, F]` of the second to last block, without final norm, class and register tokens."""
     features: Tensor
     (features,) = tower.forward_intermediates(
-        pictures,
+        images,
         indices=[len(tower.blocks) - 2],
         norm=False,
         output_fmt="NLC",
@@ -167,7 +167,7 @@ class PrismaticNetwork(nn.Module):
         size: int = self.language_model.config.hidden_size
         return size
 
-    def embed_pictures(self, pixel_values: Tensor) -> Tensor:
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
         """Embeddings `[B, n*P, E]` of `pixel_values [B, n*channels, H, W]`."""
         embedded: Tensor = self.projector(self.vision_backbone(pixel_values))
         return embedded

@@ -1,6 +1,6 @@
 """What OpenVLA and OpenVLA-OFT have in common as policies.
 
-Shapes: `B` samples, `P` picture tokens (and the proprio token, if any), `L` prompt tokens, `E` width of the language
+Shapes: `B` samples, `P` image tokens (and the proprio token, if any), `L` prompt tokens, `E` width of the language
 model, `C` actions in a chunk, `D` action dims, `N = C*D`.
 """
 
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.config.schema import ModelConfig
-from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import (
@@ -25,6 +25,7 @@ from embodyrl.models.policy import (
     Inputs,
     ParallelPlan,
     Policy,
+    PolicyObservation,
     PolicySpec,
 )
 from embodyrl.models.prismatic.checkpoint import PREPROCESSOR, CheckpointFiles, published_files, scratch_files
@@ -38,7 +39,7 @@ from embodyrl.models.prismatic.network import (
     read_head,
     write_head,
 )
-from embodyrl.models.prismatic.processor import ActionBins, Bounds, PicturePipeline, Range, TokenDistribution
+from embodyrl.models.prismatic.processor import ActionBins, Bounds, ImagePipeline, NormRange, TokenDistribution
 from embodyrl.models.prismatic.prompts import Prompts
 from embodyrl.models.saved import write_description
 from embodyrl.models.vla.checkpoint import choose_key
@@ -51,7 +52,7 @@ UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its match
 
 
 class PrismaticPolicy(Policy):
-    """Pictures and a sentence in, action tokens out.
+    """Images and a task description in, action tokens out.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
 
@@ -80,14 +81,14 @@ class PrismaticPolicy(Policy):
         self.value_head = ValueHead(self.network.width)
         statistics = self.files.statistics
         self._statistics = statistics[choose_key(statistics, config.unnorm_key)]
-        self.action_range = Range(self._statistics["action"], self.bounds, self.range_epsilon)
+        self.action_range = NormRange(self._statistics["action"], self.bounds, self.range_epsilon)
         self.bins = ActionBins(architecture.bins)
         self.units = (
             None
             if simulator is None
             else SimulatorUnits(self._convention(), simulator, len(self.action_range), UNITS_REMEDY)
         )
-        self.pictures = PicturePipeline(self.files.parse(PREPROCESSOR), config.center_crop)
+        self.images = ImagePipeline(self.files.parse(PREPROCESSOR), config.center_crop)
         self._check_simulator(simulator, architecture)
         self.spec = PolicySpec(
             kind=self.kind, chunk_size=chunk_size, action_dim=len(self.action_range), proprio_dim=self.proprio_dim
@@ -117,10 +118,10 @@ class PrismaticPolicy(Policy):
         return self.bins.centres.device
 
     def _room_for_prompts(self) -> int:
-        """Positions that pictures, state, actions and stop token leave in the longest sequence."""
-        pictures = self.num_images * self.network.vision_backbone.patches
+        """Positions that images, state, actions and stop token leave in the longest sequence."""
+        images = self.num_images * self.network.vision_backbone.patches
         longest: int = self.network.language_model.config.max_position_embeddings
-        return longest - pictures - bool(self.proprio_dim) - self.entries - 1
+        return longest - images - bool(self.proprio_dim) - self.entries - 1
 
     def _convention(self) -> ActionConvention:
         """What the numbers of an un-normalised action mean."""
@@ -139,7 +140,7 @@ class PrismaticPolicy(Policy):
         if len(simulator.cameras) != self.num_images:
             cameras = ", ".join(simulator.cameras) or "none"
             raise PolicyError(
-                f"the model takes {self.num_images} picture(s), the simulator has {len(simulator.cameras)} camera(s) "
+                f"the model takes {self.num_images} image(s), the simulator has {len(simulator.cameras)} camera(s) "
                 f"({cameras}): set env.cameras to {self.num_images} of them"
             )
         if self.proprio_dim and simulator.proprio_dim != self.proprio_dim:
@@ -150,33 +151,33 @@ class PrismaticPolicy(Policy):
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
-    def preprocess(self, observation: Observation) -> Inputs:
+    def preprocess(self, observation: PolicyObservation) -> Inputs:
         """`pixel_values [B, V*channels, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]` and, where states are used,
         `proprio [B, S]` in [-1, 1].
 
         Raises:
-            PolicyError: pictures are missing, or of another type, shape or number than the model takes.
+            PolicyError: images are missing, or of another type, shape or number than the model takes.
         """
         images = check_images(observation.images, self.num_images)
-        ids, mask = self.prompts.batch(observation.tasks)
+        ids, mask = self.prompts.batch(observation.task_descriptions)
         return {
-            "pixel_values": self.pictures(images),
+            "pixel_values": self.images(images),
             "input_ids": torch.from_numpy(ids).to(self.device),
             "attention_mask": torch.from_numpy(mask).to(self.device),
         }
 
-    def embed_pictures(self, inputs: Inputs) -> Tensor:
+    def embed_images(self, inputs: Inputs) -> Tensor:
         """What stands between the first and the second token of the prompt, `[B, P, E]`."""
-        return self.network.embed_pictures(inputs["pixel_values"].to(self.dtype))
+        return self.network.embed_images(inputs["pixel_values"].to(self.dtype))
 
     def assemble(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """First token, pictures, rest of the prompt: embeddings `[B, P+L, E]` and which are no padding."""
+        """First token, images, rest of the prompt: embeddings `[B, P+L, E]` and which are no padding."""
         tokens = self.network.embed_tokens(inputs["input_ids"])
-        pictures = self.embed_pictures(inputs)
+        images = self.embed_images(inputs)
         mask = inputs["attention_mask"]
-        seen = mask.new_ones(pictures.shape[:2])
+        seen = mask.new_ones(images.shape[:2])
         return (
-            torch.cat([tokens[:, :1], pictures, tokens[:, 1:]], dim=1),
+            torch.cat([tokens[:, :1], images, tokens[:, 1:]], dim=1),
             torch.cat([mask[:, :1], seen, mask[:, 1:]], dim=1),
         )
 
@@ -197,7 +198,7 @@ class PrismaticPolicy(Policy):
 
     def finish(self, normalized: Tensor) -> Tensor:
         """Actions `[B, C, D]` for the simulator, given numbers in [-1, 1] `[B, N]`."""
-        actions = self.action_range.denormalize(torch.unflatten(normalized.float(), 1, (self.spec.chunk_size, -1)))
+        actions = self.action_range.unnormalize(torch.unflatten(normalized.float(), 1, (self.spec.chunk_size, -1)))
         return actions if self.units is None else self.units(actions)
 
     def normalize(self, actions: Tensor) -> Tensor:
@@ -232,8 +233,8 @@ class PrismaticPolicy(Policy):
 
     def tokens_per_observation(self, task: str) -> int:
         """See `Policy.tokens_per_observation`."""
-        pictures = self.num_images * self.network.vision_backbone.patches
-        return pictures + bool(self.proprio_dim) + len(self.prompts.encode(task)) + self.positions_of_answer
+        images = self.num_images * self.network.vision_backbone.patches
+        return images + bool(self.proprio_dim) + len(self.prompts.encode(task)) + self.positions_of_answer
 
     def parallel_plan(self) -> ParallelPlan:
         """Every transformer layer of the towers and of the language model; every linear layer of the network but the

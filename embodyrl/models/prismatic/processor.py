@@ -28,10 +28,10 @@ from embodyrl.models.errors import PolicyError
 # --------------------------------------------------------------------------------------------------------------- images
 
 CROP_AREA = 0.9
-"""Share of the picture's area that a centre crop keeps."""
+"""Share of the image's area that a centre crop keeps."""
 
 
-class PicturePipeline(nn.Module):
+class ImagePipeline(nn.Module):
     """Resize, crop, normalise.
 
     Args:
@@ -62,20 +62,20 @@ class PicturePipeline(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """`pixel_values [B, V*channels, h, h]` in float32 of `images [B, V, H, W, 3]` in uint8."""
         batch = len(images)
-        pictures = self._resize(images.flatten(0, 1)).to(self.mean.device)
-        planes = pictures.permute(0, 3, 1, 2)
+        images = self._resize(images.flatten(0, 1)).to(self.mean.device)
+        planes = images.permute(0, 3, 1, 2)
         if self.center_crop:
             planes = _crop(planes)
         copies = len(self.mean) // 3
         normalised = (planes.float().div(255).repeat(1, copies, 1, 1) - self.mean) / self.std
         return torch.unflatten(normalised, 0, (batch, -1)).flatten(1, 2)
 
-    def _resize(self, pictures: Tensor) -> Tensor:
-        if pictures.shape[1:3] == (self.side, self.side):
-            return pictures
+    def _resize(self, images: Tensor) -> Tensor:
+        if images.shape[1:3] == (self.side, self.side):
+            return images
         size = (self.side, self.side)
-        resized = [Image.fromarray(picture).resize(size, self._interpolation) for picture in pictures.cpu().numpy()]
-        return torch.from_numpy(np.stack([np.asarray(picture) for picture in resized]))
+        resized = [Image.fromarray(image).resize(size, self._interpolation) for image in images.cpu().numpy()]
+        return torch.from_numpy(np.stack([np.asarray(image) for image in resized]))
 
 
 def _crop(planes: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ Bounds = Literal["q99", "min_max"]
 _ENDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
 
 
-class Range(nn.Module):
+class NormRange(nn.Module):
     """Maps numbers of a data set to [-1, 1] and back. Entries outside the mask stay as they are.
 
     Args:
@@ -124,7 +124,7 @@ class Range(nn.Module):
     def __len__(self) -> int:
         return len(self.low)
 
-    def denormalize(self, numbers: Tensor) -> Tensor:
+    def unnormalize(self, numbers: Tensor) -> Tensor:
         """From [-1, 1] `[..., D]` to the data set's range."""
         return torch.where(self.mask, 0.5 * (numbers + 1.0) * self.width + self.low, numbers)
 

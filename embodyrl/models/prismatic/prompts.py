@@ -26,12 +26,13 @@ def prompt(task: str) -> str:
 
 
 class Prompts:
-    """Turns sentences into token ids, padded on the left behind the first token.
+    """Scheduler task descriptions into token ids, padded on the left behind the first token.
 
     Args:
         tokenizer: text of tokenizer.json.
         longest: most tokens that a prompt may have.
-        tasks: sentences to expect; batches are padded to the longest of them, so that their shape does not change.
+        tasks: task descriptions to expect; batches are padded to the longest of them, so that their shape does not
+            change.
     """
 
     def __init__(self, tokenizer: str, longest: int, tasks: Iterable[str]) -> None:
@@ -55,7 +56,7 @@ class Prompts:
         """Token ids of the question about a task, without padding.
 
         Raises:
-            PolicyError: the sentence is too long for the model.
+            PolicyError: the task description is too long for the model.
         """
         if task not in self._known:
             ids = list(self._tokenizer.encode(prompt(task)).ids)
@@ -63,7 +64,7 @@ class Prompts:
                 ids.append(self._space)
             if len(ids) > self._longest:
                 raise PolicyError(
-                    f"a task's sentence has {len(ids)} tokens, the model takes {self._longest}: {task[:60]!r}..."
+                    f"a task description has {len(ids)} tokens, the model takes {self._longest}: {task[:60]!r}..."
                 )
             self._known[task] = ids
         return self._known[task]

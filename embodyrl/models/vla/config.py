@@ -45,6 +45,6 @@ def check_patches(image_size: int, patch_size: int) -> Iterator[Objection]:
     if image_size % patch_size:
         yield (
             "model.scratch.patch_size",
-            f"a picture of model.scratch.image_size = {image_size} cannot be cut into patches of {patch_size} pixels",
+            f"an image of model.scratch.image_size = {image_size} cannot be cut into patches of {patch_size} pixels",
             "choose a divisor",
         )

@@ -16,26 +16,26 @@ from embodyrl.models.errors import PolicyError
 # --------------------------------------------------------------------------------------------------------- observations
 
 
-def check_images(images: Any, count: int) -> Tensor:
-    """Pictures `[B, V, H, W, 3]` of an observation, as a tensor.
+def check_images(given: Any, count: int) -> Tensor:
+    """Images `[B, V, H, W, 3]` of an observation, as a tensor.
 
     Args:
-        images: numpy array or tensor, or None.
-        count: pictures per observation that the model takes.
+        given: tensor or numpy array, or None.
+        count: images per observation that the model takes.
 
     Raises:
         PolicyError: they are missing, or of another type, shape or number than the model takes.
     """
-    if images is None:
-        raise PolicyError("the model needs pictures, and the observation has none: set env.cameras")
-    pictures = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
-    if pictures.dtype != torch.uint8:
-        raise PolicyError(f"pictures must be uint8 (0 .. 255), got {str(pictures.dtype).removeprefix('torch.')}")
-    if pictures.dim() != 5 or pictures.shape[-1] != 3:
-        raise PolicyError(f"pictures must have shape [B, V, H, W, 3], got {list(pictures.shape)}")
-    if pictures.shape[1] != count:
-        raise PolicyError(f"the model takes {count} picture(s) per observation, got {pictures.shape[1]}")
-    return pictures
+    if given is None:
+        raise PolicyError("the model needs images, and the observation has none: set env.cameras")
+    images: Tensor = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    if images.dtype != torch.uint8:
+        raise PolicyError(f"images must be uint8 (0 .. 255), got {str(images.dtype).removeprefix('torch.')}")
+    if images.dim() != 5 or images.shape[-1] != 3:
+        raise PolicyError(f"images must have shape [B, V, H, W, 3], got {list(images.shape)}")
+    if images.shape[1] != count:
+        raise PolicyError(f"the model takes {count} image(s) per observation, got {images.shape[1]}")
+    return images
 
 
 def read_state(proprio: Any, size: int, device: torch.device) -> Tensor:
@@ -83,7 +83,7 @@ class Normalizer(nn.Module):
         still = self.half_width == 0
         return ((numbers - self.centre) / self.half_width.masked_fill(still, 1.0)).masked_fill(still, 0.0)
 
-    def denormalize(self, numbers: Tensor) -> Tensor:
+    def unnormalize(self, numbers: Tensor) -> Tensor:
         """Return the data set's numbers `[..., D]` for what the network says."""
         return numbers * self.half_width + self.centre
 

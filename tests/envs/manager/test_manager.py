@@ -7,7 +7,7 @@ import pytest
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.envs.manager import EnvManager
-from embodyrl.envs.manager.checks import instructed
+from embodyrl.envs.manager.checks import with_task_descriptions
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.local import LocalWorker
@@ -73,12 +73,12 @@ def test_returned_numbers_are_the_callers_own(manager):
 
 
 def shown(observation):
-    """The number that the toy paints into each slot's pictures."""
+    """The number that the toy paints into each slot's images."""
     assert (observation.images == observation.images[:, :1, :1, :1, :1]).all()
     return observation.images[:, 0, 0, 0, 0].tolist()
 
 
-def test_pictures_stay_while_the_chunk_decided_on_them_is_simulated():
+def test_images_stay_while_the_chunk_decided_on_them_is_simulated():
     with start(images=True) as manager:
         seen = manager.reset(ALL, [episode(10 * slot + 10) for slot in ALL])
         assert shown(seen) == [10, 20, 30, 40]
@@ -90,7 +90,7 @@ def test_pictures_stay_while_the_chunk_decided_on_them_is_simulated():
             seen = following
 
 
-def test_pictures_of_some_slots_are_the_right_ones_whichever_of_them_stepped_before():
+def test_images_of_some_slots_are_the_right_ones_whichever_of_them_stepped_before():
     with start(images=True) as manager:
         manager.reset(ALL, [episode(10 * slot + 10, seed=slot) for slot in ALL])
         after = {slot: shown(manager.step([slot], actions(1)).observation)[0] for slot in (1, 2)}
@@ -102,7 +102,7 @@ def test_pictures_of_some_slots_are_the_right_ones_whichever_of_them_stepped_bef
             assert shown(manager.observe(slots)) == [after[slot] for slot in slots]
 
 
-def test_the_final_pictures_of_some_slots_come_with_the_present_ones_of_the_others():
+def test_the_final_images_of_some_slots_come_with_the_present_ones_of_the_others():
     with start(images=True) as manager:
         manager.reset(ALL, [episode(10 * slot + 10, seed=slot) for slot in ALL])
         states = manager.get_state(ALL)
@@ -313,7 +313,7 @@ def test_wrong_number_of_states(manager):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_film_has_a_picture_per_executed_action_and_changes_nothing(workers):
+def test_a_video_has_an_image_per_executed_action_and_changes_nothing(workers):
     with start(chunk_size=3, workers=workers, images=True) as manager:
         manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
         states = manager.get_state(ALL)
@@ -322,13 +322,13 @@ def test_a_film_has_a_picture_per_executed_action_and_changes_nothing(workers):
         slots, following = [3, 2, 0], [episode(50)] * 3
         expected = manager.step(slots, chunk[slots], following)
         manager.set_state(ALL, states)
-        result, films = manager.step_recorded(slots, chunk[slots], following)
+        result, videos = manager.step_recorded(slots, chunk[slots], following)
         for name in ("rewards", "success", "terminated", "truncated", "steps"):
             np.testing.assert_array_equal(getattr(result, name), getattr(expected, name))
         same(result.observation, expected.observation)
         same(result.final_observation, expected.final_observation)
-        assert [film.shape for film in films] == [(3, 8, 8, 3), (2, 8, 8, 3), (3, 8, 8, 3)]
-        assert [film[:, 0, 0, 0].tolist() for film in films] == [[1, 2, 3], [1, 2], [1, 2, 3]]
+        assert [video.shape for video in videos] == [(3, 8, 8, 3), (2, 8, 8, 3), (3, 8, 8, 3)]
+        assert [video[:, 0, 0, 0].tolist() for video in videos] == [[1, 2, 3], [1, 2], [1, 2, 3]]
 
 
 def test_every_step_keeps_the_observations_in_between_and_changes_nothing_else():
@@ -365,9 +365,9 @@ def test_every_step_keeps_the_observations_in_between_and_changes_nothing_else()
 def test_render(manager):
     manager.reset(ALL, [episode(1)] * 4)
     manager.step([3], actions(1))
-    pictures = manager.render([3, 1])
-    assert (pictures.shape, pictures.dtype) == ((2, 8, 8, 3), np.uint8)
-    assert pictures[:, 0, 0, 0].tolist() == [1, 0]
+    images = manager.render([3, 1])
+    assert (images.shape, images.dtype) == ((2, 8, 8, 3), np.uint8)
+    assert images[:, 0, 0, 0].tolist() == [1, 0]
 
 
 def trajectory(workers):
@@ -407,7 +407,7 @@ def test_states_move_to_a_manager_with_another_number_of_workers():
         np.testing.assert_array_equal(second.step(ALL, actions(4)).rewards, expected.rewards)
 
 
-def test_pictures_travel(manager):
+def test_images_travel(manager):
     with start(images=True, num_envs=2) as seeing:
         observation = seeing.reset([0, 1], [episode(20), episode(30)])
         assert (observation.images.shape, observation.images.dtype) == ((2, 2, 4, 6, 3), np.uint8)
@@ -415,7 +415,7 @@ def test_pictures_travel(manager):
 
 
 def test_cameras_that_the_simulator_does_not_show_are_refused():
-    with pytest.raises(UserError, match=r"env.cameras is \['top'\], but simulator 'toy' shows no pictures"):
+    with pytest.raises(UserError, match=r"env.cameras is \['top'\], but simulator 'toy' shows no images"):
         start(cameras=["top"])
 
 
@@ -475,16 +475,16 @@ def test_output_goes_to_the_log_folder(tmp_path):
 
 
 def test_a_task_is_told_in_the_words_of_the_config():
-    with start(num_envs=2, workers=1, instructions={"subtract": "take the numbers away"}) as manager:
+    with start(num_envs=2, workers=1, task_descriptions={"subtract": "take the numbers away"}) as manager:
         assert manager.spec.tasks == {"add": "add the numbers up", "subtract": "take the numbers away"}
         observation = manager.reset([0, 1], [episode(), episode(task="subtract")])
         assert observation.tasks == ["add the numbers up", "take the numbers away"]
 
 
-def test_a_sentence_of_two_tasks_cannot_be_replaced_for_one(manager):
+def test_a_task_description_of_two_tasks_cannot_be_replaced_for_one(manager):
     spec = dataclasses.replace(manager.spec, tasks={"a": "go", "b": "go", "c": "stop"})
-    assert instructed(spec, {"c": "halt"}).tasks == {"a": "go", "b": "go", "c": "halt"}
-    with pytest.raises(UserError, match="the same sentence for a and b"):
-        instructed(spec, {"b": "run"})
+    assert with_task_descriptions(spec, {"c": "halt"}).tasks == {"a": "go", "b": "go", "c": "halt"}
+    with pytest.raises(UserError, match="the same task description for a and b"):
+        with_task_descriptions(spec, {"b": "run"})
     with pytest.raises(UserError, match=r"no task 'd' is played \(env.tasks: a, b, c\)"):
-        instructed(spec, {"d": "run"})
+        with_task_descriptions(spec, {"d": "run"})

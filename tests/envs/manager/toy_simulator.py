@@ -92,7 +92,7 @@ class Toy:
     def step_chunk(self, slots, actions):
         batch, chunk = actions.shape[:2]
         result = ChunkResult(
-            observation=Observation(tasks=[]),
+            observation=Observation(task_descriptions=[]),
             rewards=np.zeros((batch, chunk), np.float32),
             success=np.zeros((batch, chunk), bool),
             terminated=np.zeros(batch, bool),
@@ -143,7 +143,7 @@ class Toy:
         return Observation(
             images=images,
             proprio=proprio[:, :2] if self.shape_is_wrong else proprio,
-            tasks=[self.spec.tasks[state["episode"]["task"]] for state in states],
+            task_descriptions=[self.spec.tasks[state["episode"]["task"]] for state in states],
         )
 
     def get_state(self, slots):

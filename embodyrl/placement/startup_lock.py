@@ -22,12 +22,12 @@ _PATIENCE_S = 3.0
 _file: int | None = None
 
 
-def make_turns() -> int:
+def make_startup_lock() -> int:
     """A file for the workers to take turns with; the caller owns the descriptor."""
-    return os.memfd_create("embodyrl-turns", os.MFD_CLOEXEC)
+    return os.memfd_create("embodyrl-startup-lock", os.MFD_CLOEXEC)
 
 
-def use_turns(fd: int) -> None:
+def use_startup_lock(fd: int) -> None:
     """Take turns with the workers that have the same file; this process owns the descriptor from now on."""
     global _file
     _file = fd

@@ -10,7 +10,7 @@ from placement_services import Service
 from embodyrl.placement.launcher import WorkerTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
-from embodyrl.placement.turns import one_at_a_time
+from embodyrl.placement.startup_lock import one_at_a_time
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -1,4 +1,4 @@
-"""Films of evaluations: the right episodes, labelled with what came of them, and nothing else changes."""
+"""Videos of evaluations: the right episodes, labelled with what came of them, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from embodyrl.cli import train
 from embodyrl.config import load_config
 
-CARTPOLE = ["env.num_envs=2", "env.workers=2", "rollout.chunks=8", "algorithm.minibatches=2", "run.iterations=2"]
+CARTPOLE = ["env.num_envs=2", "env.workers=2", "rollout.num_chunks=8", "algorithm.minibatches=2", "run.iterations=2"]
 
 
-def films(run_dir: Path) -> dict[str, int]:
-    """Pictures in every film of a run."""
+def videos(run_dir: Path) -> dict[str, int]:
+    """Images in every video of a run."""
     counts = {}
     for path in sorted((run_dir / "videos").glob("*")):
         with av.open(str(path)) as container:
@@ -30,25 +30,25 @@ def run(path: Path, *overrides: str) -> dict[str, dict[str, float]]:
     return evaluations
 
 
-def test_films_of_every_so_many_evaluations_change_no_number(tmp_path: Path) -> None:
+def test_videos_of_every_so_many_evaluations_change_no_number(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain")
-    filmed = run(tmp_path / "filmed", "tracking.video.episodes=3", "tracking.video.every=2")
-    assert filmed == plain and not (tmp_path / "plain" / "videos").exists()
-    counts = films(tmp_path / "filmed")
+    recorded = run(tmp_path / "recorded", "tracking.video.episodes=3", "tracking.video.every=2")
+    assert recorded == plain and not (tmp_path / "plain" / "videos").exists()
+    counts = videos(tmp_path / "recorded")
     assert list(counts) == ["iteration_000000.mp4", "iteration_000002.mp4"]  # the first evaluation and the third
     for name, count in counts.items():
-        longest = count - 50  # CartPole runs at 50 Hz, and a film ends with a second of standing still
+        longest = count - 50  # CartPole runs at 50 Hz, and a video ends with a second of standing still
         assert 1 <= longest <= 500
         assert longest >= plain[str(int(name[10:16]))]["eval/episode_length"] / 5
 
 
-def test_eval_films_into_a_file_and_finds_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_records_into_a_file_and_finds_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run")
     capsys.readouterr()
     lines = []
-    for video in (None, tmp_path / "one" / "film.mp4"):
+    for video in (None, tmp_path / "one" / "video.mp4"):
         assert train.evaluate(tmp_path / "run", ["eval.episodes=6"], video) == 0
         lines.append(capsys.readouterr().out.splitlines())
     assert lines[0][1].split("(")[0] == lines[1][1].split("(")[0]
-    assert lines[1][2] == f"filmed the first 4: {tmp_path / 'one' / 'film.mp4'}"
-    assert (tmp_path / "one" / "film.mp4").stat().st_size > 1000
+    assert lines[1][2] == f"recorded the first 4: {tmp_path / 'one' / 'video.mp4'}"
+    assert (tmp_path / "one" / "video.mp4").stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""MetaWorld's pictures: those that MetaWorld draws, the right way up, and nothing else changes when they are drawn."""
+"""MetaWorld's images: those that MetaWorld draws, the right way up, and nothing else changes when they are drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("metaworld", reason="metaworld not installed")
 from embodyrl.envs.metaworld.simulator import MetaWorld, MetaWorldSlot
 from embodyrl.envs.metaworld.tasks import CAMERAS, known_tasks
 from embodyrl.envs.mujoco import rendering
-from embodyrl.envs.mujoco.rendering import NoOpenGLError, Painter
+from embodyrl.envs.mujoco.rendering import NoOpenGLError, Renderer
 from embodyrl.envs.options import MetaWorldConfig, RenderQuality
 from embodyrl.envs.types import EpisodeSpec, Observation
 
@@ -47,9 +47,9 @@ def env_of(ours: MetaWorld) -> Any:
     return slot._env
 
 
-def turned(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def turned(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Turned by 180 degrees."""
-    return picture[::-1, ::-1]
+    return image[::-1, ::-1]
 
 
 def metaworlds_own(env: Any, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
@@ -58,20 +58,20 @@ def metaworlds_own(env: Any, camera: str, size: tuple[int, int]) -> NDArray[np.u
 
     rendering.choose()
     renderer = MujocoRenderer(env.model, env.data, width=size[1], height=size[0], camera_name=camera)
-    picture: NDArray[np.uint8] = renderer.render("rgb_array")
+    image: NDArray[np.uint8] = renderer.render("rgb_array")
     renderer.close()
-    return picture
+    return image
 
 
-def test_pictures_are_metaworlds_own_bit_for_bit_and_the_right_way_up() -> None:
+def test_images_are_metaworlds_own_bit_for_bit_and_the_right_way_up() -> None:
     size = 96, 160
     ours = simulator("push-v3", cameras=list(CAMERAS), image_size=list(size))
     start(ours, "push-v3")
     images = ours.step_chunk([0], MOVES[None]).observation.images
     assert images is not None and images.shape == (1, len(CAMERAS), *size, 3)
-    for picture, camera in zip(images[0], CAMERAS, strict=True):
+    for image, camera in zip(images[0], CAMERAS, strict=True):
         own = metaworlds_own(env_of(ours), camera, size)
-        assert np.array_equal(picture, turned(own) if CAMERAS[camera] else own), camera
+        assert np.array_equal(image, turned(own) if CAMERAS[camera] else own), camera
     ours.close()
 
 
@@ -79,13 +79,13 @@ def test_cameras_that_are_turned_are_those_mounted_upside_down() -> None:
     ours = simulator("push-v3")
     start(ours, "push-v3")
     for camera, is_upside_down in CAMERAS.items():
-        upwards = env_of(ours).data.camera(camera).xmat.reshape(3, 3)[2, 1]  # z of the picture's upward direction
+        upwards = env_of(ours).data.camera(camera).xmat.reshape(3, 3)[2, 1]  # z of the image's upward direction
         assert is_upside_down == (upwards < -0.1), camera
     ours.close()
 
 
 def test_corner4_is_the_view_of_public_vla_evaluations() -> None:
-    """They move `corner2` to (0.75, 0.075, 0.7) and turn its pictures."""
+    """They move `corner2` to (0.75, 0.075, 0.7) and turn its images."""
     ours = simulator("door-open-v3", cameras=["corner4"], image_size=[64, 64])
     images = start(ours, "door-open-v3").images
     env = env_of(ours)
@@ -99,7 +99,7 @@ def test_corner4_is_the_view_of_public_vla_evaluations() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_first_picture_shows_everything_where_it_is(task: str) -> None:
+def test_the_first_image_shows_everything_where_it_is(task: str) -> None:
     import mujoco
 
     ours = simulator(task, cameras=["corner2", "gripperPOV"], image_size=[64, 64], render_quality=FAST)
@@ -114,7 +114,7 @@ def test_the_first_picture_shows_everything_where_it_is(task: str) -> None:
     ours.close()
 
 
-def test_the_goal_of_the_first_picture_is_where_the_numbers_say() -> None:
+def test_the_goal_of_the_first_image_is_where_the_numbers_say() -> None:
     ours = simulator("reach-v3", cameras=["corner2"], image_size=[64, 64], render_quality=FAST)
     for start_state in (1, 2):
         proprio = start(ours, "reach-v3", start_state).proprio
@@ -136,7 +136,7 @@ def test_drawing_changes_no_number(task: str) -> None:
     assert np.array_equal(results[0][-1][0], results[1][-1][0]) and results[0][-1][1] == results[1][-1][1]
 
 
-def test_fast_pictures_differ_from_full_ones_and_nothing_else_does() -> None:
+def test_fast_images_differ_from_full_ones_and_nothing_else_does() -> None:
     seen = {}
     for quality in RenderQuality:
         ours = simulator("push-v3", cameras=["corner2"], image_size=[64, 64], render_quality=quality)
@@ -161,31 +161,31 @@ def test_full_is_the_default_and_is_drawn_with_the_models_own_settings() -> None
 
 
 def test_slots_of_a_task_share_a_context_and_tasks_make_room_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embodyrl.envs.metaworld.simulator.KEPT_PAINTERS", 1)
+    monkeypatch.setattr("embodyrl.envs.metaworld.simulator.KEPT_RENDERERS", 1)
     made = []
-    original = Painter.__init__
-    monkeypatch.setattr(Painter, "__init__", lambda self, *args: (made.append(args), original(self, *args))[1])
+    original = Renderer.__init__
+    monkeypatch.setattr(Renderer, "__init__", lambda self, *args: (made.append(args), original(self, *args))[1])
     options: dict[str, Any] = {"cameras": ["corner2"], "image_size": [32, 32], "render_quality": FAST}
     ours = simulator("reach-v3", "drawer-open-v3", num_slots=2, **options)
     first = [EpisodeSpec(task="reach-v3", start_state=number, seed=0) for number in (1, 2)]
     alone = ours.reset([0, 1], first).images
     assert len(made) == 1
     one = simulator("reach-v3", "drawer-open-v3", **options)
-    pictures = [start(one, task).images for task in ("reach-v3", "drawer-open-v3", "reach-v3")]
+    images = [start(one, task).images for task in ("reach-v3", "drawer-open-v3", "reach-v3")]
     assert len(made) == 4, "room for one only"
-    assert np.array_equal(pictures[0], pictures[2]) and not np.array_equal(pictures[0], pictures[1])
+    assert np.array_equal(images[0], images[2]) and not np.array_equal(images[0], images[1])
     again = ours.reset([0, 1], first).images  # whatever others made and released meanwhile
     assert alone is not None and again is not None and np.array_equal(alone, again)
     ours.close()
     one.close()
 
 
-def test_a_painter_that_is_forgotten_does_not_spoil_the_others() -> None:
+def test_a_renderer_that_is_forgotten_does_not_spoil_the_others() -> None:
     ours = simulator("door-open-v3", cameras=["corner2"], image_size=[32, 32], render_quality=FAST)
     images = start(ours, "door-open-v3").images
     env = env_of(ours)
     for _ in range(2):
-        forgotten = Painter(env.model, 40, 40, FAST)
+        forgotten = Renderer(env.model, 40, 40, FAST)
         forgotten.paint(env.data, "corner2")
         slot = ours._seats[0].slot
         assert slot is not None and images is not None and np.array_equal(slot.observe()[0], images[0])
@@ -193,7 +193,7 @@ def test_a_painter_that_is_forgotten_does_not_spoil_the_others() -> None:
     ours.close()
 
 
-def test_pictures_for_people() -> None:
+def test_images_for_people() -> None:
     plain = simulator("reach-v3")
     start(plain, "reach-v3")
     before = plain.render([0])
@@ -237,9 +237,9 @@ def test_processes_draw_the_same_at_full_quality() -> None:
     [
         ({"MUJOCO_GL": "eggl"}, "the environment variable MUJOCO_GL is 'eggl', which MuJoCo does not know"),
         ({"MUJOCO_GL": "off"}, "MUJOCO_GL is 'off', which forbids drawing: unset it"),
-        ({"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "7"}, "cannot draw pictures on this machine with egl"),
-        ({"MUJOCO_GL": "glfw", "DISPLAY": ""}, "cannot draw pictures on this machine with glfw"),
-        ({"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"}, "cannot draw pictures on this machine with egl"),
+        ({"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "7"}, "cannot draw images on this machine with egl"),
+        ({"MUJOCO_GL": "glfw", "DISPLAY": ""}, "cannot draw images on this machine with glfw"),
+        ({"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"}, "cannot draw images on this machine with egl"),
     ],
 )
 def test_no_opengl_is_said_in_words(environment: dict[str, str], message: str) -> None:

@@ -31,7 +31,7 @@ class TooManyDeaths(WorkerError):
     """Raised when simulator processes die more often than `env.max_restarts` allows."""
 
 
-class Crew:
+class WorkerPool:
     """The processes that serve the slots of a run, by rank.
 
     Args:

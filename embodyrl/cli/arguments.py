@@ -15,7 +15,7 @@ Trust = Annotated[
         "--trust", help="Run the plug-ins of a checkpoint, run directory or exported policy that you did not make here."
     ),
 ]
-Words = Annotated[
+ConfigArguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CONFIG] [KEY=VALUE]...",
@@ -39,8 +39,8 @@ class Keep(StrEnum):
     all = "all"
 
 
-class PictureFormat(StrEnum):
-    """How pictures are kept."""
+class ImageFormat(StrEnum):
+    """How images are kept."""
 
     image = "image"
     video = "video"
@@ -52,7 +52,7 @@ class CommandLineError(UserError):
     exit_code = 2
 
 
-def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
+def split_arguments(words: list[str] | None) -> tuple[str | None, list[str]]:
     """Tell the config from the overrides: the first word is the config unless it is KEY=VALUE.
 
     Raises:
