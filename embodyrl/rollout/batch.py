@@ -18,6 +18,9 @@ from safetensors.torch import save_file
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from embodyrl.config.renames import COLUMNS as RENAMED
+from embodyrl.config.renames import newest_name
+
 
 class BatchError(ValueError):
     """Raised when columns are missing from a TrajectoryBatch, do not fit its table or do not fit each other."""
