@@ -112,7 +112,7 @@ def interval(row: Row) -> str:
 
 
 def sentence(name: str, rows: list[Row]) -> str:
-    """What became of an algorithm. It learned from a seed where the interval after lies above the one before."""
+    """Return what became of an algorithm. It learned from a seed where the interval after lies above the one before."""
     start, final = (fmean(row[when]["once"] for row in rows) for when in ("start", "final"))
     learned = [row["seed"] for row in rows if row["final"]["low"] > row["start"]["high"]]
     failed = [str(row["seed"]) for row in rows if row["seed"] not in learned]

@@ -256,7 +256,7 @@ def _misspelt(draw: random.Random, word: str) -> str:
 
 
 def _override(draw: random.Random) -> str:
-    """What somebody might type behind the name of a config."""
+    """Return what somebody might type behind the name of a config."""
     path, value = draw.choice(paths()), draw.choice(VALUES).replace("\x00", "")  # no argument of a program has that
     match draw.choice(["value", "value", "value", "key", "broken", "group"]):
         case "value":

@@ -104,7 +104,7 @@ def work(steps: int) -> float:
 
 
 def steps_that_take(seconds: float) -> int:
-    """How many steps of `work` take about so long."""
+    """Return how many steps of `work` take about so long."""
     return max(int(seconds / (work(50) / 50)), 1)
 
 

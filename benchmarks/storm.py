@@ -157,7 +157,7 @@ class Life:
         return Started(process=process, log=log, before=log.tell(), metrics=self.metrics_file())
 
     def metrics_file(self) -> int | None:
-        """Which file metrics.jsonl is; a run that goes on replaces it, without what it does again."""
+        """Return which file metrics.jsonl is; a run that goes on replaces it, without what it does again."""
         path = self.path / "metrics.jsonl"
         return path.stat().st_ino if path.exists() else None
 
@@ -170,7 +170,7 @@ class Life:
         return done if done > self.published else 0
 
     def faults(self) -> list[str]:
-        """What is wrong with its checkpoints."""
+        """Return what is wrong with its checkpoints."""
         if not (self.path / "checkpoints" / "last").is_symlink():
             return [] if self.published < 0 else [f"checkpoint {self.published} is lost"]
         try:
@@ -236,7 +236,7 @@ class Started:
         return [found[int(pick * len(found))]] if found else []
 
     def await_end(self, path: Path) -> bool:
-        """Whether it and all of its processes end in time; what does not is killed.
+        """Return whether it and all of its processes end in time; what does not is killed.
 
         Args:
             path: its run directory.
@@ -257,13 +257,13 @@ class Started:
         return in_time and not left
 
     def said(self) -> str:
-        """What it wrote, to both of its streams."""
+        """Return what it wrote, to both of its streams."""
         self.log.seek(self.before)
         return str(self.log.read())
 
 
 def role_of(process: psutil.Process) -> str:
-    """What a process is for a run."""
+    """Return what a process is for a run."""
     try:
         words, children = process.cmdline(), process.children()
     except psutil.NoSuchProcess:
@@ -461,7 +461,7 @@ class Outcome:
         )
 
     def differences(self, path: Path) -> str:
-        """What is different in another run, if anything."""
+        """Return what is different in another run, if anything."""
         other = Outcome.of(path)
         rows = [str(row["iteration"]) for row in self.rows if row not in other.rows]
         files = sorted(name for name in self.files.keys() | other.files.keys()

@@ -333,7 +333,7 @@ def compare(rounds: int, iterations: int, overrides: Sequence[str]) -> dict[str,
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured, and with what."""
+    """Return where this was measured, and with what."""
     from importlib.metadata import version
 
     packages = ("embodyrl", "stable_baselines3", "torch", "metaworld", "mujoco")

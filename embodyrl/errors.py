@@ -14,7 +14,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]
 
 
 def has_controls(value: object) -> bool:
-    """Whether a value is a text with characters by which it could do more to a terminal than be shown."""
+    """Return whether a value is a text with characters by which it could do more to a terminal than be shown."""
     return isinstance(value, str) and _CONTROLS.search(value) is not None
 
 

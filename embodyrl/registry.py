@@ -44,7 +44,7 @@ class Requirement:
     """Command that installs it."""
 
     def is_met(self) -> bool:
-        """Whether the package can be found (it is not imported)."""
+        """Return whether the package can be found (it is not imported)."""
         try:
             return importlib.util.find_spec(self.module) is not None
         except ModuleNotFoundError:  # the package around a submodule is missing
@@ -56,7 +56,7 @@ class SystemLibrary(Requirement):
     """A shared library of the operating system that a component's package links to; `module` is its file name."""
 
     def is_met(self) -> bool:
-        """Whether the dynamic linker finds it."""
+        """Return whether the dynamic linker finds it."""
         try:
             ctypes.CDLL(self.module)
         except OSError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def faults(run_dir: Path, at_least: float) -> list[str]:
-    """What is wrong with the run, in sentences."""
+    """Return what is wrong with the run, in sentences."""
     summary = json.loads((run_dir / "summary.json").read_text())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     rates = [row["eval/success_once"] for row in rows if "eval/success_once" in row]

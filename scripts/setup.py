@@ -73,7 +73,7 @@ class Venv:
         self.uv = shutil.which("uv")
 
     def state(self) -> dict[str, Any]:
-        """What the last set-up left; empty if there was none, or it was cut short."""
+        """Return what the last set-up left; empty if there was none, or it was cut short."""
         try:
             return dict(json.loads(self.stamp.read_text()))
         except (OSError, ValueError):

@@ -38,7 +38,7 @@ BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWO
 
 
 def objections(key: str, config: Config) -> Iterator[tuple[str, str]]:
-    """Why the component of `algorithm.<key>` could not be called in a run: each as what is wrong and a remedy.
+    """Yield why the component of `algorithm.<key>` could not be called in a run: each as what is wrong and a remedy.
 
     What comes with embodyrl is not looked at, since that would import torch; tests do it.
     """
@@ -56,7 +56,7 @@ def objections(key: str, config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _why_not(key: str, parameter: inspect.Parameter, config: Config, what: str) -> tuple[str, str] | None:
-    """Why an argument of a function cannot be given to it."""
+    """Return why an argument of a function cannot be given to it."""
     options = _options(getattr(config.algorithm, key))
     name, given = parameter.name, GIVEN[key]
     if parameter.kind not in BY_NAME:
@@ -74,7 +74,7 @@ def _why_not(key: str, parameter: inspect.Parameter, config: Config, what: str) 
 
 
 def _absent(name: str, config: Config) -> tuple[str, str]:
-    """Why a run with this config lacks what others have, and what to do; two empty texts if it has it."""
+    """Return why a run with this config lacks what others have, and what to do; two empty texts if it has it."""
     algorithm, advantage = config.algorithm, config.algorithm.advantage.name
     if name in ("values", "next_values", "returns", "old_values"):
         if advantage in ADVANTAGES and not ADVANTAGES.entry(advantage).critic:

@@ -23,8 +23,8 @@ class LevelError(ValueError):
 
 
 def executed_actions(steps: Tensor, valid: Tensor, chunk_size: int) -> Tensor:
-    """Which actions were executed, bool `[..., C]`: the first `steps` of each valid decision. The action with which
-    an episode ends is one of them, those left in its chunk are not.
+    """Return which actions were executed, bool `[..., C]`: the first `steps` of each valid decision. The action with
+    which an episode ends is one of them, those left in its chunk are not.
 
     Args:
         steps: `[...]` number of actions executed. valid: `[...]` bool. chunk_size: `C`.
@@ -68,7 +68,7 @@ def logprobs_at_level(level: Level, entries: Tensor, executed: Tensor) -> Tensor
 
 
 def valid_at(level: Level, executed: Tensor, tokens_per_action: int) -> Tensor:
-    """What counts at a level, bool: the entries of executed actions, executed actions, or decisions with any.
+    """Return what counts at a level, bool: the entries of executed actions, executed actions, or decisions with any.
 
     Args:
         level: as in `logprobs_at_level`.

@@ -141,7 +141,7 @@ class AccuracyConfig(FilterConfig):
 
 
 def compares_groups(options: AdvantageConfig) -> bool:
-    """Whether `grpo` compares the episodes of a group, rather than those of the whole batch."""
+    """Return whether `grpo` compares the episodes of a group, rather than those of the whole batch."""
     assert isinstance(options, GRPOConfig)
     return NormLevel.group in (options.mean_level, options.std_level)
 
@@ -212,7 +212,8 @@ def call_with(function: Callable[..., R], columns: Mapping[str, Any], options: M
 
 
 def asks_for(function: Callable[..., Any], name: str) -> bool:
-    """Whether a registered function names this argument, so that what costs time is only made where it is used."""
+    """Return whether a registered function names this argument, so that what costs time is only made where it is
+    used."""
     return name in _parameters(function)
 
 

@@ -78,7 +78,7 @@ print(json.dumps([torch.__version__, torch.version.cuda, names]))
 
 
 def start_torch(machine: Inventory, *, needs_cuda: bool) -> Started:
-    """Whether torch can be imported, and fits the GPUs that the kernel shows."""
+    """Return whether torch can be imported, and fits the GPUs that the kernel shows."""
 
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         if failure is not None:
@@ -138,7 +138,7 @@ def disk(folder: Path) -> CheckResult:
 
 
 def simulator(entry: SimulatorEntry, *, needed: bool) -> CheckResult:
-    """Whether a simulator's packages and libraries are here."""
+    """Return whether a simulator's packages and libraries are here."""
     missing = entry.missing()
     if missing:
         found = f"lacks {', '.join(requirement.module for requirement in missing)}"
@@ -154,7 +154,7 @@ def _versions(entry: SimulatorEntry) -> str:
 
 
 def assets(entry: SimulatorEntry) -> CheckResult | None:
-    """Which of a simulator's downloads are here; None for one that has none, or is not here itself.
+    """Return which of a simulator's downloads are here; None for one that has none, or is not here itself.
 
     Whether a config's own downloads are here is one of the rules that it is checked by.
     """
@@ -166,7 +166,7 @@ def assets(entry: SimulatorEntry) -> CheckResult | None:
 
 
 def start_rendering(check: RenderingCheck, *, needed: bool) -> Started:
-    """Whether something renders, as a simulator says how to try it."""
+    """Return whether something renders, as a simulator says how to try it."""
 
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         if result is not None:
@@ -186,7 +186,7 @@ print(json.dumps(av.__version__))
 
 
 def start_videos(*, needed: bool) -> Started:
-    """Whether evaluation episodes can be recorded."""
+    """Return whether evaluation episodes can be recorded."""
 
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         found = f"PyAV {result} writes H.264" if failure is None else str(failure)

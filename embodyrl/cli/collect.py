@@ -71,7 +71,7 @@ def not_needed(checkpoint: Path | None) -> Sequence[KeyPath]:
 
 
 def destination(loaded: LoadedConfig, out: Path | None) -> Path:
-    """Where a recording goes: to `--out`, or to where a config that learns from it will look.
+    """Return where a recording goes: to `--out`, or to where a config that learns from it will look.
 
     Raises:
         RequestError: neither says where.

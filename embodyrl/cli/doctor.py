@@ -66,7 +66,8 @@ def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
 
 
 def _rendering_checks(simulator: SimulatorEntry | None, machine: Inventory) -> list[RenderingCheck]:
-    """What a simulator says how to try; of one that does not say (and of None), what those with its graphics say."""
+    """Return what a simulator says how to try; of one that does not say (and of None), what those with its graphics
+    say."""
     if simulator is not None and simulator.rendering_checks is not None:
         declared = [simulator.rendering_checks]
     else:
@@ -78,7 +79,7 @@ def _rendering_checks(simulator: SimulatorEntry | None, machine: Inventory) -> l
 
 
 def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[CheckResult]:
-    """What can be seen at once."""
+    """Return what can be seen at once."""
     config = loaded.config if loaded is not None else None
     folder = Path("runs") if config is None or config.run.dir is None else Path(config.run.dir)
     findings = [

@@ -73,7 +73,7 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
 
 
 def limits_of(config: Config, machine: Inventory, asked: Asked) -> Limits:
-    """What the policy's GPU and the main memory hold: what was asked, else what this machine has."""
+    """Return what the policy's GPU and the main memory hold: what was asked, else what this machine has."""
     device = config.engine.device
     cuda = device is Device.cuda or (device is Device.auto and bool(machine.gpus or asked.gpu_gb))
     gpu = None if asked.gpu_gb is None else asked.gpu_gb * GB

@@ -39,7 +39,7 @@ class Probe:
         )
 
     def result(self, deadline: float) -> Any:
-        """What the code printed.
+        """Return what the code printed.
 
         Args:
             deadline: when to give up and kill it, as `time.monotonic()` counts.

@@ -11,7 +11,7 @@ from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, 
 
 
 def _comparing(config: Config) -> str | None:
-    """What compares the episodes of a group, in words; None if nothing does, or if that cannot be known."""
+    """Return what compares the episodes of a group, in words; None if nothing does, or if that cannot be known."""
     settings = config.algorithm
     if fact(FILTERS, settings.filter.name, "group"):
         return f"filter {settings.filter.name!r}"
@@ -23,7 +23,7 @@ def _comparing(config: Config) -> str | None:
 
 @rule
 def groups_are_compared(config: Config) -> Iterator[ConfigIssue]:
-    """What compares a group's episodes gets groups, and where nothing does there are none."""
+    """Yield what compares a group's episodes gets groups, and where nothing does there are none."""
     name, size, comparing = config.algorithm.advantage.name, config.rollout.group_size, _comparing(config)
     if comparing is not None and size == 1:
         paths = ("rollout.group_size", "algorithm.filter.name" if "filter" in comparing else "algorithm.advantage.name")
@@ -48,7 +48,7 @@ def _group_sizes(config: Config) -> str:
 
 @rule
 def whole_episodes_are_collected(config: Config) -> Iterator[ConfigIssue]:
-    """What looks at whole episodes gets them."""
+    """Yield what looks at whole episodes gets them."""
     if config.rollout.episodes is Episodes.whole:
         return
     settings = config.algorithm
@@ -82,7 +82,7 @@ def collections_wait_for_a_filter(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
-    """What losses, advantages, rewards and filters themselves can say about the config."""
+    """Yield what losses, advantages, rewards and filters themselves can say about the config."""
     settings = config.algorithm
     for registry, name in (
         (LOSSES, settings.loss.name),
@@ -197,7 +197,7 @@ def srpo_rewards_progress(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
-    """Who learns from demonstrations has some, and others name none."""
+    """Yield who learns from demonstrations has some, and others name none."""
     name, path = config.algorithm.name, config.data.path
     if name not in ALGORITHMS:
         return  # which has been reported
@@ -218,7 +218,7 @@ def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def algorithm_can_run_so(config: Config) -> Iterator[ConfigIssue]:
-    """What the algorithm itself can say about the config."""
+    """Yield what the algorithm itself can say about the config."""
     check = fact(ALGORITHMS, config.algorithm.name, "check")
     if check is None:
         return
@@ -268,7 +268,7 @@ def warm_up_comes_to_an_end(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def micro_batches_hold_whole_episodes(config: Config) -> Iterator[ConfigIssue]:
-    """Where a loss compares episodes, one of them fits into a micro-batch."""
+    """Yield where a loss compares episodes, one of them fits into a micro-batch."""
     size, loss, chunks = config.engine.micro_batch_size, config.algorithm.loss.name, config.rollout.num_chunks
     if size is not None and fact(LOSSES, loss, "whole") and size < chunks:
         yield ConfigIssue(
@@ -281,7 +281,7 @@ def micro_batches_hold_whole_episodes(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def model_consists_of_blocks(config: Config) -> Iterator[ConfigIssue]:
-    """What is done layer by layer needs a model that has them."""
+    """Yield what is done layer by layer needs a model that has them."""
     engine, name = config.engine, config.model.name
     if engine.lora.rank and not PEFT.is_met():
         yield ConfigIssue(

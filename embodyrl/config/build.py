@@ -35,8 +35,8 @@ def build_section(section: type, data: Mapping[str, Any]) -> Any:
 
 
 def _built(setting: Setting, value: Any) -> Any:
-    """What a setting holds for its plain value: sections and enums instead of mappings and names, numbers of the right
-    type, and lists and mappings of its own."""
+    """Return what a setting holds for its plain value: sections and enums instead of mappings and names, numbers of the
+    right type, and lists and mappings of its own."""
     if value is None:
         return None
     if setting.section is not None:
@@ -166,7 +166,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def count_settings(config: Any) -> int:
-    """How many single settings the config has."""
+    """Return how many single settings the config has."""
     values = (getattr(config, field.name) for field in dataclasses.fields(config))
     return sum(count_settings(value) if dataclasses.is_dataclass(value) else 1 for value in values)
 

@@ -219,7 +219,7 @@ def _remedy_for_null(setting: Setting) -> str:
 
 
 def _remedy_for_section(setting: Setting, path: KeyPath) -> str:
-    """What to write instead of a plain value where a section belongs."""
+    """Return what to write instead of a plain value where a section belongs."""
     if setting.section is not None and is_component(setting.section):
         return (
             f"write a name, as in `{setting.name}: {chosen_name(setting.section, {})}`, or `{setting.name}:` with "

@@ -343,7 +343,7 @@ class _Reader:
         return not document.faults and len(self.choices.faults) == before
 
     def why_missing(self, group: str, option: str, target: str) -> tuple[str, str]:
-        """What is wrong with an entry that leads to no file, and what to do."""
+        """Return what is wrong with an entry that leads to no file, and what to do."""
         if not group:
             options = sorted(path.stem for path in self.source.path.parent.glob("*.yaml"))
             hint = did_you_mean(target, options, otherwise="choose from a group, as in `- env: metaworld/reach`")

@@ -122,8 +122,9 @@ def chosen_name(section: type, data: Any) -> str | None:
 
 
 def is_component(section: type) -> bool:
-    """Whether a section holds nothing but a component's name and options, as `algorithm.loss` does. Its name alone may
-    stand for it, and another name begins it anew. `env` and `model` have settings beside those of what they name."""
+    """Return whether a section holds nothing but a component's name and options, as `algorithm.loss` does. Its name
+    alone may stand for it, and another name begins it anew. `env` and `model` have settings beside those of what they
+    name."""
     return registry_of(section) is not None and len(settings_of(section)) == 1
 
 

@@ -264,7 +264,7 @@ class _Walker:
 
 
 def _merged_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many entries a mapping has once `<<: *anchor` is written out, without doing so; each may double it."""
+    """Return how many entries a mapping has once `<<: *anchor` is written out, without doing so; each may double it."""
     if id(node) not in known:
         known[id(node)] = 0  # whatever leads back to it adds nothing
         size = len(node.value)
@@ -340,7 +340,7 @@ class Source:
         return (self.path.parent, builtin_folder())
 
     def has_group(self, name: str) -> bool:
-        """Whether `name` is a config group, as `env` and `env/gym` are."""
+        """Return whether `name` is a config group, as `env` and `env/gym` are."""
         return any(os.path.isdir(folder / name) for folder in self.folders) and bool(list_options(name, self.folders))
 
 

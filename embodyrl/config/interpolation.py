@@ -97,7 +97,7 @@ class _Resolver:
             OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
     def value(self, path: KeyPath) -> Any:
-        """What the text at `path` stands for.
+        """Return what the text at `path` stands for.
 
         Raises:
             _Unresolved: it leads back to itself, far away, or to very much.
@@ -130,7 +130,8 @@ class _Resolver:
             yield (*path[: len(path) - len(dots)], *keys) if dots else keys
 
     def _size_of(self, named: KeyPath) -> int:
-        """How many characters a named place holds, once the texts in it, and those that it is in, are resolved."""
+        """Return how many characters a named place holds, once the texts in it, and those that it is in, are
+        resolved."""
         for path in self._texts:
             known = tuple(map(str, path))
             if known[: len(named)] == named or named[: len(known)] == known:

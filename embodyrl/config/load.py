@@ -154,7 +154,7 @@ def _refuse(source: Source, doubts: str, does: str, what: Sequence[str], which: 
 
 
 def _chooses(override: Override) -> bool:
-    """Whether a value from the command line chooses a component, as `algorithm.loss=gspo` does."""
+    """Return whether a value from the command line chooses a component, as `algorithm.loss=gspo` does."""
     path = override.path
     return path in COMPONENTS or (path[-1] == "name" and path[:-1] in COMPONENTS)
 

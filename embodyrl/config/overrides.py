@@ -143,6 +143,6 @@ def apply_override(settings: Settings, override: Override, schema: type) -> Conf
 
 
 def _depth(value: Any) -> int:
-    """How many sections and lists stand within each other."""
+    """Return how many sections and lists stand within each other."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if children is None else 1 + max(map(_depth, children), default=0)

@@ -59,7 +59,7 @@ def import_plugins(settings: Settings, folder: Path) -> list[ConfigIssue]:
 
 
 def named_modules(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Where each module is named; values of a wrong type are for the schema check to report."""
+    """Yield where each module is named; values of a wrong type are for the schema check to report."""
     listed, function = (settings.get(path) for path in NAME_CODE)
     for index, name in enumerate(listed if isinstance(listed, list) else ()):
         if isinstance(name, str):
@@ -155,7 +155,7 @@ class Saved:
     """Whether `plugin_dir` was given relative to the folder."""
 
     def doubts(self, claims: Iterable[str]) -> str | None:
-        """Why not to believe the config, in words that follow its path; None if it is this user's own.
+        """Return why not to believe the config, in words that follow its path; None if it is this user's own.
 
         Args:
             claims: all that it names.
@@ -171,7 +171,7 @@ class Saved:
 
 
 def claims(settings: Mapping[str, Any]) -> list[str]:
-    """What a config, as it stands in its file, names that runs code or reads environment variables."""
+    """Return what a config, as it stands in its file, names that runs code or reads environment variables."""
     pipeline = settings.get("pipeline")
     named = [settings.get("plugins"), pipeline.get("function") if isinstance(pipeline, dict) else None]
     return [json.dumps(value, default=str) for value in named if value] + list(_interpolated(settings, ""))
@@ -187,7 +187,7 @@ def _interpolated(value: Any, place: str) -> Iterator[str]:
 
 
 def read_saved(config_file: Path) -> Saved | None:
-    """What stands beside a config file that a run wrote; None for one that was written by hand."""
+    """Return what stands beside a config file that a run wrote; None for one that was written by hand."""
     folder = config_file.absolute().parent
     if not any((folder / name).exists() for name in SAVED):
         return None
@@ -216,7 +216,7 @@ def sign(plugin_dir: Path, claims: Iterable[str]) -> str | None:
 
 
 def can_sign() -> bool:
-    """Whether this user has a key, or gets one now."""
+    """Return whether this user has a key, or gets one now."""
     return _key() is not None
 
 

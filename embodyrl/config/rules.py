@@ -78,7 +78,7 @@ def _overlap(path: KeyPath, bad: KeyPath) -> bool:
 
 
 def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]:
-    """Where to point: at the command line, else at the user's file, there at the first setting it has.
+    """Return where to point: at the command line, else at the user's file, there at the first setting it has.
 
     For a setting from a group file that is the entry of the defaults list that chose the group.
     """
@@ -108,7 +108,7 @@ def action_dim(config: Config) -> int | None:
 
 
 def task_descriptions(config: Config) -> dict[str, str]:
-    """What a policy is told about each task, as far as that is known before the simulator runs."""
+    """Return what a policy is told about each task, as far as that is known before the simulator runs."""
     env, told, listing = config.env, *(fact(SIMULATORS, config.env.name, key) for key in ("task_description", "tasks"))
     if told is None or listing is None or SIMULATORS.entry(env.name).missing():
         return dict(env.task_descriptions)
@@ -180,7 +180,7 @@ def slots_fit_ranks(config: Config) -> Iterator[ConfigIssue]:
 
 
 def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
-    """What cannot be shared evenly among so many ranks."""
+    """Yield what cannot be shared evenly among so many ranks."""
     envs, size, workers = config.env.num_envs, config.rollout.group_size, config.env.workers
     if envs % (ranks * size):
         groups = f" in whole groups of rollout.group_size = {size}" if size > 1 else ""
@@ -310,7 +310,7 @@ def checkpoint_exists(config: Config) -> Iterator[ConfigIssue]:
 
 
 def nothing_is_left_open(config: Config) -> Iterator[ConfigIssue]:
-    """What is to be given when the config runs was given."""
+    """Yield what is to be given when the config runs was given."""
     if config.model.checkpoint == LEFT_OPEN:
         yield ConfigIssue(
             ("model.checkpoint",),
@@ -404,7 +404,7 @@ def image_size_is_two(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
-    """What the simulator itself can say about the config without being imported."""
+    """Yield what the simulator itself can say about the config without being imported."""
     check = fact(SIMULATORS, config.env.name, "check")
     if check is None or SIMULATORS.entry(config.env.name).missing():
         return
@@ -413,7 +413,7 @@ def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
 
 
 def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
-    """What the simulator finds missing on this machine."""
+    """Yield what the simulator finds missing on this machine."""
     check = fact(SIMULATORS, config.env.name, "check_here")
     if check is None or SIMULATORS.entry(config.env.name).missing():
         return
@@ -423,7 +423,7 @@ def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def model_can_run_so(config: Config) -> Iterator[ConfigIssue]:
-    """What the model itself can say about the config without being imported."""
+    """Yield what the model itself can say about the config without being imported."""
     check = fact(SupportedModel, config.model.name, "check")
     if check is None or SupportedModel.entry(config.model.name).missing():
         return

@@ -34,7 +34,7 @@ _ANY = re.compile(_START)
 
 
 def _wrong(message: str, hint: str) -> ConfigIssue:
-    """What is wrong with a value, to be said of its setting: `<setting> <message> - <hint>`."""
+    """Return what is wrong with a value, to be said of its setting: `<setting> <message> - <hint>`."""
     return ConfigIssue((), message, hint)
 
 
@@ -53,7 +53,7 @@ def keys(value: Any) -> Iterator[Any]:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is the mark for one that is to be given."""
+    """Return whether a value is the mark for one that is to be given."""
     return isinstance(value, str) and value == MISSING
 
 
@@ -80,7 +80,7 @@ def show(value: Any) -> str:
 
 
 def check_interpolations(text: str) -> ConfigIssue | None:
-    """Whether the `${...}` in a text are well-formed."""
+    """Return whether the `${...}` in a text are well-formed."""
     if "${" in text:
         if text.count("${") > MOST_INTERPOLATIONS:
             return _wrong(f"holds more than {MOST_INTERPOLATIONS} interpolations", "write the value out")

@@ -12,7 +12,7 @@ from embodyrl.envs import SimulatorSpec
 
 
 def check(config: Config) -> Iterator[tuple[str, str, str]]:
-    """What is wrong, as (path of the setting, message, remedy). Reads no table."""
+    """Yield what is wrong, as (path of the setting, message, remedy). Reads no table."""
     env, path = config.env, config.data.path
     if path is None:
         return  # which a rule reports

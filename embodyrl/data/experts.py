@@ -28,7 +28,7 @@ class Demonstrator(Protocol):
         ...
 
     def recorded(self, observation: Observation) -> Observation:
-        """What the simulator as it was configured would have shown."""
+        """Return what the simulator as it was configured would have shown."""
         ...
 
 

@@ -211,7 +211,7 @@ NEEDED = {"total_episodes": int, "total_frames": int, "total_tasks": int, "data_
 
 
 def _faults(content: Mapping[str, Any]) -> Iterator[str]:
-    """What is missing or wrong."""
+    """Yield what is missing or wrong."""
     for name, kind in NEEDED.items():
         if not isinstance(content.get(name), kind):
             yield f"{name} is {content.get(name)!r}, expected {kind.__name__}"
@@ -232,7 +232,7 @@ def _faults(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faults_of_images(images: list[dict[str, Any]]) -> Iterator[str]:
-    """What is wrong with the features of the cameras."""
+    """Yield what is wrong with the features of the cameras."""
     if len({str(_height_and_width(each)) for each in images}) > 1:
         yield "its cameras differ in image size, which this program does not support"
     if len({each.get("dtype") for each in images}) > 1:

@@ -118,7 +118,7 @@ class Dataset:
         return images
 
     def _find_episodes(self) -> list[Where]:
-        """Where every episode lies, by number."""
+        """Return where every episode lies, by number."""
         paths = sorted((self.folder / EPISODES).glob("*/*.parquet"))
         if not paths:
             raise DatasetError(f"{self.folder / EPISODES} holds no files: the dataset is incomplete")

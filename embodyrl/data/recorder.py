@@ -40,7 +40,7 @@ def demonstration_episodes(env: EnvConfig, seed: int) -> list[EpisodeSpec]:
 def dataset_spec(
     env: EnvConfig, manager: EnvManager, demonstrator: Demonstrator, *, images: Images, perturbed: bool
 ) -> DatasetSpec:
-    """What the frames of a recording hold."""
+    """Return what the frames of a recording hold."""
     spec = manager.spec
     shown = Observation(proprio=np.zeros((1, spec.proprio_dim), np.float32), task_descriptions=[""])
     state = demonstrator.recorded(shown).proprio if spec.proprio_dim else None
@@ -129,7 +129,7 @@ class Recorder:
         return _Take(number=number, pushed=self._plan_pushes(rng))
 
     def _plan_pushes(self, rng: np.random.Generator) -> dict[int, NDArray[np.float32]]:
-        """Which random actions are executed in which steps of an episode."""
+        """Return which random actions are executed in which steps of an episode."""
         spec = self._manager.spec
         times = int(self._pushes) + int(rng.random() < self._pushes % 1.0)
         action = rng.uniform(spec.action_low, spec.action_high).astype(np.float32)
@@ -192,7 +192,7 @@ class _Take:
         return len(self.success) - self.success.index(True) if True in self.success else 0
 
     def attempt(self, *, marked: bool) -> Attempt:
-        """What was recorded; `marked` with where it was pushed."""
+        """Return what was recorded; `marked` with where it was pushed."""
         return Attempt(
             number=self.number,
             success=any(self.success),

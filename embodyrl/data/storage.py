@@ -52,7 +52,7 @@ def image_column(files: Sequence[bytes]) -> pa.Array:
 
 
 def numbers(array: pa.ChunkedArray) -> NDArray[Any]:
-    """What `column` made a column of: `[T]`, or `[T, n]`."""
+    """Return what `column` made a column of: `[T]`, or `[T, n]`."""
     array = array.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of no chunks
         return np.zeros(0)

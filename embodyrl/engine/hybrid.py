@@ -354,7 +354,7 @@ class HybridEngine:
         return logprobs_at_level(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
 
     def _inputs(self, part: Columns, task_descriptions: Sequence[str]) -> Inputs:
-        """What the policy sees."""
+        """Return what the policy sees."""
         inputs: Inputs | None = part.get("inputs")
         return self._preprocess(observation_from(part, task_descriptions)) if inputs is None else inputs
 
@@ -386,7 +386,8 @@ class HybridEngine:
         return self._score(self.policy, parts, columns, task_descriptions)
 
     def _is_new(self, part: Columns, like: Tensor) -> Tensor:
-        """Which decisions this policy took, not one of earlier updates; bool, with as many dimensions as `like`."""
+        """Return which decisions this policy took, not one of earlier updates; bool, with as many dimensions as
+        `like`."""
         is_new: Tensor = part["version"] == self.version
         return is_new.view(-1, *[1] * (like.dim() - 1))
 

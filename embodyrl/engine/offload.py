@@ -234,7 +234,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, weights: set[int]) -> It
 
 
 def same_memory(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors of one layout are the same numbers in memory."""
+    """Return whether two tensors of one layout are the same numbers in memory."""
     return left.data_ptr() == right.data_ptr()
 
 
@@ -259,7 +259,7 @@ class HostMemory(ABC):
         return flat.as_strided(like.shape, like.stride())
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor's numbers lie in this block."""
+        """Return whether a tensor's numbers lie in this block."""
         return self.start <= tensor.data_ptr() < self.start + len(self._block)
 
     @abstractmethod

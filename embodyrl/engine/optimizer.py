@@ -50,7 +50,7 @@ class Optimizer:
         self.inner: torch.optim.Optimizer = OPTIMIZERS.load(config.name)(self._groups(set(critic)), config)
 
     def _groups(self, critic: set[nn.Parameter]) -> list[dict[str, Any]]:
-        """What is stepped: all, or what is not the critic's and what is."""
+        """Return what is stepped: all, or what is not the critic's and what is."""
         if self.config.critic_lr is None:
             return [{"params": self.stepped}]
         pairs = list(zip(self.parameters, self.stepped, strict=True))
@@ -182,7 +182,7 @@ class Guard:
         self._folder = folder
 
     def allows(self, loss: Tensor, norm: Tensor, minibatch: Columns, *, update: int) -> bool:
-        """Whether to make a step.
+        """Return whether to make a step.
 
         Args:
             loss, norm: of its gradient; scalars, the same on all ranks.

@@ -94,7 +94,7 @@ class Ranks:
         return [each.view(torch.bool) for each in found] if flags else found
 
     def gather_bytes(self, own: bytes) -> list[bytes]:
-        """What each rank gave, in their order."""
+        """Return what each rank gave, in their order."""
         if self.size == 1:
             return [own]
         lengths = [int(each) for each in self.gather(torch.tensor([len(own)]))]
@@ -104,7 +104,7 @@ class Ranks:
         return [each[:length].numpy().tobytes() for each, length in zip(found, lengths, strict=True)]
 
     def gather_values(self, own: Any) -> list[Any]:
-        """What each rank gave, in their order: anything that JSON can hold."""
+        """Return what each rank gave, in their order: anything that JSON can hold."""
         if self.size == 1:
             return [own]
         return [json.loads(text) for text in self.gather_bytes(json.dumps(own).encode())]
@@ -118,7 +118,7 @@ class Ranks:
         return [part for content, sizes in zip(contents, lengths, strict=True) for part in _cut(content, sizes)]
 
     def broadcast_from_rank0(self, value: T) -> T:
-        """What rank 0 gave; anything that JSON can hold."""
+        """Return what rank 0 gave; anything that JSON can hold."""
         found: T = self.gather_values(value if self.is_first else None)[0]
         return found
 
@@ -131,7 +131,8 @@ class Ranks:
         return total.to(tensor.device)
 
     def part_size(self, count: int, most: int | None) -> int:
-        """How many of `count` rows make up a part such that every rank has one, and none has more than `most`."""
+        """Return how many of `count` rows make up a part such that every rank has one, and none has more than
+        `most`."""
         share = -(-count // self.size)
         return share if most is None else min(share, most)
 
@@ -183,7 +184,7 @@ class Ranks:
         return gone
 
     def _lost(self, text: str, gone: Sequence[int]) -> str | None:
-        """What happened to another rank, if that is what an error is about."""
+        """Return what happened to another rank, if that is what an error is about."""
         if gone:
             return f"rank {self.rank} cannot go on: {self._named(gone)} ended. Its own output says why"
         if "monitoredBarrier" in text or "imed out" in text:
@@ -267,7 +268,8 @@ def _leave() -> None:
 
 
 def _machine() -> str:
-    """What tells this machine, or container, from others: processes are visible to each other if it is the same."""
+    """Return what tells this machine, or container, from others: processes are visible to each other if it is the
+    same."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     space = os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''} {space}"

@@ -29,7 +29,7 @@ class Reference(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What the run cannot make again once it has learned."""
+        """Return what the run cannot make again once it has learned."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def from_unit_range(actions: ArrayT, centre: ArrayT, half_width: ArrayT) -> Arra
 
 
 def is_discrete(spec: SimulatorSpec) -> bool:
-    """Whether the simulator takes one choice among n (an index) instead of continuous numbers."""
+    """Return whether the simulator takes one choice among n (an index) instead of continuous numbers."""
     return len(spec.actions) == 1 and spec.actions[0].meaning == "discrete"
 
 
@@ -63,7 +63,7 @@ class Conversion:
 
 
 def conversion(convention: ActionConvention, spec: SimulatorSpec) -> Conversion:
-    """How actions in a policy's convention become those of a simulator."""
+    """Return how actions in a policy's convention become those of a simulator."""
     scale, offset, binary = [], [], []
     for field in spec.actions:
         factor, shift, ends = 1.0, 0.0, 0.0

@@ -45,7 +45,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes
 
 
 def unpack(state: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What `pack` was given; the arrays are copies in native byte order.
+    """Return what `pack` was given; the arrays are copies in native byte order.
 
     Raises:
         StateError: the bytes are something else, or damaged.
@@ -87,7 +87,7 @@ def simulator_versions(name: str) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """What has another version now than before, in words; nothing if it is not known what was before."""
+    """Yield what has another version now than before, in words; nothing if it is not known what was before."""
     for name in sorted(before.keys() | now.keys()) if before else ():
         if before.get(name) != now.get(name):
             yield f"{name} {before.get(name, 'missing')} -> {now.get(name, 'missing')}"
@@ -107,7 +107,7 @@ def _installed(package: str) -> str | None:
 
 
 def _of_file(module: str) -> str:
-    """What a module says of its version, and a hash of its file."""
+    """Return what a module says of its version, and a hash of its file."""
     loaded = sys.modules.get(module)
     version, file = getattr(loaded, "__version__", None), getattr(loaded, "__file__", None)
     parts = [str(version)] if version is not None else []

@@ -165,7 +165,7 @@ class Policy(nn.Module, ABC):
         return {}
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
-        """How far the policy is from doing what was demonstrated; a scalar to descend, a mean over samples.
+        """Return how far the policy is from doing what was demonstrated; a scalar to descend, a mean over samples.
 
         Args:
             inputs: what was seen, from `preprocess`.
@@ -175,7 +175,7 @@ class Policy(nn.Module, ABC):
         raise PolicyError(f"model {self.name!r} cannot learn from demonstrations: it has no sft_loss")
 
     def parallel_plan(self) -> ParallelPlan:
-        """How the engine may shard, recompute and adapt the policy. The default: as one, and with no adapter."""
+        """Return how the engine may shard, recompute and adapt the policy. The default: as one, and with no adapter."""
         return ParallelPlan()
 
     def parts_beside(self, *parts: str) -> tuple[str, ...]:
@@ -194,8 +194,8 @@ class Policy(nn.Module, ABC):
         )
 
     def head_tensors(self) -> dict[str, Tensor]:
-        """What learns in full beside adapters (the heads of `parallel_plan`), and the buffers there, by name; they
-        share memory with the policy."""
+        """Return what learns in full beside adapters (the heads of `parallel_plan`), and the buffers there, by name;
+        they share memory with the policy."""
         return {
             f"{head}.{name}": tensor.detach()
             for head in self.parallel_plan().heads

@@ -87,7 +87,7 @@ def open_shard(path: Path, framework: str) -> safe_open:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether a file looks like what `torch.save` or pickle writes."""
+    """Return whether a file looks like what `torch.save` or pickle writes."""
     try:
         with path.open("rb") as file:
             start = file.read(2)
@@ -164,7 +164,7 @@ def _options(description: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def stands_alone(folder: Path) -> bool:
-    """Whether a saved policy needs no weights but its own."""
+    """Return whether a saved policy needs no weights but its own."""
     return not (folder / ADAPTER_FOLDER).is_dir()
 
 

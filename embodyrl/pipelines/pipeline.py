@@ -187,7 +187,7 @@ class Pipeline:
 
 
 def _notes(stage: Stage) -> list[str]:
-    """What is said below a stage's name: its function, and the resources it uses."""
+    """Return what is said below a stage's name: its function, and the resources it uses."""
     changes = [name for name in RESOURCES if name in plain(stage.changes)]
     reads = [name for name in RESOURCES if name in plain(stage.reads) and name not in changes]
     notes = [stage.function if isinstance(stage.function, str) else stage.function.__name__]
@@ -343,7 +343,7 @@ def _declared(stage: Stage) -> Stage:
 
 
 def _settings(name: str, config: Config) -> Iterator[str]:
-    """What may have to be changed for a stage: what brought it in, the section, the algorithm."""
+    """Yield what may have to be changed for a stage: what brought it in, the section, the algorithm."""
     changes = config.pipeline
     yield from (f"pipeline.insert.{number}" for number, each in enumerate(changes.insert) if each.name == name)
     if name in changes.replace:

@@ -53,7 +53,7 @@ def _check_filter(config: Config, functions: list[object]) -> Iterator[ConfigIss
 
 
 def _check_critic(config: Config, collecting: list[Stage]) -> Iterator[ConfigIssue]:
-    """Where stages of the user's own collect, they declare the critic's columns if there is a critic."""
+    """Yield where stages of the user's own collect, they declare the critic's columns if there is a critic."""
     advantage = config.algorithm.advantage.name
     critic = fact(ADVANTAGES, advantage, "critic")
     for stage in collecting if critic is not None else []:

@@ -39,7 +39,7 @@ def collect(iteration: Iteration) -> None:
 
 
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """What an iteration's rollouts came to."""
+    """Return what an iteration's rollouts came to."""
     env_steps = sum(rollout.env_steps for rollout in rollouts)
     rewards = sum(float(rollout.batch["rewards"].sum()) for rollout in rollouts)
     finished = [episode for rollout in rollouts for episode in rollout.finished]
@@ -193,8 +193,8 @@ def update(iteration: Iteration) -> None:
 
 
 def teaches(batch: TrajectoryBatch, config: Config) -> bool:
-    """Whether a batch has a gradient: not if a filter left nothing of it, nor if every advantage is 0, because all
-    episodes of each group ended alike, and no other term of the loss is in use."""
+    """Return whether a batch has a gradient: not if a filter left nothing of it, nor if every advantage is 0, because
+    all episodes of each group ended alike, and no other term of the loss is in use."""
     settings = config.algorithm
     other_terms = "values" in batch or settings.kl_coef > 0 or settings.entropy_coef > 0
     return bool(batch["valid"].any()) and (other_terms or bool(batch["advantages"].any()))
@@ -219,7 +219,7 @@ def _batch(iteration: Iteration) -> TrajectoryBatch:
 
 
 def executed_in(batch: TrajectoryBatch) -> Tensor:
-    """Which actions were executed, bool `[K, B, C]`."""
+    """Return which actions were executed, bool `[K, B, C]`."""
     return executed_actions(batch["steps"], batch["valid"], batch["rewards"].shape[2])
 
 

@@ -60,7 +60,7 @@ class RenderingCheck:
 
 
 def read_graphics(root: Path, environment: Mapping[str, str]) -> Graphics:
-    """What this machine can draw with.
+    """Return what this machine can draw with.
 
     Args:
         root: the root folder.
@@ -106,7 +106,7 @@ def _opengl(graphics: Graphics, gpus: Sequence[Gpu], rank: int) -> dict[str, str
 
 
 def _vulkan(graphics: Graphics, gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Where nothing but the CPU draws, drivers of graphics cards are not even tried."""
+    """Return where nothing but the CPU draws, drivers of graphics cards are not even tried."""
     if gpus or graphics.has_device or graphics.software_vulkan is None or "VK_DRIVER_FILES" in graphics.preset:
         return {}
     return {"VK_ICD_FILENAMES": graphics.software_vulkan}

@@ -73,7 +73,7 @@ class WorkerSpec:
 
 
 def inventory(root: Path = ROOT, cpus: Sequence[int] | None = None) -> Inventory:
-    """What this machine lets the program use: the CPUs this process is allowed, not those that exist.
+    """Return what this machine lets the program use: the CPUs this process is allowed, not those that exist.
 
     Args:
         root: the root folder, or one with a copy of another machine's sys/ and proc/.
@@ -136,13 +136,13 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
 
 
 def _own_gpu(gpus: Sequence[Gpu], rank: int) -> dict[str, str]:
-    """What shows a process one GPU of several."""
+    """Return what shows a process one GPU of several."""
     gpu = gpus[rank % len(gpus)] if len(gpus) > 1 else None
     return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu.uuid or str(gpu.index)}
 
 
 def _count_workers(num_envs: int, workers: int | str, capacity: int) -> int:
-    """How many processes; `auto`: as many as possible up to `capacity`."""
+    """Return how many processes; `auto`: as many as possible up to `capacity`."""
     if num_envs < 1:
         raise UserError(f"num_envs must be at least 1, got {num_envs}")
     count = largest_divisor(num_envs, max(capacity, 1)) if workers == "auto" else workers
@@ -153,7 +153,7 @@ def _count_workers(num_envs: int, workers: int | str, capacity: int) -> int:
 
 
 def binds(numa: Numa, machine: Inventory) -> bool:
-    """Whether workers are bound to NUMA nodes: with one node there is nothing to choose."""
+    """Return whether workers are bound to NUMA nodes: with one node there is nothing to choose."""
     return numa is Numa.auto and len(machine.nodes) > 1 and bool(machine.usable_nodes)
 
 

@@ -42,7 +42,7 @@ class Process:
         self._is_reaped = False
 
     def has_exited(self, timeout: float) -> bool:
-        """Whether the process has ended, waiting up to `timeout` [s]. It is not reaped."""
+        """Return whether the process has ended, waiting up to `timeout` [s]. It is not reaped."""
         if self._is_reaped:
             return True
         deadline = time.monotonic() + timeout
@@ -66,11 +66,11 @@ class Process:
             os.close(self.exit_fd)
 
     def how_it_ended(self) -> str:
-        """What became of it, in words; after `kill`."""
+        """Return what became of it, in words; after `kill`."""
         return describe_exit(self.status)
 
     def _is_zombie(self) -> bool:
-        """Whether it has ended and waits to be reaped."""
+        """Return whether it has ended and waits to be reaped."""
         raise NotImplementedError
 
     def _reap(self) -> int | None:
@@ -270,7 +270,7 @@ class Zygote:
         return status
 
     def how_it_ended(self) -> str | None:
-        """What became of the zygote, in words; None while it lives."""
+        """Return what became of the zygote, in words; None while it lives."""
         if not self._process.has_exited(0.0):
             return None
         self._process.kill()
@@ -330,7 +330,7 @@ class ForkedProcess(Process):
         self._zygote = zygote
 
     def how_it_ended(self) -> str:
-        """What became of it, in words; after `kill`."""
+        """Return what became of it, in words; after `kill`."""
         fate = self._zygote.how_it_ended()
         if self.status is not None or fate is None:
             return describe_exit(self.status)

@@ -70,12 +70,12 @@ SINGLE_RANK = RankInfo()
 
 
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return all(name in environ for name in _LAUNCHED)
 
 
 def is_follower(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun started this process, and not as the first."""
+    """Return whether torchrun started this process, and not as the first."""
     return is_launched(environ) and environ["RANK"] != "0"
 
 

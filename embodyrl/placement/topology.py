@@ -128,13 +128,14 @@ def _visible(gpus: list[Gpu], chosen: str) -> list[Gpu]:
 
 
 def _information(folder: Path) -> dict[str, str]:
-    """What the driver says about a GPU: `GPU UUID`, `Device Minor`, ..."""
+    """Return what the driver says about a GPU: `GPU UUID`, `Device Minor`, ..."""
     rows = (line.partition(":") for line in _read(folder / "information").splitlines())
     return {name.strip(): value.strip() for name, _, value in rows}
 
 
 def _is_open_to_us(root: Path, information: Mapping[str, str]) -> bool:
-    """Whether a GPU's device file is there: a container may show the driver's whole list and few of the devices."""
+    """Return whether a GPU's device file is there: a container may show the driver's whole list and few of the
+    devices."""
     minor = information.get("Device Minor")
     return minor is None or (root / f"dev/nvidia{minor}").exists()
 
@@ -149,7 +150,7 @@ def _pci_node(root: Path, address: str) -> int | None:
 
 
 def _has_memory(meminfo: Path) -> bool:
-    """Whether a line `Node 0 MemTotal: 1024 kB` says more than nothing."""
+    """Return whether a line `Node 0 MemTotal: 1024 kB` says more than nothing."""
     for line in _read(meminfo).splitlines():
         words = line.split()
         if "MemTotal:" in words:

@@ -150,11 +150,11 @@ class LocalWorker:
         return request
 
     def has_reply(self, number: int) -> bool:
-        """Whether the reply to this request has arrived."""
+        """Return whether the reply to this request has arrived."""
         return number in self._replies
 
     def has_failed(self, number: int) -> bool:
-        """Whether the reply to this request has arrived and says that the method raised."""
+        """Return whether the reply to this request has arrived and says that the method raised."""
         return isinstance(self._replies.get(number), Failure)
 
     def take_reply(self, request: Request) -> Any:

@@ -65,7 +65,7 @@ class Adviser:
         return settings
 
     def _changes(self, config: Config, setting: str) -> bool:
-        """Whether the config has such a setting, and it is another one."""
+        """Return whether the config has such a setting, and it is another one."""
         try:
             return self._load([setting]) != config
         except ConfigError:

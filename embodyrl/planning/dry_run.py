@@ -127,7 +127,7 @@ def trace(
 
 
 def _precision(config: EngineConfig, policy: Policy, cuda: bool) -> torch.dtype:
-    """What `choose_precision` says where there is such a device."""
+    """Return what `choose_precision` says where there is such a device."""
     if config.precision is Precision.auto and cuda and policy.parallel_plan().blocks:
         return torch.bfloat16
     return choose_precision(config.precision, policy, CPU)
@@ -154,7 +154,7 @@ def weights_of(policy: Policy) -> Weights:
 
 
 def _parameters_by_unit(policy: Policy) -> list[list[Tensor]]:
-    """What is gathered together where ranks share weights; last what is in no block."""
+    """Return what is gathered together where ranks share weights; last what is in no block."""
     found: list[list[Tensor]] = []
     known: set[Tensor] = set()
     for unit in units(policy):  # inner ones come first

@@ -90,7 +90,7 @@ class Learning:
     """Each of several ranks holds its share of weights, gradients and optimiser state."""
 
     def share(self, size: float) -> int:
-        """What one rank holds of something that is spread over all."""
+        """Return what one rank holds of something that is spread over all."""
         return math.ceil(size / self.ranks) if self.sharded else math.ceil(size)
 
 
@@ -107,8 +107,8 @@ class Need:
 
 
 def optimizer_bytes(weights: Weights, settings: Learning) -> int:
-    """What AdamW keeps: two numbers for each weight that learns, of the type that is stepped, and float32 copies; this
-    rank's share of it."""
+    """Return what AdamW keeps: two numbers for each weight that learns, of the type that is stepped, and float32
+    copies; this rank's share of it."""
     half, full = weights.half_trainable, weights.trainable - weights.half_trainable
     copies = FLOAT32 * half if settings.master_weights else 0
     of_half = settings.moment_bytes if settings.master_weights else min(2.0, settings.moment_bytes)
@@ -116,7 +116,7 @@ def optimizer_bytes(weights: Weights, settings: Learning) -> int:
 
 
 def kept_away(weights: Weights, settings: Learning) -> int:
-    """What is in main memory while it is not needed on the GPU."""
+    """Return what is in main memory while it is not needed on the GPU."""
     optimizer = optimizer_bytes(weights, settings) if settings.offload_optimizer else 0
     reference = weights.weight_bytes if settings.reference and settings.offload_reference else 0
     return optimizer + settings.share(reference)
@@ -187,5 +187,5 @@ def _reference(weights: Weights, settings: Learning, away: bool) -> int:
 
 
 def _gathered(weights: Weights, settings: Learning, used: int) -> int:
-    """What is gathered of weights that are spread: those that are used, and a block that is on its way."""
+    """Return what is gathered of weights that are spread: those that are used, and a block that is on its way."""
     return used + weights.largest_block if settings.sharded else 0

@@ -68,12 +68,12 @@ class Batches:
 
 
 def supervised(config: Config) -> bool:
-    """Whether the run learns from demonstrations."""
+    """Return whether the run learns from demonstrations."""
     return ALGORITHMS.entry(config.algorithm.name).demonstrations
 
 
 def batches_of(config: Config) -> Batches:
-    """What follows from the settings."""
+    """Return what follows from the settings."""
     rollout, algorithm, slots, ranks = config.rollout, config.algorithm, config.env.num_envs, ranks_of(config)
     deciding = math.ceil(slots / 2) if rollout.schedule is Schedule.pipeline else slots
     if ADVANTAGES.entry(algorithm.advantage.name).critic:
@@ -95,7 +95,7 @@ def batches_of(config: Config) -> Batches:
 
 
 def ranks_of(config: Config) -> int:
-    """How many ranks the run starts; what torchrun would start, only torchrun knows."""
+    """Return how many ranks the run starts; what torchrun would start, only torchrun knows."""
     ranks = config.engine.parallel.world_size
     return ranks if isinstance(ranks, int) else 1
 
@@ -153,7 +153,7 @@ class Planner:
         }
 
     def needs(self, config: Config) -> dict[str, dict[str, Need]]:
-        """What each place (gpu, host) must hold in each phase."""
+        """Return what each place (gpu, host) must hold in each phase."""
         look, settings = self._look(config), learning_of(config)
         weights, lines = look.traced.weights, look.traced.lines
         buffer = self._buffer(config, look.traced)
@@ -178,7 +178,7 @@ class Planner:
         return {"gpu": gpu, "host": {"both": on_host(host | {"offloaded": kept_away(weights, settings)})}}
 
     def excesses(self, config: Config) -> dict[str, tuple[int, float]]:
-        """Where a config does not fit: what is needed, and what is there [bytes]."""
+        """Return where a config does not fit: what is needed, and what is there [bytes]."""
         worst = {place: max(need.total for need in at.values()) for place, at in self.needs(config).items()}
         limits = {place: limit for place, limit in self.limits.items() if limit is not None}
         return {place: (need, limits[place]) for place, need in worst.items() if need > limits.get(place, math.inf)}
@@ -236,7 +236,7 @@ class Planner:
 
 
 def assumption(config: Config) -> str:
-    """What `assumed_spec` makes up, in words."""
+    """Return what `assumed_spec` makes up, in words."""
     guessed = [
         f"{what} of {size} numbers"
         for what, size, told in (
@@ -251,7 +251,7 @@ def assumption(config: Config) -> str:
 
 
 def assumed_spec(config: Config) -> SimulatorSpec:
-    """What stands for a simulator's spec until one was started; cameras and times are the config's."""
+    """Return what stands for a simulator's spec until one was started; cameras and times are the config's."""
     env, size = config.env, action_dim(config) or ACTION_DIM
     entries = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * size, high=(1.0,) * size)
     return SimulatorSpec(

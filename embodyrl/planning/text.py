@@ -113,7 +113,7 @@ def memory_table(needs: dict[str, dict[str, dict[str, float]]]) -> Table:
 
 
 def verdict(plan: dict[str, Any]) -> Iterator[str]:
-    """Whether it fits, and what would."""
+    """Yield whether it fits, and what would."""
     several = plan["learning"]["ranks"] > 1
     for place, phases in plan["needs"].items():
         limit = plan["limits"][place]

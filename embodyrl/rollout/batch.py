@@ -44,11 +44,11 @@ class Column:
         return f"{type_name(self.dtype)} [{', '.join(letters)}]" + (f" with {known}" if known else "")
 
     def sizes(self, column: Tensor) -> dict[str, int]:
-        """What each letter stands for in a tensor with this many dimensions."""
+        """Return what each letter stands for in a tensor with this many dimensions."""
         return dict(zip(self.shape.split(), column.shape, strict=True))
 
     def accepts(self, column: Tensor, sizes: Mapping[str, int]) -> bool:
-        """Whether a tensor has the right type and shape, given the sizes that are known."""
+        """Return whether a tensor has the right type and shape, given the sizes that are known."""
         letters = self.shape.split()
         if column.dtype != self.dtype or column.dim() != len(letters):
             return False
@@ -147,7 +147,7 @@ class TrajectoryBatch:
         self.data[name] = column
 
     def _sizes(self, but: str) -> dict[str, int]:
-        """What the shape letters stand for in the columns that are there, except `but`."""
+        """Return what the shape letters stand for in the columns that are there, except `but`."""
         sizes = {"K": self.size[0], "B": self.size[1]}
         for name in self.columns():
             if name != but and name in COLUMNS:
@@ -236,7 +236,7 @@ class TrajectoryBatch:
         return self._of(self.data.to(device), self.task_descriptions)
 
     def equals(self, other: TrajectoryBatch) -> bool:
-        """Whether task descriptions, columns, types and every number are the same."""
+        """Return whether task descriptions, columns, types and every number are the same."""
         return (
             self.task_descriptions == other.task_descriptions
             and self.size == other.size

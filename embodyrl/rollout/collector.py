@@ -170,7 +170,7 @@ class Collector:
             return self.manager.offload()
 
     def _begin(self) -> Observation:
-        """What all slots show: the start of new episodes, or those in progress."""
+        """Return what all slots show: the start of new episodes, or those in progress."""
         if self._held:
             order = np.argsort(np.concatenate([slots for slots, _ in self._held]))
             observation = Observation.concat([observation for _, observation in self._held]).take(order)
@@ -195,11 +195,11 @@ class Collector:
         collected.decided[columns] += 1
 
     def _has_more(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each slot plays another episode in this rollout when its present one is over."""
+        """Return whether each slot plays another episode in this rollout when its present one is over."""
         return np.full(len(slots), not self._whole) | (self._column[slots] + len(self._all) < self._columns)
 
     def _following(self, slots: NDArray[np.int64]) -> list[EpisodeSpec | None]:
-        """What each slot plays next if its episode ends."""
+        """Return what each slot plays next if its episode ends."""
         numbers = (self._numbers[slots] + 1).tolist()
         more = self._has_more(slots).tolist()
         return [
@@ -242,7 +242,7 @@ class Collector:
     def _decided(
         self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput
     ) -> dict[str, NDArray[Any]]:
-        """What is known when a decision is taken, as columns `[len(slots), ...]`."""
+        """Return what is known when a decision is taken, as columns `[len(slots), ...]`."""
         numbers = self._numbers[slots]
         episodes = [
             self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers.tolist(), strict=True)
@@ -269,7 +269,7 @@ class Collector:
         return columns | {f"trace/{name}": value.cpu().numpy() for name, value in decision.trace.items()}
 
     def _columns_of_the_run(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which column of the batch of all ranks each slot is filling."""
+        """Return which column of the batch of all ranks each slot is filling."""
         count = len(self._all)
         round_, slot = np.divmod(self._column[slots], count)
         return (round_ * self.ranks.size + self.ranks.rank) * count + slot
@@ -321,7 +321,7 @@ class Collector:
 
 
 def _outcome(result: StepResult) -> dict[str, NDArray[Any]]:
-    """What became of decisions, as columns `[len(slots), ...]`."""
+    """Return what became of decisions, as columns `[len(slots), ...]`."""
     columns = {
         "rewards": result.rewards,
         "success": result.success,

@@ -144,7 +144,7 @@ class Rollout:
 
 
 def gather_rollouts(own: Rollout, ranks: Ranks, episodes_per_slot: int) -> Rollout:
-    """What one rank would have collected in the slots of all of them.
+    """Return what one rank would have collected in the slots of all of them.
 
     Args:
         own: what this rank collected.

@@ -163,7 +163,7 @@ def settings_of_torch_kept() -> Iterator[None]:
 
 
 def worker_logs(run_dir: Path, place: RankInfo) -> Path:
-    """Where the simulator processes of a rank write."""
+    """Return where the simulator processes of a rank write."""
     folder = run_dir / WORKER_LOGS
     return folder if place.is_first else folder / f"rank-{place.rank}"
 

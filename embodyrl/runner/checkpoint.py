@@ -132,7 +132,7 @@ def find(path: Path) -> Found:
 
 
 def _of_newest_run(path: Path) -> Path:
-    """Where `<run directory>/last`, or `<folder of run directories>/last`, leads; the path itself if nowhere."""
+    """Return where `<run directory>/last`, or `<folder of run directories>/last`, leads; the path itself if nowhere."""
     name = path.name
     links = [run_dir / CHECKPOINTS / name for run_dir in (path.parent, *path.parent.glob("*/"))]
     links = [link for link in links if (link / MANIFEST).is_file()]
@@ -206,7 +206,7 @@ def verify(place: Path) -> Manifest:
 
 
 def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
-    """What is wrong with a file, if anything."""
+    """Return what is wrong with a file, if anything."""
     size, expected = path.stat().st_size, facts.get("size")
     if size != expected:
         return f"has {size} bytes instead of {expected}"
@@ -225,7 +225,7 @@ def entries_in(folder: Path) -> list[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a regular file and no link."""
+    """Return whether a path is a regular file and no link."""
     return stat.S_ISREG(path.lstat().st_mode)
 
 
@@ -236,7 +236,7 @@ def _kind(path: Path) -> str:
 
 
 def _is_below(name: str) -> bool:
-    """Whether a name in a manifest can be that of a file in its folder."""
+    """Return whether a name in a manifest can be that of a file in its folder."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and str(path) == name
 
@@ -302,7 +302,8 @@ def writing(
 
 
 def _free_place(parent: Path, iteration: int) -> Path:
-    """Where the checkpoint goes: beside the one of the same iteration, if there is one, which is removed afterwards."""
+    """Return where the checkpoint goes: beside the one of the same iteration, if there is one, which is removed
+    afterwards."""
     names = itertools.chain([f"{iteration:06d}"], (f"{iteration:06d}-{count}" for count in itertools.count(2)))
     return next(place for name in names if not (place := parent / name).exists())
 
@@ -326,7 +327,8 @@ def _point(name: str, place: Path) -> None:
 
 
 def _is_best(place: Path, metric: str | None) -> bool:
-    """Whether a new checkpoint is better than the best one so far; on a tie, only if it is of the same iteration."""
+    """Return whether a new checkpoint is better than the best one so far; on a tie, only if it is of the same
+    iteration."""
     new = Manifest.read(place)
     if metric is None or metric not in new.metrics:
         return False

@@ -205,7 +205,7 @@ def share_of_episodes(count: int, recorded: int, ranks: Ranks) -> list[int]:
 
 
 def gather_episodes(finished: list[FinishedEpisode], ranks: Ranks) -> list[FinishedEpisode]:
-    """What all ranks played."""
+    """Return what all ranks played."""
     ranks.barrier()
     every = ranks.gather_values([dataclasses.asdict(episode) for episode in finished])
     return [FinishedEpisode(**episode) for each in every for episode in each] if ranks.size > 1 else finished

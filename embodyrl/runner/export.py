@@ -105,7 +105,7 @@ def export(checkpoint: Path, loaded: LoadedConfig, out: Path, *, adapter: bool =
 
 
 def _why(error: Exception) -> str:
-    """What went wrong with a file; the first one, if several did."""
+    """Return what went wrong with a file; the first one, if several did."""
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
         source, _, reason = error.args[0][0]
         return f"{source}: {reason}"
@@ -217,7 +217,7 @@ def model_card(config: Config, manifest: Manifest, *, adapter: bool = False) -> 
 
 
 def _header(config: Config) -> dict[str, Any]:
-    """What model hubs read."""
+    """Return what model hubs read."""
     return {
         "library_name": "embodyrl",
         "pipeline_tag": "robotics",
@@ -248,7 +248,7 @@ def _merged_use(config: Config) -> str:
 
 
 def _python(config: Config) -> str:
-    """How to load it in Python, where that takes no simulator."""
+    """Return how to load it in Python, where that takes no simulator."""
     if not SupportedModel.entry(config.model.name).standalone:
         return "In Python it is built together with its simulator (`embodyrl.models.build_policy`)."
     return f"In Python: `embodyrl.models.load_policy({config.model.name!r}, checkpoint='.')`."

@@ -56,7 +56,7 @@ def _rescue(runner: Runner) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out. Torch has a class for it on GPUs alone."""
+    """Return whether an error means that memory ran out. Torch has a class for it on GPUs alone."""
     on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
 

@@ -172,7 +172,7 @@ def mend(run_dir: Path, checkpoint: Path) -> str | None:
 
 
 def _is_origin(folder: Path) -> bool:
-    """Whether a folder's origin.json is what `write_config` writes."""
+    """Return whether a folder's origin.json is what `write_config` writes."""
     try:
         found = json.loads((folder / ORIGIN_FILE).read_text())
         return all(isinstance(found[name], str) for name in ("source", "plugin_dir"))

@@ -192,12 +192,13 @@ class Runner:
         )
 
     def _goes_on(self) -> bool:
-        """Whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
+        """Return whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
         unfinished = self.progress.iteration < self.config.run.iterations
         return not self.stopper.agree() and unfinished and not self._is_good_enough()
 
     def _owes_evaluation(self) -> bool:
-        """Whether an evaluation is due before anything else: the one before training, or one that a signal left out."""
+        """Return whether an evaluation is due before anything else: the one before training, or one that a signal left
+        out."""
         iteration, config = self.progress.iteration, self.config.run
         if self.progress.latest:
             return False
@@ -221,7 +222,7 @@ class Runner:
             write_report(self.run_dir)
 
     def _is_evaluation_due(self) -> bool:
-        """Whether an evaluation follows the last iteration: as often as the config says, and at the end."""
+        """Return whether an evaluation follows the last iteration: as often as the config says, and at the end."""
         last = self.progress.iteration == self.config.run.iterations
         return not self.stopper.agree() and (last or is_due(self.progress.iteration, self.config.run.eval_every))
 
@@ -257,7 +258,7 @@ class Runner:
         return self._saved_at >= self.progress.iteration
 
     def _snapshot(self) -> Snapshot | None:
-        """What all ranks hold, on the first one, which saves it."""
+        """Return what all ranks hold, on the first one, which saves it."""
         self.progress.wall_s = self.wall_s
         policy, state = self.engine.full_policy(), self._whole_state()
         if policy is None:
@@ -322,7 +323,7 @@ class Runner:
         return self._earlier_s + time.monotonic() - self._started
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds."""
+        """Return what `summary.json` holds."""
         evaluations = self.progress.evaluations
         final = evaluations[max(evaluations, key=int)] if evaluations else {}
         return {
@@ -360,5 +361,5 @@ class Runner:
 
 
 def is_due(iteration: int, every: int) -> bool:
-    """Whether something that happens every `every` iterations (0: never) happens after `iteration`."""
+    """Return whether something that happens every `every` iterations (0: never) happens after `iteration`."""
     return every > 0 and iteration % every == 0

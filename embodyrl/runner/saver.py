@@ -118,7 +118,7 @@ class Saver:
         return self._write(snapshot, time.perf_counter(), waited_s=None)
 
     def poll(self) -> list[Saved]:
-        """What was published in the background since the last call; does not wait.
+        """Return what was published in the background since the last call; does not wait.
 
         Raises:
             SaveError: it could not be written.

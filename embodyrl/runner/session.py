@@ -135,7 +135,7 @@ def show(directory: RunDir, text: str, host: Host) -> None:
 
 
 def _has_summary(run_dir: Path) -> bool:
-    """Whether the run has left its summary, undamaged."""
+    """Return whether the run has left its summary, undamaged."""
     try:
         read_summary(run_dir)
     except SummaryError:
@@ -144,7 +144,7 @@ def _has_summary(run_dir: Path) -> bool:
 
 
 def is_over(manifest: Manifest, config: Config) -> bool:
-    """Whether a run has nothing left to do: it has come to its end, and what that is worth is known."""
+    """Return whether a run has nothing left to do: it has come to its end, and what that is worth is known."""
     success, target = manifest.metrics.get("eval/success_once"), config.run.stop_at_success
     enough = manifest.iteration >= config.run.iterations or (target is not None and (success or 0.0) >= target)
     return success is not None and enough
@@ -223,7 +223,7 @@ def machine(config: Config) -> str:
 
 
 def computes_in(config: Config, *, on_gpu: bool) -> str:
-    """What forward passes compute in; as `engine.precision.choose_precision`, which has looked at the policy."""
+    """Return what forward passes compute in; as `engine.precision.choose_precision`, which has looked at the policy."""
     wanted = config.engine.precision
     if wanted is not Precision.auto:
         return wanted.value
@@ -237,7 +237,7 @@ def _held_in(options: ModelConfig) -> str | None:
 
 
 def placement(config: Config) -> str:
-    """How many ranks and simulator processes there will be, and what becomes of NUMA."""
+    """Return how many ranks and simulator processes there will be, and what becomes of NUMA."""
     here, place = inventory(), rank_info_here(config)
     near = policy_gpu(config.engine.device, here)
     workers = plan_env_workers(own_share(config.env, place, here), here, near)
@@ -247,7 +247,7 @@ def placement(config: Config) -> str:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether the NVIDIA driver shows a GPU (torch is not asked: importing it takes seconds)."""
+    """Return whether the NVIDIA driver shows a GPU (torch is not asked: importing it takes seconds)."""
     gpus = Path("/proc/driver/nvidia/gpus")
     return gpus.is_dir() and any(gpus.iterdir())
 
@@ -271,7 +271,7 @@ def simulator(config: Config) -> str:
 
 
 def algorithm(config: Config) -> str:
-    """What an iteration consists of."""
+    """Return what an iteration consists of."""
     settings, rollout = config.algorithm, config.rollout
     if config.data.path is not None:
         data = config.data

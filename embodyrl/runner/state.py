@@ -70,7 +70,7 @@ class Progress:
         return self.evaluations.get(str(self.iteration), {})
 
     def is_best_yet(self, metric: str) -> bool:
-        """Whether this iteration's evaluation beats those after all earlier ones."""
+        """Return whether this iteration's evaluation beats those after all earlier ones."""
         earlier = [found[metric] for key, found in self.evaluations.items() if 0 < int(key) < self.iteration]
         return metric in self.latest and all(self.latest[metric] > value for value in earlier)
 
@@ -161,7 +161,7 @@ def _differences(found: Any, expected: Any, name: str) -> Iterator[str]:
 
 
 def join_slots(states: Sequence[Any]) -> Any:
-    """What ranks say about their slots as what one would say about all: lists have an entry per slot."""
+    """Return what ranks say about their slots as what one would say about all: lists have an entry per slot."""
     first = states[0]
     if isinstance(first, list):
         return [entry for state in states for entry in state]
@@ -171,7 +171,7 @@ def join_slots(states: Sequence[Any]) -> Any:
 
 
 def own_slots(state: Any, slots: range) -> Any:
-    """What a state says about some of the slots; the inverse of `join_slots`."""
+    """Return what a state says about some of the slots; the inverse of `join_slots`."""
     if isinstance(state, list):
         return state[slots.start : slots.stop]
     if isinstance(state, dict):

@@ -92,7 +92,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _is_handled(wanted: BaseException) -> bool:
-    """Whether an `except` or a `finally` of this thread is at work because of an exception, also in the midst of
+    """Return whether an `except` or a `finally` of this thread is at work because of an exception, also in the midst of
     another one."""
     error = sys.exc_info()[1]
     while error is not None and error is not wanted:

@@ -86,7 +86,7 @@ class SummaryError(UserError):
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """What a run's summary.json holds.
+    """Return what a run's summary.json holds.
 
     Raises:
         SummaryError: it is missing or damaged.

@@ -75,7 +75,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """What a line says, if it is what `JsonlSink` writes; metrics by the names that they have now."""
+    """Return what a line says, if it is what `JsonlSink` writes; metrics by the names that they have now."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

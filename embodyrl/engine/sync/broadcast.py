@@ -79,7 +79,7 @@ class _Group:
         return [int(each) for each in tensor.tolist()]
 
     def everyones(self, text: bytes, what: str) -> list[bytes]:
-        """What each rank says, in their order."""
+        """Return what each rank says, in their order."""
         lengths = self.total([len(text) if rank == self.rank else 0 for rank in range(self.size)], what)
         own = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -344,7 +344,7 @@ class BroadcastReceiver(_Side):
         self.version = version
 
     def _version_faults(self, version: int, came: int, follows: int | None) -> list[SyncError]:
-        """What is wrong with a transfer's version."""
+        """Return what is wrong with a transfer's version."""
         if came != version:
             return [VersionError(f"version {version} was expected and version {came} came")]
         if self.version is not None and version <= self.version:
@@ -382,7 +382,7 @@ class BroadcastReceiver(_Side):
         return checksum(data)
 
     def _waiting_room(self, bucket: Sequence[Entry]) -> Tensor:
-        """Where a bucket waits until all of them are here; the same from version to version."""
+        """Return where a bucket waits until all of them are here; the same from version to version."""
         room = self._arrived.get(bucket[0].name)
         if room is None:
             room = self._arrived[bucket[0].name] = self._room(plan.total_bytes(bucket))

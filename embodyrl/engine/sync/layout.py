@@ -52,7 +52,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def held_by(module: nn.Module) -> list[Entry]:
-    """What a module holds. A parameter changes if it requires a gradient; a buffer may always."""
+    """Return what a module holds. A parameter changes if it requires a gradient; a buffer may always."""
     return [
         Entry(
             name=name,
@@ -65,7 +65,7 @@ def held_by(module: nn.Module) -> list[Entry]:
 
 
 def travelling(sender: Sequence[Entry], receiver: Sequence[Entry]) -> list[Entry]:
-    """What travels: the sender's tensors in the receiver's types, those that never change in front.
+    """Return what travels: the sender's tensors in the receiver's types, those that never change in front.
 
     Raises:
         LayoutError: a tensor is missing or unexpected, or has another shape or a type that cannot be converted without

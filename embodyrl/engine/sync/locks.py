@@ -41,7 +41,7 @@ class ByteLock:
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, self._flock(fcntl.F_UNLCK))
 
     def held_elsewhere(self) -> bool:
-        """Whether another open file holds it."""
+        """Return whether another open file holds it."""
         answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, self._flock(fcntl.F_WRLCK))
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 

@@ -27,7 +27,7 @@ def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def why_unknown(task: str, known: list[str]) -> tuple[str, str]:
-    """What is wrong with an id that is not among the `known` ones, and what to do."""
+    """Return what is wrong with an id that is not among the `known` ones, and what to do."""
     module, colon, bare = task.rpartition(":")
     if colon:
         return (

@@ -110,7 +110,8 @@ def make(task_file: Path, assets: Path) -> Any:
 
 
 def _drawn(seed: int, action: Callable[[], T]) -> T:
-    """What `action` returns, which draws a random layout from numpy's global generator, until one has no collisions."""
+    """Return what `action` returns, which draws a random layout from numpy's global generator, until one has no
+    collisions."""
     failed = importlib.import_module("robosuite.utils.errors").RandomizationError
     before = np.random.get_state()
     np.random.seed(seed)

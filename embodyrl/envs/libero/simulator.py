@@ -153,7 +153,7 @@ class LiberoSlot(Slot):
         self._driver.restore(snapshot)
 
     def render(self) -> NDArray[np.uint8]:
-        """What the policy's first camera sees `[H, W, 3]`, else what LIBERO's camera `agentview` does."""
+        """Return what the policy's first camera sees `[H, W, 3]`, else what LIBERO's camera `agentview` does."""
         return self._paint(self._config.cameras[0] if self._config.cameras else FOR_PEOPLE)
 
     def _proprio(self) -> NDArray[np.float32]:

@@ -100,7 +100,7 @@ def _suite_and_name(task: str) -> tuple[str, str]:
 
 
 def task_description(task: str) -> str:
-    """What a policy is told about `task`: LIBERO's `Task.language`, which public checkpoints were trained with.
+    """Return what a policy is told about `task`: LIBERO's `Task.language`, which public checkpoints were trained with.
 
     It is made from the file's name. The task description inside the file is another one for 29 of the tasks.
     """
@@ -130,7 +130,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     """Reads a pickled numpy array and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What an array consists of, under its present name."""
+        """Return what an array consists of, under its present name."""
         allowed = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
         if name == "_reconstruct" and module.startswith("numpy."):
             return super().find_class("numpy._core.multiarray", name)
@@ -140,7 +140,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def official_state(start_state: int, config: LiberoConfig) -> int:
-    """Which of the 50 official start states an id stands for.
+    """Return which of the 50 official start states an id stands for.
 
     Training draws ids below `env.start_states` and evaluation takes ids from `eval.first_start_state` on, which is not
     below it. Evaluation's ids go round the states that training leaves over, or with `share_start_states` round all of
@@ -174,7 +174,7 @@ def find_assets(config: LiberoConfig) -> Path:
 
 
 def assets_report() -> tuple[str, str]:
-    """Where LIBERO's meshes and textures are, and what to do if they are nowhere."""
+    """Return where LIBERO's meshes and textures are, and what to do if they are nowhere."""
     try:
         return f"in {find_assets(LiberoConfig(name='libero', tasks=[]))}", ""
     except UserError as error:
@@ -183,7 +183,7 @@ def assets_report() -> tuple[str, str]:
 
 
 def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
-    """What this machine lacks for a run on LIBERO: (setting, what, remedy)."""
+    """Yield what this machine lacks for a run on LIBERO: (setting, what, remedy)."""
     env: Any = config.env
     try:
         find_assets(env)
@@ -193,7 +193,8 @@ def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def check(config: Config) -> Iterator[tuple[str, str, str]]:
-    """What is wrong with a run on LIBERO, as far as that can be said without importing it: (setting, what, remedy)."""
+    """Yield what is wrong with a run on LIBERO, as far as that can be said without importing it: (setting, what,
+    remedy)."""
     env: Any = config.env
     if env.driver is Driver.upstream and env.render_quality is RenderQuality.fast:
         yield (

@@ -82,7 +82,7 @@ class UpstreamSlot(Slot):
         raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot go on from it")
 
     def render(self) -> NDArray[np.uint8]:
-        """What the policy's first camera sees, `[H, W, 3]`."""
+        """Return what the policy's first camera sees, `[H, W, 3]`."""
         if not self._config.cameras:
             raise RenderError("LIBERO with env.driver = 'upstream' renders what env.cameras names, and it names none")
         return self._image(self._config.cameras[0])

@@ -12,7 +12,7 @@ from embodyrl.registry import SIMULATORS
 
 
 def with_task_descriptions(spec: SimulatorSpec, descriptions: Mapping[str, str]) -> SimulatorSpec:
-    """What a simulator offers, with other task descriptions for some of its tasks.
+    """Return what a simulator offers, with other task descriptions for some of its tasks.
 
     Raises:
         UserError: there is no such task, or its own task description is also that of another one, so that a simulator's

@@ -146,7 +146,7 @@ class Reader:
         return records
 
     def observation(self, chosen: Selection, records: NDArray[Any]) -> Observation:
-        """What these slots show now."""
+        """Return what these slots show now."""
         return Observation(
             images=self._images(chosen),
             proprio=records["proprio"] if self._has_proprio else None,

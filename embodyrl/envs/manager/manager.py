@@ -393,7 +393,7 @@ class EnvManager:
         self._processes.restarts = restarts
 
     def take_work(self) -> Work:
-        """What the processes did since the last call."""
+        """Return what the processes did since the last call."""
         total = self._arrays["work"][:, :2].sum(0)
         busy, drawing = (total - self._work_taken).tolist()
         self._work_taken = total
@@ -423,7 +423,7 @@ class EnvManager:
         return self._pool
 
     def _call(self, method: str, chosen: Selection, bodies: Sequence[object] | None = None) -> list[Any]:
-        """What every process that serves some of the slots answers; `GONE` where it died and was replaced."""
+        """Return what every process that serves some of the slots answers; `GONE` where it died and was replaced."""
         with self._noting_failure:
             return self._processes.replies(self._processes.ask(method, chosen, bodies))
 
@@ -447,7 +447,7 @@ class EnvManager:
 
     @staticmethod
     def _by_slot(chosen: Selection, replies: Sequence[Sequence[T]]) -> dict[int, T]:
-        """What the processes returned for each of their slots, without those that died."""
+        """Return what the processes returned for each of their slots, without those that died."""
         found: dict[int, T] = {}
         for share, values in zip(chosen.shares, replies, strict=True):
             if values is not GONE:

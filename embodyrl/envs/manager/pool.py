@@ -83,7 +83,7 @@ class WorkerPool:
         self._gather([worker.request("attach", layout, fds=[fd]) for worker in workers])
 
     def call_all(self, method: str) -> list[Any]:
-        """What every process answers to `method()`."""
+        """Return what every process answers to `method()`."""
         return self._gather([worker.request(method) for worker in self.workers])
 
     def ask(self, method: str, chosen: Selection, bodies: Sequence[object] | None = None) -> list[Request | None]:

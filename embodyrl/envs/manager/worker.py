@@ -74,7 +74,7 @@ class EnvWorker:
         self._drawn = rendering_seconds()
 
     def simulator_spec(self) -> SimulatorSpec:
-        """What the simulator offers."""
+        """Return what the simulator offers."""
         return self._simulator.spec
 
     def attach(self, layout: Layout, fd: int) -> None:

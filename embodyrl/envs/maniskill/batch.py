@@ -74,7 +74,7 @@ class Scenes(Protocol):
         ...
 
     def images(self) -> NDArray[np.uint8]:
-        """What the cameras see now, `[N, V, H, W, 3]`."""
+        """Return what the cameras see now, `[N, V, H, W, 3]`."""
         ...
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -86,7 +86,7 @@ class Scenes(Protocol):
         ...
 
     def render(self) -> NDArray[np.uint8] | None:
-        """What the task's camera for people sees, `[N, H, W, 3]`; None if it has none."""
+        """Return what the task's camera for people sees, `[N, H, W, 3]`; None if it has none."""
         ...
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class ManiSkillScenes:
         self._env.close()
 
     def _targets(self) -> dict[str, Any]:
-        """What the controllers keep between steps."""
+        """Return what the controllers keep between steps."""
         state: dict[str, Any] = self._env.agent.get_controller_state()
         return state
 

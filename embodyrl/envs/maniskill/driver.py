@@ -93,13 +93,13 @@ class _Lean:
     """Cameras that the task and its robot have."""
 
     def images(self: Any) -> torch.Tensor:
-        """What the cameras see now: uint8 `[N, V, H, W, 3]`, on the simulation's device."""
+        """Return what the cameras see now: uint8 `[N, V, H, W, 3]`, on the simulation's device."""
         seen = self._get_obs_sensor_data()
         return torch.stack([_resized(seen[name]["rgb"], self.image_size) for name in self.cameras], dim=1)
 
     def robot_state(self: Any) -> torch.Tensor:
-        """What the robot can measure, `[N, S]`: joint positions, joint velocities, targets that its controller keeps,
-        and position and quaternion of the tool centre point where it has one.
+        """Return what the robot can measure, `[N, S]`: joint positions, joint velocities, targets that its controller
+        keeps, and position and quaternion of the tool centre point where it has one.
         """
         joints = common.flatten_state_dict(self._get_obs_agent(), use_torch=True, device=self.device)
         pose = _tool_pose(self.agent)
@@ -129,7 +129,8 @@ class _Lean:
 
 
 def _tool_pose(agent: Any) -> Pose | None:
-    """Where a robot's tool centre point is, or the link that its controller moves; None for robots without either."""
+    """Return where a robot's tool centre point is, or the link that its controller moves; None for robots without
+    either."""
     pose = getattr(agent, "tcp_pose", None)
     if pose is None and hasattr(agent, "tcp"):
         pose = agent.tcp.pose
@@ -140,7 +141,7 @@ def _tool_pose(agent: Any) -> Pose | None:
 
 
 def _drawn(camera: Any, image_size: tuple[int, int]) -> dict[str, Any]:
-    """How a camera draws: at the wanted size, unless its lens is given in pixels of its own size."""
+    """Return how a camera draws: at the wanted size, unless its lens is given in pixels of its own size."""
     if camera.intrinsic is not None:
         return {"shader_pack": "minimal"}
     return {"shader_pack": "minimal", "height": image_size[0], "width": image_size[1]}

@@ -140,7 +140,7 @@ def _in_words(task: str, config: ManiSkillConfig) -> Iterator[None]:
 
 
 def _explained(task: str, error: Exception) -> Exception:
-    """What to raise instead of an error that ManiSkill or SAPIEN raised while building `task`."""
+    """Return what to raise instead of an error that ManiSkill or SAPIEN raised while building `task`."""
     text = " ".join(str(error).split())
     if 'failed to find device "cuda"' in text:
         return UserError(
@@ -154,7 +154,7 @@ def _explained(task: str, error: Exception) -> Exception:
 
 
 def _unlike(key: str, value: str, task: str, known: list[str]) -> str:
-    """What to say about a value that `task` does not have."""
+    """Return what to say about a value that `task` does not have."""
     hint = did_you_mean(value, known, lead=" - ")
     return f"{key} is {value!r}, which {task!r} does not have{hint} (has: {', '.join(known) or 'none'})"
 
@@ -244,7 +244,7 @@ def specification(
     proprio_dim: int,
     control_frequency: float,
 ) -> SimulatorSpec:
-    """What a ManiSkill simulator offers; see `SimulatorSpec` for the arguments."""
+    """Return what a ManiSkill simulator offers; see `SimulatorSpec` for the arguments."""
     return SimulatorSpec(
         tasks=tasks,
         actions=actions,
@@ -257,7 +257,7 @@ def specification(
 
 
 def spoken(env: Any, task: str) -> str:
-    """What a policy is told about `task`: the task's own words, if it has some."""
+    """Return what a policy is told about `task`: the task's own words, if it has some."""
     return (
         str(env.get_language_instruction()[0]) if hasattr(env, "get_language_instruction") else task_description(task)
     )
@@ -339,7 +339,7 @@ def _gripper(field: ActionField, controller: Any) -> ActionField:
 
 
 def _scale(config: Any, low: Any, high: Any) -> float | None:
-    """What an action of 1 is worth in the controller's own unit, or None if that is not one number."""
+    """Return what an action of 1 is worth in the controller's own unit, or None if that is not one number."""
     if not config.normalize_action:
         return 1.0
     limits = np.unique(np.abs(np.hstack([low, high]).astype(np.float64))) if low is not None else np.zeros(0)

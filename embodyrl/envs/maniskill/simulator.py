@@ -105,7 +105,7 @@ class ManiSkillSlot(Slot):
             return images, self._proprio()
 
     def render(self) -> NDArray[np.uint8]:
-        """What the task's camera for people sees, `[H, W, 3]`."""
+        """Return what the task's camera for people sees, `[H, W, 3]`."""
         if loading.rendering_device() is None:
             raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
         with self._torch.inference_mode():

@@ -88,7 +88,7 @@ ROBOT_ASSETS = {"bridge_v2_real2sim": "widowx250s"}
 
 
 def task_description(task: str) -> str:
-    """What a policy is told about `task`: a written task description, or the words of its name."""
+    """Return what a policy is told about `task`: a written task description, or the words of its name."""
     words = re.sub(r"^MS-|-v\d+$", "", task)
     return TASK_DESCRIPTIONS.get(task, re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-_]", " ", words).lower())
 
@@ -112,19 +112,19 @@ def missing_assets(task: str) -> list[str]:
 
 
 def asset_folder() -> Path:
-    """Where ManiSkill keeps downloads."""
+    """Return where ManiSkill keeps downloads."""
     return Path(os.environ.get("MS_ASSET_DIR", str(Path.home() / ".maniskill"))) / "data"
 
 
 def assets_missing(task: str, names: list[str]) -> tuple[str, str]:
-    """What to say about downloads that are missing, and the commands that fetch them."""
+    """Return what to say about downloads that are missing, and the commands that fetch them."""
     commands = [f"python -m mani_skill.utils.download_asset {name}" for name in names or [task]]
     what = f" ({', '.join(names)})" if names else ""
     return f"the assets{what} of the ManiSkill task {task!r} are not on this machine", " && ".join(commands)
 
 
 def assets_report() -> tuple[str, str]:
-    """How many tasks have their files here, and what to do for the others."""
+    """Return how many tasks have their files here, and what to do for the others."""
     lacking = {task: missing_assets(task) for task in known_tasks()}
     names = dict.fromkeys(name for missing in lacking.values() for name in missing)
     able = sum(not missing for missing in lacking.values())
@@ -184,7 +184,7 @@ def _package() -> Path:
 
 
 def check(config: Config) -> Iterator[tuple[str, str, str]]:
-    """What is wrong: (setting, what, remedy)."""
+    """Yield what is wrong: (setting, what, remedy)."""
     env: Any = config.env
     for index, task in enumerate(env.tasks):
         if task in SEVERAL_ROBOTS:
@@ -194,7 +194,7 @@ def check(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
-    """What this machine lacks: (setting, what, remedy)."""
+    """Yield what this machine lacks: (setting, what, remedy)."""
     env: Any = config.env
     for index, task in enumerate(env.tasks):
         if missing := missing_assets(task):
@@ -207,14 +207,14 @@ def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def _may_draw(machine: Inventory) -> bool:
-    """Whether there is a Vulkan driver; only trying tells whether it can draw."""
+    """Return whether there is a Vulkan driver; only trying tells whether it can draw."""
     graphics = machine.graphics
     chosen = any(name in graphics.preset for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"))
     return bool(machine.gpus or graphics.has_device or graphics.software_vulkan or chosen)
 
 
 def fills_gpu(env: Any) -> bool:
-    """Whether each simulator process computes on a GPU of its own."""
+    """Return whether each simulator process computes on a GPU of its own."""
     return env.sim is Sim.gpu
 
 

@@ -149,7 +149,7 @@ def _remembered(env: Any) -> dict[str, NDArray[Any]]:
 
 
 def _is_view(value: object) -> bool:
-    """Whether an array lies in memory that is not numpy's."""
+    """Return whether an array lies in memory that is not numpy's."""
     while isinstance(value, np.ndarray):
         if value.flags.owndata:
             return False
@@ -203,7 +203,7 @@ class _Driver:
         return (right + left) / 2.0
 
     def touching_object(self, object_geom_id: int) -> bool:
-        """Whether both finger pads press on the object."""
+        """Return whether both finger pads press on the object."""
         geoms = self.data.contact.geom  # [contacts, 2]
         held = (geoms == object_geom_id).any(axis=1)
         return all(self._pad_force(geoms, held, pad) > 0 for pad in ("leftpad_geom", "rightpad_geom"))

@@ -150,7 +150,7 @@ class MetaWorldSlot(Slot):
         self._env.np_random = np.random.default_rng(episode.seed)
 
     def render(self) -> NDArray[np.uint8]:
-        """What the policy's first camera sees `[H, W, 3]`, else what MetaWorld's camera `corner2` does."""
+        """Return what the policy's first camera sees `[H, W, 3]`, else what MetaWorld's camera `corner2` does."""
         return self._paint(self._config.cameras[0], self._size) if self._config.cameras else self._paint(*FOR_PEOPLE)
 
     def _paint(self, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:

@@ -88,7 +88,7 @@ def action_dim(env: MetaWorldConfig) -> int:
 
 
 def task_description(task: str) -> str:
-    """What a policy is told about a task."""
+    """Return what a policy is told about a task."""
     return TASKS[task]
 
 

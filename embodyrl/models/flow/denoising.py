@@ -83,7 +83,7 @@ class Transition:
     """`[B, H, A]`"""
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Where standard normal `noise [B, H, A]` leads."""
+        """Return where standard normal `noise [B, H, A]` leads."""
         return self.mean + self.std * noise
 
     def logprob(self, reached: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class FlowPolicy(Policy):
         self.register_buffer("start", start, persistent=False)
 
     def convention(self) -> ActionConvention:
-        """What the numbers of an un-normalised action mean."""
+        """Return what the numbers of an un-normalised action mean."""
         config = self.config
         return ActionConvention(
             metric=config.action_units is ActionUnits.metric,
@@ -113,7 +113,7 @@ class FlowPolicy(Policy):
 
     @abstractmethod
     def condition(self, inputs: Inputs) -> Any:
-        """What the network makes of images, task description and state, before it knows of any action."""
+        """Return what the network makes of images, task description and state, before it knows of any action."""
 
     @abstractmethod
     def denoise(self, condition: Any, x: Tensor, time: Tensor) -> Denoised:
@@ -121,7 +121,7 @@ class FlowPolicy(Policy):
 
     @abstractmethod
     def value_features(self, condition: Any, denoised: Denoised) -> Tensor:
-        """What the critic reads, `[B, value_width]`."""
+        """Return what the critic reads, `[B, value_width]`."""
 
     @abstractmethod
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
@@ -129,8 +129,8 @@ class FlowPolicy(Policy):
 
     @abstractmethod
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """What denoising should end with for demonstrated actions `[B, C, D]`, and which of that counts: two tensors
-        `[B, H, A]`."""
+        """Return what denoising should end with for demonstrated actions `[B, C, D]`, and which of that counts: two
+        tensors `[B, H, A]`."""
 
     @abstractmethod
     def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ class FlowPolicy(Policy):
         return steps - 1 if self.config.noise_method is NoiseMethod.flow_cps else steps
 
     def _look(self, condition: Any, x: Tensor, step: Tensor, level: Tensor) -> tuple[Denoised, Transition]:
-        """What the network says at steps `[B]`, and where such a step may lead."""
+        """Return what the network says at steps `[B]`, and where such a step may lead."""
         time, before, after = self.grid.at(step)
         denoised = self.denoise(condition, x, time)
         if self.noise_network is not None:
@@ -238,7 +238,7 @@ class FlowPolicy(Policy):
     # --------------------------------------------------------------------------------------------------------- files
 
     def _heads(self) -> dict[str, nn.Module]:
-        """What public checkpoints do not have."""
+        """Return what public checkpoints do not have."""
         heads: dict[str, nn.Module | None] = {"value_head": self.value_head, "noise_network": self.noise_network}
         return {name: head for name, head in heads.items() if head is not None}
 

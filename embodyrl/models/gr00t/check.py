@@ -145,7 +145,7 @@ def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Ro
 def misfits(
     robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio: int | None, action_dim: int | None
 ) -> Iterator[Objection]:
-    """What of a checkpoint does not fit a simulator.
+    """Yield what of a checkpoint does not fit a simulator.
 
     Args:
         robot: the checkpoint's.

@@ -125,7 +125,7 @@ class _Reader:
     """The file."""
 
     def damaged(self, where: str, found: object, expected: str) -> PolicyError:
-        """What is raised where something else is found than was expected."""
+        """Return what is raised where something else is found than was expected."""
         text = "nothing" if found is None else repr(found)
         shown = text if len(text) <= 60 else f"{text[:60]}.."
         return PolicyError(f"{self.origin}: the statistics of {where} are {shown}, expected {expected}: {REMEDY}")

@@ -291,8 +291,8 @@ class ActionHead(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def condition(self, features: Tensor, state: Tensor, embodiment: Embodiment) -> Condition:
-        """What actions are denoised given: tokens `[B, L, E]` of images and task description, and the state `[B, 1,
-        S]`."""
+        """Return what actions are denoised given: tokens `[B, L, E]` of images and task description, and the state `[B,
+        1, S]`."""
         context = self.vl_self_attention(self.vlln(features))
         return Condition(context, self.state_encoder(state, embodiment), embodiment)
 
@@ -307,6 +307,6 @@ class ActionHead(nn.Module):
         return result
 
     def velocity(self, hidden: Tensor, given: Condition) -> Tensor:
-        """Where the actions should move, `[B, H, D]` per unit of time, from noise (0) to data (1)."""
+        """Return where the actions should move, `[B, H, D]` per unit of time, from noise (0) to data (1)."""
         result: Tensor = self.action_decoder(hidden, given.embodiment)
         return result

@@ -29,7 +29,8 @@ from embodyrl.models.weights import Naming
 
 
 def causal_mask(valid: Tensor) -> Tensor:
-    """Which token `[B, 1, L, L]` looks at which: at those before it that are no padding, where `valid [B, L]` says so.
+    """Return which token `[B, 1, L, L]` looks at which: at those before it that are no padding, where `valid [B, L]`
+    says so.
 
     Padding looks at nothing, and attention to nothing is zero. Public code runs with FlashAttention, which leaves zeros
     in the place of padding; since the action head looks at padding as well, these zeros reach the actions.
@@ -42,7 +43,7 @@ def causal_mask(valid: Tensor) -> Tensor:
 def padded_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, None]:
-    """What every token sees, `[B, L, h, E/h]` of queries `[B, h, L, E/h]`; zeros where it may look at nothing.
+    """Return what every token sees, `[B, L, h, E/h]` of queries `[B, h, L, E/h]`; zeros where it may look at nothing.
 
     No kernel is asked about such a token, for they do not agree on it, and the gradients of some would be NaN (cuDNN's
     in bfloat16 at lengths of 64, 192, ..: github.com/pytorch/pytorch/issues/196678): it looks at everything, and that

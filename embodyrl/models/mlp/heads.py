@@ -40,11 +40,11 @@ class Head(Protocol):
         ...
 
     def actions(self, sample: Tensor) -> Tensor:
-        """What the simulator gets: `[B, C, D]` in its units."""
+        """Return what the simulator gets: `[B, C, D]` in its units."""
         ...
 
     def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """How far it is from demonstrated `actions [B, C, D]`; a scalar."""
+        """Return how far it is from demonstrated `actions [B, C, D]`; a scalar."""
         ...
 
 

@@ -179,7 +179,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
     def sequence(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """What the language model reads: embeddings `[B, P+L+N(+1), E]` and which are no padding.
+        """Return what the language model reads: embeddings `[B, P+L+N(+1), E]` and which are no padding.
 
         Behind the prompt stands a slot of zeros for every entry, and the stop token.
         """

@@ -52,7 +52,7 @@ def settled(config: Options, files: CheckpointFiles) -> Options:
 
 
 def _times(wanted: str | None, files: CheckpointFiles) -> DenoisingTimes:
-    """What is wanted, else what the layout of the weights says."""
+    """Return what is wanted, else what the layout of the weights says."""
     if wanted is None:
         return DenoisingTimes.divided if files.layout.prefix == LEROBOT_PREFIX else DenoisingTimes.summed
     if wanted not in list(DenoisingTimes):
@@ -290,7 +290,7 @@ def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
 
 
 def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Generator[Objection, None, Robot | None]:
-    """What the statistics say; None where they cannot be read, which is objected to."""
+    """Yield what the statistics say; None where they cannot be read, which is objected to."""
     source = "model.checkpoint" if model.statistics is None else "model.statistics"
     try:
         statistics = (files if model.statistics is None else files.with_statistics(model.statistics)).statistics
@@ -317,7 +317,7 @@ def misfits(
     action_dim: int | None,
     relative: int,
 ) -> Iterator[Objection]:
-    """What of a checkpoint does not fit a simulator.
+    """Yield what of a checkpoint does not fit a simulator.
 
     Args:
         sizes: of its network.
@@ -352,7 +352,7 @@ def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[Objecti
 def _unlike(
     robot: Robot | None, sizes: Architecture | None, proprio: int | None, action_dim: int | None
 ) -> Iterator[Objection]:
-    """Where a robot differs from the network's (None: that is made to fit) or the simulator's."""
+    """Yield where a robot differs from the network's (None: that is made to fit) or the simulator's."""
     if robot is None:
         return
     most = (math.inf, math.inf) if sizes is None else (sizes.state_dim, sizes.action_dim)

@@ -254,7 +254,7 @@ class Robot:
 
 
 def sees_state(model: PiConfig) -> bool:
-    """Whether the state reaches the network, or actions are relative to it."""
+    """Return whether the state reaches the network, or actions are relative to it."""
     return model.state is not StateInput.none or model.relative_action_dims > 0
 
 
@@ -333,8 +333,8 @@ def _finite(numbers: Any, where: str) -> Sequence[float]:
 
 
 def _without_padding(columns: Sequence[Sequence[float]]) -> int:
-    """How many entries are left without the last ones that are zero in every column: padding has no mean and no width,
-    whereas the mean alone may well be zero."""
+    """Return how many entries are left without the last ones that are zero in every column: padding has no mean and no
+    width, whereas the mean alone may well be zero."""
     return max((place + 1 for column in columns for place, number in enumerate(column) if number), default=0)
 
 

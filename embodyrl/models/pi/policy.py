@@ -99,7 +99,7 @@ class PiPolicy(FlowPolicy):
         self._freeze()
 
     def _choose_robot(self, simulator: SimulatorSpec | None, chunk_size: int) -> Robot:
-        """What the statistics say, once it fits."""
+        """Return what the statistics say, once it fits."""
         proprio = None if simulator is None else simulator.proprio_dim
         acting = None if simulator is None else simulator.action_dim
         statistics = self.files.statistics
@@ -201,7 +201,7 @@ class PiPolicy(FlowPolicy):
         return data, counts
 
     def _origin(self, inputs: Inputs, actions: Tensor) -> Tensor | float:
-        """What the first entries of actions `[B, C, D]` are relative to."""
+        """Return what the first entries of actions `[B, C, D]` are relative to."""
         entries = self.config.relative_action_dims
         if entries == 0:
             return 0.0

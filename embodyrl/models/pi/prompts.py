@@ -25,7 +25,7 @@ Encode = Callable[[str], list[int]]
 
 
 def read_tokenizer(name: str, content: bytes) -> tuple[Encode, int]:
-    """How text becomes token ids, and the id that begins a task description.
+    """Return how text becomes token ids, and the id that begins a task description.
 
     Args:
         name: `tokenizer.json`, or `tokenizer.model` (SentencePiece).

@@ -124,7 +124,7 @@ class PrismaticPolicy(Policy):
         return longest - images - bool(self.proprio_dim) - self.entries - 1
 
     def _convention(self) -> ActionConvention:
-        """What the numbers of an un-normalised action mean."""
+        """Return what the numbers of an un-normalised action mean."""
         config = self.config
         raw = not bool(self.action_range.mask[-1])
         opens = config.gripper is Gripper.one_opens or (config.gripper is Gripper.auto and raw)
@@ -167,7 +167,7 @@ class PrismaticPolicy(Policy):
         }
 
     def embed_images(self, inputs: Inputs) -> Tensor:
-        """What stands between the first and the second token of the prompt, `[B, P, E]`."""
+        """Return what stands between the first and the second token of the prompt, `[B, P, E]`."""
         return self.network.embed_images(inputs["pixel_values"].to(self.dtype))
 
     def assemble(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -208,7 +208,8 @@ class TokenDistribution:
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Whether each token is among the likeliest ones that together have probability `top_p`; the first always is."""
+    """Return whether each token is among the likeliest ones that together have probability `top_p`; the first always
+    is."""
     ordered, order = logits.softmax(-1).sort(dim=-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before < top_p)
