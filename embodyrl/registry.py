@@ -143,7 +143,7 @@ class SimulatorEntry(Entry):
     simulator knows."""
     action_dim: str | None = None
     """The same of an action."""
-    sentence: str | None = None
+    task_description: str | None = None
     """`module:function` that says what a policy is told about a task."""
     graphics: str | None = None
     """`opengl` or `vulkan`: what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use."""
