@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import psutil
 import pytest
 
@@ -51,6 +52,7 @@ def weights(run_dir: Path) -> dict[str, Any]:
 
 
 def assert_nothing_is_left() -> None:
+    programs.close()  # which other tests of this process may have started
     children = psutil.Process().children(recursive=True)
     assert not psutil.wait_procs(children, timeout=10)[1], "processes are left"
 

@@ -23,13 +23,13 @@ COMPONENTS: Mapping[str, Registry[Any]] = {
 GIVEN: Mapping[str, tuple[str, ...]] = {
     "reward": (
         *("rewards", "success", "terminated", "truncated", "steps", "valid", "executed"),
-        *("actions", "task", "proprio", "images", "episode", "group", "embeddings"),
+        *("actions", "task_index", "proprio", "images", "episode", "group", "embeddings"),
     ),
     "filter": ("success", "total_reward", "played"),
     "advantage": (*("rewards", "valid", "ended", "terminated", "discounts", "values", "next_values", "group_size"),),
     "loss": (
         *("logprobs", "old_logprobs", "proximal_logprobs", "reference_logprobs", "advantages", "valid", "weights"),
-        *("executed", "sequence", "version", "task", "proprio", "images", "returns", "old_values"),
+        *("executed", "sequence", "version", "task_index", "proprio", "images", "returns", "old_values"),
     ),
 }
 """What each of them may name besides its own options; docs/algorithms.md says what they are."""

@@ -58,7 +58,7 @@ def srpo(
     *,
     success: Tensor,
     executed: Tensor,
-    task: Tensor,
+    task_index: Tensor,
     embeddings: Tensor,
     scale: float,
     steepness: float,
@@ -69,13 +69,13 @@ def srpo(
 
     Args:
         success, executed: bool `[K, B, C]`.
-        task: `[K, B]`, number of the task description.
+        task_index: `[K, B]`, number of the task.
         embeddings: `[B, E]`, one per episode.
         scale, steepness, compat: see `progress_scores`.
     """
     acted = in_time(executed)
     solved = in_time(success & executed).any(0)
-    scores = progress_scores(embeddings, solved, task[0], scale=scale, steepness=steepness, compat=compat)
+    scores = progress_scores(embeddings, solved, task_index[0], scale=scale, steepness=steepness, compat=compat)
     last = acted & (acted.cumsum(0) == acted.sum(0))
     return in_chunks(last * scores, success.shape[2])
 
@@ -86,7 +86,7 @@ def srpo(
 
 
 def progress_scores(
-    embeddings: Tensor, success: Tensor, task: Tensor, *, scale: float, steepness: float, compat: Compat
+    embeddings: Tensor, success: Tensor, task_index: Tensor, *, scale: float, steepness: float, compat: Compat
 ) -> Tensor:
     """Score, float32 `[B]`, of each episode, among the episodes of its task.
 
@@ -95,14 +95,14 @@ def progress_scores(
     no failure, there is nothing to compare: 1 and 0. An episode without embedding (all 0) gets 0.
 
     Args:
-        embeddings: `[B, E]`. success: bool `[B]`. task: `[B]`.
+        embeddings: `[B, E]`. success: bool `[B]`. task_index: `[B]`.
         compat: how successes are clustered into kinds, see `success_centres`.
     """
     embeddings = embeddings.double()  # failures that are equally far would else differ by more than MIN_RANGE
     known = embeddings.abs().sum(1) > 0
     scores = (success & known).float()
-    for number in task.unique():
-        here = known & (task == number)
+    for number in task_index.unique():
+        here = known & (task_index == number)
         solved, failed = here & success, here & ~success
         if solved.any() and failed.any():
             centres = success_centres(embeddings[solved], compat)

@@ -213,7 +213,7 @@ class Trajectory:
 
 def arrays_of(observation: Observation) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Images `[B, V, H, W, 3]` and proprio `[B, S]` of an observation; `[B, 0]` where it has none."""
-    nothing = len(observation.tasks), 0
+    nothing = len(observation.task_descriptions), 0
     images = np.empty(nothing, np.uint8) if observation.images is None else observation.images
     return images, np.empty(nothing, np.float32) if observation.proprio is None else observation.proprio
 
@@ -221,7 +221,7 @@ def arrays_of(observation: Observation) -> tuple[NDArray[np.uint8], NDArray[np.f
 def same(one: Observation, other: Observation) -> bool:
     """Whether two observations are equal, bit for bit."""
     pairs = zip(arrays_of(one), arrays_of(other), strict=True)
-    return one.tasks == other.tasks and all(np.array_equal(a, b) for a, b in pairs)
+    return one.task_descriptions == other.task_descriptions and all(np.array_equal(a, b) for a, b in pairs)
 
 
 def go_on(simulator: Simulator, slot: int, plan: NDArray[np.float32]) -> Trajectory:

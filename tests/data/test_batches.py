@@ -61,7 +61,9 @@ def test_a_sequence_depends_on_the_seed_and_can_be_entered_anywhere(folder: Path
 
 def test_a_chunk_is_what_was_done_from_then_on_and_goes_on_with_the_last_action(folder: Path) -> None:
     for batch in open_batches(folder, chunk_size=4).batches(0, 6):
-        for (number, frame), actions, task in zip(places(batch), batch.actions, batch.observation.tasks, strict=True):
+        for (number, frame), actions, task in zip(
+            places(batch), batch.actions, batch.observation.task_descriptions, strict=True
+        ):
             following = [min(frame + step, LENGTHS[number] - 1) for step in range(4)]
             assert actions[:, 0].tolist() == [100 * number + each for each in following]
             assert task == f"do {number % 2}"

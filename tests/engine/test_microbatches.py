@@ -120,7 +120,7 @@ def test_images_wait_for_their_micro_batch() -> None:
     original = policy.preprocess
 
     def noting(observation: Observation) -> Any:
-        seen.append(len(observation.tasks))
+        seen.append(len(observation.task_descriptions))
         return original(observation)
 
     engine = make_engine(policy=policy, engine={"micro_batch_size": 4}, epochs=1, minibatches=2)

@@ -66,7 +66,9 @@ def test_changing_the_mode_changes_no_number() -> None:
                 with engine.train_mode(), engine.rollout_mode(), engine.train_mode():
                     torch.randn(3)  # noise of others is none of the engine's
                 with engine.rollout_mode():
-                    engine.act(Observation(proprio=batch["proprio"], task_descriptions=["push"] * len(batch)), "eval")
+                    engine.act(
+                        Observation(proprio=batch["proprio"].numpy(), task_descriptions=["push"] * len(batch)), "eval"
+                    )
             with engine.train_mode():
                 engine.update(batch, ["push"])
     assert torch.equal(weights(plain), weights(restless))

@@ -210,7 +210,7 @@ def test_environments_are_built_at_once_for_one_task_and_shared_between_slots_fo
     simulator.reset([0], [spec("ends")])
     simulator.reset([1], [spec("count")])  # takes over the environment that slot 0 left
     assert [slot.task for slot in simulator.built] == ["count", "ends", "ends"]
-    assert simulator.observe([0, 1]).tasks == ["do ends", "do count"]
+    assert simulator.observe([0, 1]).task_descriptions == ["do ends", "do count"]
     simulator.close()
     simulator.close()
     assert [slot.closed for slot in simulator.built] == [1, 1, 1]

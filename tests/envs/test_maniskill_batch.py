@@ -107,7 +107,7 @@ def test_one_slot_plays_what_an_environment_of_its_own_plays_bit_for_bit() -> No
     assert ours.spec == theirs.spec
     for number in (0, 1):
         first, other = (simulator.reset([0], [episode(number)]) for simulator in (ours, theirs))
-        assert first.tasks == other.tasks and np.array_equal(first.proprio, other.proprio)  # type: ignore[arg-type]
+        assert first.task_descriptions == other.task_descriptions and np.array_equal(first.proprio, other.proprio)  # type: ignore[arg-type]
         for chunk in np.split(actions(number), 3, axis=1):
             mine, its = (simulator.step_chunk([0], chunk) for simulator in (ours, theirs))
             for name in ("rewards", "success", "terminated", "truncated", "steps"):

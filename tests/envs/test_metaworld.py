@@ -147,7 +147,7 @@ def test_every_task_starts_and_steps() -> None:
     for task in known_tasks():
         ours.reset([0], [episode(task)])
         result = ours.step_chunk([0], moves(0, 1)[None])
-        assert result.steps[0] == 1 and result.observation.tasks == [TASKS[task]]
+        assert result.steps[0] == 1 and result.observation.task_descriptions == [TASKS[task]]
         assert result.observation.proprio is not None and result.observation.proprio.any()
         ours._idle.clear()
     ours.close()

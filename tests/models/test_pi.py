@@ -442,7 +442,7 @@ def test_a_sentencepiece_model_tokenizes(folder: Path) -> None:
     model = io.BytesIO()
     lines = [f"push the red cube number {number}" for number in range(50)] + ["pull it back"]
     sentencepiece.SentencePieceTrainer.train(
-        task_description_iterator=iter(lines),
+        sentence_iterator=iter(lines),
         model_writer=model,
         vocab_size=60,
         hard_vocab_limit=False,
@@ -481,7 +481,7 @@ def test_the_state_is_written_into_the_prompt_of_pi05_alone() -> None:
         blind = scratch(name, state=StateInput.none, relative_action_dims=2)
         states = [blind.preprocess(each)["state"] for each in (batch, changed)]
         assert blind.spec.proprio_dim == 5 and not any(bool(state.any()) for state in states)
-    no_state = Observation(images=batch.images, task_descriptions=batch.tasks)
+    no_state = Observation(images=batch.images, task_descriptions=batch.task_descriptions)
     assert scratch("pi05", state=StateInput.none).preprocess(no_state)["state"].abs().max() == 0
     with pytest.raises(PolicyError, match="needs a state of 5 numbers, the observation has none"):
         seen.preprocess(no_state)

@@ -230,7 +230,7 @@ def test_a_batch_equals_its_rows_one_by_one(case: Case, policy: Policy) -> None:
         alone = Observation(
             images=None if observation.images is None else observation.images[row : row + 1],
             proprio=observation.proprio[row : row + 1],
-            task_descriptions=observation.tasks[row : row + 1],
+            task_descriptions=observation.task_descriptions[row : row + 1],
         )
         output = policy.act(policy.preprocess(alone), "eval", None)
         torch.testing.assert_close(output.actions[0], together.actions[row], atol=1e-5, rtol=1e-5)

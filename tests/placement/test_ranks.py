@@ -37,7 +37,7 @@ def test_a_process_that_nobody_launched_is_the_first() -> None:
 def test_torchrun_says_which_rank_a_process_is() -> None:
     place = rank_info_here(config_for("engine.parallel.world_size=4"), launched(3, 4))
     assert place == RankInfo(rank=3, size=4, local_rank=1, local_size=2) == RankInfo.from_json(place.to_json())
-    with pytest.raises(RanksError, match=r"torchrun started 4 processes, but engine\.parallel\.ranks = 2: start"):
+    with pytest.raises(RanksError, match=r"torchrun started 4 processes, but engine\.parallel\.world_size = 2: start"):
         rank_info_here(config_for("engine.parallel.world_size=2"), launched(0, 4))
     with pytest.raises(RanksError, match=r"env\.num_envs = 8 cannot be shared by 3 ranks: set env\.num_envs to 6 or 9"):
         rank_info_here(config_for(), launched(0, 3))

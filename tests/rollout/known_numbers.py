@@ -89,7 +89,7 @@ def make_collector(
         on_worker_death=OnWorkerDeath(on_worker_death),
     )
     rollout = RolloutConfig(
-        **{"chunks": 4, **options},
+        **{"num_chunks": 4, **options},
         chunk_size=chunk_size,
         episodes=Episodes.whole if whole else Episodes.continuous,
         schedule=Schedule(schedule),

@@ -75,7 +75,7 @@ def test_the_source_decides_which_episode_each_slot_plays() -> None:
 
 
 def test_finished_episodes_report_return_length_and_success() -> None:
-    with make_collector(chunks=12) as collector:
+    with make_collector(num_chunks=12) as collector:
         finished = collector.collect().finished
         starts = EpisodeSource(tasks=list(TASKS), start_states=50, group_size=1, seed=1)
     assert len(finished) > 4
@@ -90,7 +90,7 @@ def test_finished_episodes_report_return_length_and_success() -> None:
 
 
 def test_a_chunk_stops_at_the_end_of_its_episode() -> None:
-    with make_collector(chunk_size=3, chunks=6) as collector:
+    with make_collector(chunk_size=3, num_chunks=6) as collector:
         rollout = collector.collect()
     batch = rollout.batch
     for k in range(6):
@@ -103,7 +103,7 @@ def test_a_chunk_stops_at_the_end_of_its_episode() -> None:
 
 
 def test_whole_episodes_cost_nothing_after_their_end_and_groups_share_a_start() -> None:
-    with make_collector(num_envs=6, group_size=3, chunks=9, whole=True) as collector:
+    with make_collector(num_envs=6, group_size=3, num_chunks=9, whole=True) as collector:
         first, second = collector.collect(), collector.collect()
         decided = sum(collector.engine.policy.batches)
     for rollout in (first, second):
@@ -122,7 +122,7 @@ def test_whole_episodes_cost_nothing_after_their_end_and_groups_share_a_start() 
 
 def test_a_slot_that_is_done_begins_its_next_episode_at_once() -> None:
     """Three episodes in one rollout are those of three rollouts, and nobody waits for the longest of each."""
-    options = {"whole": True, "num_envs": 4, "workers": 2, "chunks": LIMIT, "seed": 3}
+    options = {"whole": True, "num_envs": 4, "workers": 2, "num_chunks": LIMIT, "seed": 3}
     with make_collector(**options) as collector:
         single = [collector.collect() for _ in range(3)]
         calls = len(collector.engine.policy.batches)

@@ -33,7 +33,7 @@ def episode_rows(batch: TrajectoryBatch, slot: int) -> list[tuple[int, int, bool
 
 @pytest.mark.parametrize("schedule", ["lockstep", "pipeline", "ready_batch"])
 def test_a_lost_episode_is_void_and_the_next_one_is_learned_from(mortal: Path, schedule: str) -> None:
-    settings = {"num_envs": 2, "workers": 2, "chunks": 12, "schedule": schedule}
+    settings = {"num_envs": 2, "workers": 2, "num_chunks": 12, "schedule": schedule}
     with make_collector(simulator="counter", **settings) as collector:
         plain = collector.collect()
     with make_collector(simulator="mortal", on_worker_death="restart", **settings) as collector:
@@ -62,7 +62,7 @@ def test_a_lost_episode_is_void_and_the_next_one_is_learned_from(mortal: Path, s
 
 
 def test_void_decisions_do_not_leak_into_the_advantages_of_others(mortal: Path) -> None:
-    with make_collector(simulator="mortal", on_worker_death="restart", num_envs=1, chunks=12) as collector:
+    with make_collector(simulator="mortal", on_worker_death="restart", num_envs=1, num_chunks=12) as collector:
         batch = collector.collect().batch
     columns = {name: batch[name] for name in ("values", "next_values", "valid")}
     settings = {"discounts": torch.full(batch.size, 0.9), "gae_lambda": 0.8}
@@ -77,7 +77,7 @@ def test_void_decisions_do_not_leak_into_the_advantages_of_others(mortal: Path) 
 
 def test_with_whole_episodes_the_slot_has_no_decision_at_all(mortal: Path) -> None:
     with make_collector(
-        simulator="mortal", on_worker_death="restart", whole=True, num_envs=2, workers=2, chunks=5
+        simulator="mortal", on_worker_death="restart", whole=True, num_envs=2, workers=2, num_chunks=5
     ) as collector:
         first, second = collector.collect(), collector.collect()
     lost = ~first.batch["valid"].any(0)

@@ -15,7 +15,7 @@ from embodyrl.rollout.episodes import evaluation_episodes
 from embodyrl.runner.evaluation import borrowed, evaluate
 
 pytestmark = pytest.mark.timeout(120)
-SETTINGS = {"num_envs": 4, "workers": 2, "chunks": 3}
+SETTINGS = {"num_envs": 4, "workers": 2, "num_chunks": 3}
 STARTS = [11, 12, 13, 20]
 """Start states of the manager's tests; those of slots 0 and 2 are odd."""
 
@@ -98,7 +98,7 @@ def test_what_did_not_come_back_is_void_and_the_rest_is_as_if_nothing_had_happen
 
 
 def test_with_whole_episodes_nothing_is_in_progress_and_nothing_is_lost() -> None:
-    with make_collector(simulator="dice", whole=True, **{**SETTINGS, "chunks": 5}) as collector:
+    with make_collector(simulator="dice", whole=True, **{**SETTINGS, "num_chunks": 5}) as collector:
         for between in (lend, Collector.offload):
             collector.collect()
             between(collector)

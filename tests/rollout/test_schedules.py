@@ -48,7 +48,7 @@ def test_all_schedules_play_the_same_episodes(whole: bool, episodes_per_slot: in
 
 @pytest.mark.parametrize("ready_slots", [1, 4])
 def test_ready_batch_waits_for_as_many_slots_as_it_was_told_to(ready_slots: int) -> None:
-    options = {**DAWDLING, "schedule": "ready_batch", "ready_slots": ready_slots, "chunks": 12}
+    options = {**DAWDLING, "schedule": "ready_batch", "ready_slots": ready_slots, "num_chunks": 12}
     with make_collector(**options) as collector:
         collector.collect()
         batches = collector.engine.policy.batches
@@ -76,7 +76,7 @@ def test_images_are_those_decided_on_whatever_happens_between_rollouts(schedule:
 
 
 def test_every_step_keeps_what_was_seen_in_between_and_changes_nothing_else() -> None:
-    options = {"chunk_size": 3, "cameras": ("front",), "chunks": 6}
+    options = {"chunk_size": 3, "cameras": ("front",), "num_chunks": 6}
     (plain,), (kept,) = collect(1, **options), collect(1, **options, observe="every_step")
     extra = {"step_images", "step_proprio"}
     assert set(kept.batch.columns()) - set(plain.batch.columns()) == extra

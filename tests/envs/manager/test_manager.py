@@ -24,7 +24,7 @@ def same(left, right):
     for name in ("images", "proprio"):
         if getattr(left, name) is not None:
             np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
-    assert left.tasks == right.tasks
+    assert left.task_descriptions == right.task_descriptions
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_reset_returns_the_episodes_that_were_asked_for(manager):
     observation = manager.reset([3, 0], [episode(7), episode(5, task="subtract")])
     assert observation.proprio.dtype == np.float32
     np.testing.assert_array_equal(observation.proprio, [[7, 0, 7], [5, 0, 7]])
-    assert observation.tasks == ["add the numbers up", "subtract the numbers"]
+    assert observation.task_descriptions == ["add the numbers up", "subtract the numbers"]
     assert observation.images is None
 
 
@@ -128,8 +128,8 @@ def test_an_ended_slot_starts_its_next_episode_at_once(manager):
 def test_the_next_task_shows_in_the_observation_but_not_in_the_final_one(manager):
     manager.reset([0, 1], [episode(1)] * 2)
     result = manager.step([0, 1], actions(2, slot0=Do.END), [episode(1, task="subtract")] * 2)
-    assert result.observation.tasks == ["subtract the numbers", "add the numbers up"]
-    assert result.final_observation.tasks == ["add the numbers up"] * 2
+    assert result.observation.task_descriptions == ["subtract the numbers", "add the numbers up"]
+    assert result.final_observation.task_descriptions == ["add the numbers up"] * 2
 
 
 def test_without_a_next_episode_a_slot_stays_at_its_end(manager):
@@ -478,7 +478,7 @@ def test_a_task_is_told_in_the_words_of_the_config():
     with start(num_envs=2, workers=1, task_descriptions={"subtract": "take the numbers away"}) as manager:
         assert manager.spec.tasks == {"add": "add the numbers up", "subtract": "take the numbers away"}
         observation = manager.reset([0, 1], [episode(), episode(task="subtract")])
-        assert observation.tasks == ["add the numbers up", "take the numbers away"]
+        assert observation.task_descriptions == ["add the numbers up", "take the numbers away"]
 
 
 def test_a_task_description_of_two_tasks_cannot_be_replaced_for_one(manager):
