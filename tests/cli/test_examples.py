@@ -31,6 +31,7 @@ NAMES = sorted({path.stem for path in EXAMPLES.iterdir() if path.is_file()} - SC
 
 POINT_MASS = ["env.num_envs=4", "env.max_episode_steps=16", "rollout.num_chunks=16"]
 SMALL = {
+    "custom_image_model": [*POINT_MASS, "env.image_size=[16,16]"],
     "custom_loss": [*POINT_MASS, "rollout.group_size=2"],
     "custom_model": POINT_MASS,
     "custom_reward": POINT_MASS,
@@ -40,6 +41,7 @@ SMALL = {
 """What makes each example small; a new one needs a line here, and one in `SHOWS`."""
 
 SHOWS: dict[str, Callable[[dict[str, float], str], bool]] = {
+    "custom_image_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      conv" in screen,
     "custom_loss": lambda row, screen: row["train/beyond_width"] >= 0.0 and "grpo (pairwise, spo)" in screen,
     "custom_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      linear" in screen,
     "custom_reward": lambda row, screen: row["rollout/shaped_reward_per_step"] < row["rollout/reward_per_step"],
