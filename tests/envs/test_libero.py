@@ -426,7 +426,7 @@ def faults(*overrides: str) -> list[str]:
     try:
         load_config("experiment/libero_goal", list(overrides))
     except ConfigError as error:
-        return [f"{fault.message} - {fault.remedy}" for fault in error.faults]
+        return [f"{fault.message} - {fault.hint}" for fault in error.faults]
     return []
 
 

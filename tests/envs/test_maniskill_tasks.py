@@ -31,7 +31,7 @@ def faults(*overrides: str) -> list[str]:
     try:
         load_config("experiment/maniskill_push_cube", list(overrides))
     except ConfigError as error:
-        return [f"{'.'.join(map(str, fault.path))}: {fault.message} - {fault.remedy}" for fault in error.faults]
+        return [f"{'.'.join(map(str, fault.path))}: {fault.message} - {fault.hint}" for fault in error.faults]
     return []
 
 
