@@ -318,6 +318,7 @@ SECTIONS = [
     ("algorithms.md", "A reward, filter, advantage, loss or encoder of your own"),
     ("models.md", "Adding a model"),
     ("simulators.md", "Writing one"),
+    ("operations.md", "Metrics"),
     ("pipelines.md", "Changing the stages in YAML"),
     ("pipelines.md", "A stage of one's own"),
     ("pipelines.md", "Stages listed by a function of one's own"),
