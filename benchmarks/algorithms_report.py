@@ -59,8 +59,8 @@ Success over env steps of training; seed 1 is blue, seed 2 orange, seed 3 green.
 
 ## Notes, and other settings tried
 
-- Success as the only reward teaches nothing to a policy that never succeeds: with random weights GRPO stays at 0 (tried for 10
-  iterations; every advantage is 0). DAPO then learns nothing either.
+- Success as the only reward teaches nothing to a policy that never succeeds: with random weights GRPO stays at 0 (tried
+  for 10 iterations; every advantage is 0). DAPO then learns nothing either.
 - Eight groups are few. Where all of them are solved, or none is, GRPO has nothing to learn from in that iteration; this
   is what DAPO's dynamic sampling avoids, at the price of several rollouts per iteration once most groups are solved.
 - REINFORCE++ has no group to compare an episode with, so an easy start state counts as good behaviour. Its
