@@ -316,9 +316,11 @@ def test_the_stage_subtracts_its_price(example) -> None:
 
 SECTIONS = [
     ("algorithms.md", "A reward, filter, advantage, loss or encoder of your own"),
+    ("configuration.md", "For developers"),
     ("models.md", "Adding a model"),
-    ("simulators.md", "Writing one"),
     ("operations.md", "Metrics"),
+    ("rollout.md", "Step an EnvManager"),
+    ("simulators.md", "Writing one"),
     ("pipelines.md", "Changing the stages in YAML"),
     ("pipelines.md", "A stage of one's own"),
     ("pipelines.md", "Stages listed by a function of one's own"),
