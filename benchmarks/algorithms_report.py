@@ -42,10 +42,10 @@ TEXT = """# What the algorithms learn
 MetaWorld `reach-v3`, state observations, episodes of at most 100 steps, a small network, two CPU cores that other
 programs used as well. Success is that of the deterministic policy on 200 held-out start states, before training and
 after, with the 95 % interval of that count. Env steps and seconds are averages over the seeds, evaluations included in
-the seconds. PPO learns from the dense reward and random weights. All others learn from success alone and begin with the
+the seconds. PPO learns from the dense reward and random weights. All others learn from success only and begin with the
 weak policy of their seed: the shipped PPO experiment, ended at the first evaluation of 20 % (on other start states).
-`python benchmarks/algorithms.py` makes everything again, this page included. One seed each was looked at before
-the iterations were fixed (DAPO: 3, RLOO: 1, the others: 2).
+`python benchmarks/algorithms.py` repeats everything, this page included. One seed each was run before
+the number of iterations was fixed (DAPO: 3, RLOO: 1, the others: 2).
 
 {table}
 
@@ -57,24 +57,24 @@ Success over env steps of training; seed 1 is blue, seed 2 orange, seed 3 green.
 
 "Learns" means that the interval after training lies above the one before.
 
-## What to expect, and what was tried
+## Notes, and other settings tried
 
-- Success alone teaches nothing to a policy that never succeeds: with random weights GRPO stays at 0 (tried for 10
-  iterations; every advantage is 0). DAPO then collects ten times per iteration in vain.
+- Success as the only reward teaches nothing to a policy that never succeeds: with random weights GRPO stays at 0 (tried
+  for 10 iterations; every advantage is 0). DAPO then learns nothing either.
 - Eight groups are few. Where all of them are solved, or none is, GRPO has nothing to learn from in that iteration; this
   is what DAPO's dynamic sampling avoids, at the price of several rollouts per iteration once most groups are solved.
-- REINFORCE++ has no group to compare an episode with, so an easy start state counts as a good decision. Its
+- REINFORCE++ has no group to compare an episode with, so an easy start state counts as good behaviour. Its
   seeds differ much.
 - Three runs of seed 1 stop below 0.6: REINFORCE++, its -baseline, and SRPO. The weak policy of that seed reaches none
   of the leftmost quarter of the goals and 4 % of the next; these three learned the rest, and the leftmost hardly at all
-  (0 to 10 %). Success alone spreads from what a policy can do already. How far within 40 iterations is partly luck:
-  GRPO came to 76 % and Dr.GRPO to 98 % of the same goals.
+  (0 to 10 %). Learning from success spreads from what a policy can do already. How far within 40 iterations is partly
+  luck: GRPO reached 76 % and Dr.GRPO 98 % of the same goals.
 - PPO has since been given other settings and was run again with them ([metaworld_reach.md](metaworld_reach.md)); all
-  others are as they were first measured, and begin with weak policies of the former settings.
-- Learning rate 1e-3, 64 slots in groups of 8, four passes and `target_kl: 0.1` are the first values taken. With 30
-  iterations instead of 20 DAPO came to 1.00 with seed 3. Nothing else was tried, and nothing for one algorithm alone.
-- The weak policies are judged at 0.34, 0.29 and 0.16 here, and were at 0.31, 0.37 and 0.25 when they were chosen: the
-  evaluation that ends a run is more often than not a lucky one.
+  others are the first measurements, and begin with weak policies of the former settings.
+- Learning rate 1e-3, 64 envs in groups of 8, four epochs and `target_kl: 0.1` are the first values taken. With 30
+  iterations instead of 20 DAPO reached 1.00 with seed 3. Nothing else was tried, and nothing for a single algorithm.
+- The weak policies are evaluated at 0.34, 0.29 and 0.16 here, and were at 0.31, 0.37 and 0.25 when they were chosen: an
+  evaluation that ends a run is selected for being high.
 """
 
 

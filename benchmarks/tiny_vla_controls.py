@@ -65,7 +65,7 @@ def main() -> None:
         rows.append(
             {
                 "seed": read_saved(find_and_tell(run), []).config.seed,
-                "as it is": success(run, arguments.episodes),
+                "unchanged": success(run, arguments.episodes),
                 "task descriptions swapped": success(run, arguments.episodes, swapped=True),
                 "black images": success(run, arguments.episodes, blind=True),
             }

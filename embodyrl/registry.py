@@ -119,8 +119,8 @@ class ModelEntry(Entry):
     standalone: bool = False
     """Whether it can be built from its checkpoint without a simulator."""
     check: str | None = None
-    """`module:function` that takes the whole config and yields what the model finds wrong with it, each as (path of the
-    setting, message, remedy), without importing torch."""
+    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault that
+    the model finds in it, without importing torch."""
     kept: Mapping[str, Any] = field(default_factory=dict)
     """Options that a saved policy keeps where a config leaves them null (`options_to_save` says what they have become);
     with what they were where nothing says it."""
@@ -153,8 +153,8 @@ class SimulatorEntry(Entry):
     preload: Sequence[str] | None = None
     """Modules that are imported once before its processes are forked, see `placement.child`; None: it is not safe."""
     check: str | None = None
-    """`module:function` that takes the whole config and yields what the simulator finds wrong with it, each as (path of
-    the setting, message, remedy), without importing the simulator."""
+    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault that
+    the simulator finds in it, without importing the simulator."""
     check_here: str | None = None
     """The same for what it finds missing on this machine."""
     assets: str | None = None

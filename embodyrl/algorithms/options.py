@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import (
     AdvantageConfig,
     Compat,
@@ -25,8 +26,6 @@ from embodyrl.config.schema import (
 from embodyrl.errors import UserError, did_you_mean
 
 R = TypeVar("R")
-Objection = tuple[str, str, str]
-"""The setting, what is wrong with it, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +145,12 @@ def compares_groups(options: AdvantageConfig) -> bool:
     return NormLevel.group in (options.mean_level, options.std_level)
 
 
-def check_grpo(config: Config) -> Iterator[Objection]:
+def check_grpo(config: Config) -> Iterator[ConfigIssue]:
     """Leave-one-out is about a mean."""
     options = config.algorithm.advantage
     assert isinstance(options, GRPOConfig)
     if options.leave_one_out and options.mean_level is NormLevel.none:
-        yield (
+        yield ConfigIssue(
             "algorithm.advantage.leave_one_out",
             "algorithm.advantage.leave_one_out has no use: algorithm.advantage.mean_level is 'none', so no mean is "
             "subtracted",
@@ -159,12 +158,12 @@ def check_grpo(config: Config) -> Iterator[Objection]:
         )
 
 
-def check_accuracy(config: Config) -> Iterator[Objection]:
+def check_accuracy(config: Config) -> Iterator[ConfigIssue]:
     """Some success rate lies within the filter's limits."""
     options = config.algorithm.filter
     assert isinstance(options, AccuracyConfig)
     if options.accuracy_low > options.accuracy_high:
-        yield (
+        yield ConfigIssue(
             "algorithm.filter.accuracy_low",
             f"algorithm.filter.accuracy_low = {options.accuracy_low:g} is above algorithm.filter.accuracy_high = "
             f"{options.accuracy_high:g}, so that no group would be learned from",

@@ -91,8 +91,8 @@ def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
         (FILTERS, settings.filter.name),
     ):
         check = fact(registry, name, "check")
-        for path, message, remedy in load_target(check)(config) if check else ():
-            yield ConfigIssue((path,), message, remedy)
+        if check is not None:
+            yield from load_target(check)(config)
 
 
 @rule
@@ -222,8 +222,7 @@ def algorithm_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     check = fact(ALGORITHMS, config.algorithm.name, "check")
     if check is None:
         return
-    for path, message, remedy in load_target(check)(config):
-        yield ConfigIssue((path,), message, remedy)
+    yield from load_target(check)(config)
 
 
 PEFT = Requirement(module="peft", install="pip install 'embodyrl[vla]'")

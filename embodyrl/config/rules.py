@@ -408,8 +408,7 @@ def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     check = fact(SIMULATORS, config.env.name, "check")
     if check is None or SIMULATORS.entry(config.env.name).missing():
         return
-    for path, message, remedy in load_target(check)(config):
-        yield ConfigIssue((path,), message, remedy)
+    yield from load_target(check)(config)
 
 
 def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
@@ -417,8 +416,7 @@ def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
     check = fact(SIMULATORS, config.env.name, "check_here")
     if check is None or SIMULATORS.entry(config.env.name).missing():
         return
-    for path, message, remedy in load_target(check)(config):
-        yield ConfigIssue((path,), message, remedy)
+    yield from load_target(check)(config)
 
 
 @rule
@@ -427,8 +425,7 @@ def model_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     check = fact(SupportedModel, config.model.name, "check")
     if check is None or SupportedModel.entry(config.model.name).missing():
         return
-    for path, message, remedy in load_target(check)(config):
-        yield ConfigIssue((path,), message, remedy)
+    yield from load_target(check)(config)
 
 
 def checkpoint_notes(config: Config) -> list[str]:

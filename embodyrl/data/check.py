@@ -1,18 +1,19 @@
-"""Whether the demonstrations that a config names can be learned from: before anything starts, from `meta/info.json`;
-and once the simulator and the policy are there, from what they say about themselves."""
+"""Checks that demonstrations can be learned from: against the config before anything starts, and against the simulator
+and the policy once they exist."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.data.layout import DatasetError, DatasetSpec, Info
 from embodyrl.envs import SimulatorSpec
 
 
-def check(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong, as (path of the setting, message, remedy). Reads no table."""
+def check(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what is wrong with the config. Reads `meta/info.json`, but no table."""
     env, path = config.env, config.data.path
     if path is None:
         return  # which a rule reports
@@ -20,17 +21,17 @@ def check(config: Config) -> Iterator[tuple[str, str, str]]:
         spec = Info.read(Path(path)).spec
     except DatasetError as error:
         message, _, remedy = str(error).partition(": ")
-        yield "data.path", message, remedy
+        yield ConfigIssue("data.path", message, remedy)
         return
     for index, camera in enumerate(env.cameras):
         if camera not in spec.cameras:
-            yield (
+            yield ConfigIssue(
                 f"env.cameras.{index}",
                 f"the demonstrations in {path} have no images of camera {camera!r}",
                 f"name one of {', '.join(spec.cameras)}" if spec.cameras else "record them with this env.cameras",
             )
     if env.cameras and spec.cameras and list(spec.image_size) != env.image_size:
-        yield (
+        yield ConfigIssue(
             "env.image_size",
             f"images of the demonstrations in {path} have {_by(spec.image_size)} pixels, those of the simulator "
             f"{_by(env.image_size)}",
@@ -46,10 +47,10 @@ def check_fit(path: Path, spec: DatasetSpec, simulator: SimulatorSpec, proprio_d
     """Raise `DatasetError` if demonstrations differ from the simulator in their numbers.
 
     Args:
-        path: of the demonstrations.
-        spec: what they hold.
-        simulator: what it offers.
-        proprio_dim: numbers in the state observation that the policy expects; 0: it looks at none.
+        path: the folder of the demonstrations.
+        spec: their shapes and names.
+        simulator: the simulator's spec.
+        proprio_dim: numbers in the state observation that the policy expects; 0: it reads none.
     """
     if spec.action_dim != simulator.action_dim:
         raise DatasetError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -20,7 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodyrl.envs import ActionField, SimulatorSpec
-from embodyrl.models import Policy, PolicyError
+from embodyrl.models import Policy, PolicyError, PolicyObservation
 from embodyrl.registry import SupportedModel, all_registries
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,6 +32,7 @@ NAMES = sorted({path.stem for path in EXAMPLES.iterdir() if path.is_file()} - SC
 
 POINT_MASS = ["env.num_envs=4", "env.max_episode_steps=16", "rollout.num_chunks=16"]
 SMALL = {
+    "custom_image_model": POINT_MASS,
     "custom_loss": [*POINT_MASS, "rollout.group_size=2"],
     "custom_model": POINT_MASS,
     "custom_reward": POINT_MASS,
@@ -40,6 +42,7 @@ SMALL = {
 """What makes each example small; a new one needs a line here, and one in `SHOWS`."""
 
 SHOWS: dict[str, Callable[[dict[str, float], str], bool]] = {
+    "custom_image_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      conv" in screen,
     "custom_loss": lambda row, screen: row["train/beyond_width"] >= 0.0 and "grpo (pairwise, spo)" in screen,
     "custom_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      linear" in screen,
     "custom_reward": lambda row, screen: row["rollout/shaped_reward_per_step"] < row["rollout/reward_per_step"],
@@ -77,6 +80,38 @@ def test_an_example_runs_from_the_outside(name: str, copied: Path, tmp_path: Pat
     assert f"plug-in {name}: {copied / name}.py\n" in done.stderr
     row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
     assert SHOWS[name](row, done.stdout), (row, done.stdout)
+
+
+WATCH_PREPROCESS = """
+
+_preprocess = ConvPolicy.preprocess
+
+
+def _watched(self, observation):
+    images, proprio, tasks = observation.images, observation.proprio, observation.task_descriptions
+    seen = [type(observation).__name__, type(images).__name__, images.dtype, list(images.shape[1:])]
+    seen += [type(proprio).__name__, proprio.dtype, list(proprio.shape[1:]), len(images) == len(proprio) == len(tasks)]
+    with open("seen.txt", "a") as file:
+        print(len(images), *seen, file=file)
+    return _preprocess(self, observation)
+
+
+ConvPolicy.preprocess = _watched
+"""
+
+
+def test_preprocess_gets_tensors_in_rollouts_and_in_learning(copied: Path, tmp_path: Path) -> None:
+    """`ConvPolicy` with 4 envs, and minibatches of 16 samples."""
+    with (copied / "custom_image_model.py").open("a") as file:
+        file.write(WATCH_PREPROCESS)
+    few = ["run.iterations=2", "run.eval_every=0", "run.save_every=0", "eval.episodes=2", "run.dir=out"]
+    few += ["algorithm.minibatches=4", "rollout.ready_slots=4"]
+    done = embodyrl("run", "my own/custom_image_model.yaml", *few, *POINT_MASS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" ", 1) for line in (tmp_path / "seen.txt").read_text().splitlines()]
+    expected = "PolicyObservation Tensor torch.uint8 [1, 32, 32, 3] Tensor torch.float32 [4] True"
+    assert {what for _, what in lines} == {expected}
+    assert {"4", "16"} <= {samples for samples, _ in lines}, "of a rollout's step, and of a minibatch"
 
 
 def test_the_script_trains_evaluates_and_steps(copied: Path, tmp_path: Path) -> None:
@@ -184,12 +219,34 @@ def linear(module: dict[str, Any], simulator: SimulatorSpec = SIMULATOR) -> Poli
     return policy
 
 
+CAMERA = dataclasses.replace(SIMULATOR, cameras=("top",), image_size=(30, 33))
+"""Sides that are no multiples of the strides."""
+
+
+def conv(module: dict[str, Any], simulator: SimulatorSpec = CAMERA) -> Policy:
+    torch.manual_seed(0)
+    assert "conv" in SupportedModel
+    policy: Policy = module["ConvPolicy"](module["ConvConfig"](name="conv"), simulator, 1)
+    return policy
+
+
 def tensors(device: str, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.ones(shape, device=device) for shape in shapes]
 
 
-def test_the_model_decides_and_scores_alike_in_either_precision(example) -> None:
-    policy, inputs = linear(example("custom_model")), {"proprio": torch.randn(5, 6)}
+def observation(samples: int, device: str = "cpu") -> PolicyObservation:
+    """Of `CAMERA`."""
+    return PolicyObservation(
+        images=torch.randint(256, (samples, 1, 30, 33, 3), dtype=torch.uint8, device=device),
+        proprio=torch.randn(samples, 6, device=device),
+        task_descriptions=["reach"] * samples,
+    )
+
+
+@pytest.mark.parametrize(("name", "build"), [("custom_model", linear), ("custom_image_model", conv)])
+def test_the_models_decide_and_score_alike_in_either_precision(name, build, example) -> None:
+    policy = build(example(name))
+    inputs = policy.preprocess(observation(5))
     for halved in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=halved):
             generator = torch.Generator().manual_seed(3)
@@ -214,14 +271,30 @@ def test_the_model_refuses_what_it_cannot_steer(example) -> None:
             linear(module, SimulatorSpec(**(spec | {"max_episode_steps": 10} | changes)))
 
 
+def test_the_image_model_refuses_a_simulator_without_images(example) -> None:
+    module = example("custom_image_model")
+    number = ActionField(name="push", meaning="discrete", unit="1", low=(0.0,), high=(4.0,))
+    for changes in ({"cameras": ()}, {"actions": (number,)}):
+        with pytest.raises(PolicyError, match=r"needs images and continuous actions: set env\.cameras"):
+            conv(module, dataclasses.replace(CAMERA, **changes))
+
+
+def test_the_image_model_does_without_a_state_observation(example) -> None:
+    policy = conv(example("custom_image_model"), dataclasses.replace(CAMERA, proprio_dim=0))
+    seen = dataclasses.replace(observation(5), proprio=None)
+    assert policy.act(policy.preprocess(seen), "eval").actions.shape == (5, 1, 2)
+
+
 def test_what_is_computed_is_computed_where_its_inputs_are(example) -> None:
     """On torch's `meta` device, which refuses tensors of the CPU beside its own, and to read numbers, as a GPU does."""
-    policy = linear(example("custom_model")).to("meta")
-    inputs = {"proprio": torch.ones(5, 6, device="meta")}
-    for mode in ("train", "eval"):
-        output = policy.act(inputs, mode)
-        scored = policy.evaluate(inputs, output.trace)
-        assert {each.device.type for each in (output.actions, scored.logprobs, scored.values)} == {"meta"}
+    for policy in (linear(example("custom_model")).to("meta"), conv(example("custom_image_model")).to("meta")):
+        for source in ("cpu", "meta"):  # observations of rollouts are on the CPU
+            inputs = policy.preprocess(observation(5, source))
+            assert {each.device.type for each in inputs.values()} == {"meta"}
+        for mode in ("train", "eval"):
+            output = policy.act(inputs, mode)
+            scored = policy.evaluate(inputs, output.trace)
+            assert {each.device.type for each in (output.actions, scored.logprobs, scored.values)} == {"meta"}
 
     loss = example("custom_loss")
     logprobs, old, advantages = tensors("meta", (5, 2), (5, 2), (5, 2))
@@ -243,7 +316,10 @@ def test_the_stage_subtracts_its_price(example) -> None:
 
 SECTIONS = [
     ("algorithms.md", "A reward, filter, advantage, loss or encoder of your own"),
+    ("configuration.md", "For developers"),
     ("models.md", "Adding a model"),
+    ("operations.md", "Metrics"),
+    ("rollout.md", "Step an EnvManager"),
     ("simulators.md", "Writing one"),
     ("pipelines.md", "Changing the stages in YAML"),
     ("pipelines.md", "A stage of one's own"),

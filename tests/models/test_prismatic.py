@@ -184,8 +184,8 @@ def test_a_config_is_checked_against_its_checkpoint(folder: Path, name: str, spo
     config = dataclasses.replace(config, model=model, algorithm=dataclasses.replace(config.algorithm, name="sft"))
     assert list(check(config)) == []
     spoil(folder / name)
-    [(path, message, _)] = check(config)
-    assert path == "model.checkpoint" and name.partition("--")[0] in message
+    [issue] = check(config)
+    assert issue.where == "model.checkpoint" and name.partition("--")[0] in issue.message
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json", "tokenizer.json", "preprocessor_config.json"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.errors import near_match
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ def known_tasks() -> list[str]:
     return sorted(gymnasium.registry)
 
 
-def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield (path, message, remedy) for each task that is registered neither by Gymnasium nor by a plug-in."""
+def check_here(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in."""
     known = known_tasks()
     for index, task in enumerate(config.env.tasks):
         if task not in known:
-            yield f"env.tasks.{index}", *why_unknown(task, known)
+            yield ConfigIssue(f"env.tasks.{index}", *why_unknown(task, known))
 
 
 def why_unknown(task: str, known: list[str]) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.envs.options import Driver, LiberoConfig, Proprio, RenderQuality
 from embodyrl.errors import UserError
 
@@ -182,35 +183,34 @@ def assets_report() -> tuple[str, str]:
         return found, remedy
 
 
-def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what this machine lacks for a run on LIBERO: (setting, what, remedy)."""
+def check_here(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what this machine lacks for a run on LIBERO."""
     env: Any = config.env
     try:
         find_assets(env)
     except UserError as error:
         what, _, remedy = str(error).partition(": ")
-        yield "env.assets", what, remedy
+        yield ConfigIssue("env.assets", what, remedy)
 
 
-def check(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with a run on LIBERO, as far as that can be said without importing it: (setting, what,
-    remedy)."""
+def check(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what is wrong with a run on LIBERO, as far as that is known without importing it."""
     env: Any = config.env
     if env.driver is Driver.upstream and env.render_quality is RenderQuality.fast:
-        yield (
+        yield ConfigIssue(
             "env.render_quality",
             "env.render_quality = 'fast', but with env.driver = 'upstream' LIBERO renders by itself, as its authors do",
             "set it to full, or env.driver to fast",
         )
     left = OFFICIAL_STATES - (0 if env.share_start_states else env.start_states)
     if left == 0:
-        yield (
+        yield ConfigIssue(
             "env.start_states",
             f"env.start_states = {OFFICIAL_STATES} leaves none of LIBERO's start states for evaluation",
             "set it to 40, or env.share_start_states to true: evaluation then plays those of training as well",
         )
     elif config.eval.episodes > left * len(env.tasks):
-        yield (
+        yield ConfigIssue(
             "eval.episodes",
             f"eval.episodes = {config.eval.episodes}, but LIBERO has {left} start states for evaluation and env.tasks "
             f"{len(env.tasks)}: some episodes would be played twice with the same outcome",

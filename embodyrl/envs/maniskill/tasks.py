@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.envs.options import Sim
 from embodyrl.placement.graphics import VULKAN, RenderingCheck, graphics_variables
@@ -183,25 +184,29 @@ def _package() -> Path:
     return Path(spec.origin).parent
 
 
-def check(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong: (setting, what, remedy)."""
+def check(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what is wrong with a run on ManiSkill, as far as that is known without importing it."""
     env: Any = config.env
     for index, task in enumerate(env.tasks):
         if task in SEVERAL_ROBOTS:
-            yield f"env.tasks.{index}", f"the ManiSkill task {task!r} has several robots", "choose another task"
+            yield ConfigIssue(
+                f"env.tasks.{index}", f"the ManiSkill task {task!r} has several robots", "choose another task"
+            )
     if fills_gpu(env) and len(env.tasks) > 1:
-        yield "env.tasks", "with env.sim = 'gpu' all slots play one task", "name one task, or set env.sim to cpu"
+        yield ConfigIssue(
+            "env.tasks", "with env.sim = 'gpu' all slots play one task", "name one task, or set env.sim to cpu"
+        )
 
 
-def check_here(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what this machine lacks: (setting, what, remedy)."""
+def check_here(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what this machine lacks for a run on ManiSkill."""
     env: Any = config.env
     for index, task in enumerate(env.tasks):
         if missing := missing_assets(task):
-            yield f"env.tasks.{index}", *assets_missing(task, missing)
+            yield ConfigIssue(f"env.tasks.{index}", *assets_missing(task, missing))
     images = "env.cameras" if env.cameras else "tracking.video.episodes" if config.tracking.video.episodes else None
     if images and not _may_draw(inventory()):
-        yield images, f"{images} asks for images, but no Vulkan driver is installed here", DRIVER_REMEDY
+        yield ConfigIssue(images, f"{images} asks for images, but no Vulkan driver is installed here", DRIVER_REMEDY)
     if fills_gpu(env):
         yield from _gpu(env)
 
@@ -218,13 +223,13 @@ def fills_gpu(env: Any) -> bool:
     return env.sim is Sim.gpu
 
 
-def _gpu(env: Any) -> Iterator[tuple[str, str, str]]:
+def _gpu(env: Any) -> Iterator[ConfigIssue]:
     gpus = len(inventory().gpus)
     if not gpus:
-        yield "env.sim", "env.sim = 'gpu', but there is no NVIDIA GPU here", "set env.sim to cpu"
+        yield ConfigIssue("env.sim", "env.sim = 'gpu', but there is no NVIDIA GPU here", "set env.sim to cpu")
     elif isinstance(env.workers, int) and env.workers > gpus:
         message = f"env.workers = {env.workers}, but with env.sim = 'gpu' a process fills a GPU, and there are {gpus}"
-        yield "env.workers", message, f"set env.workers to auto, or to {gpus} or less"
+        yield ConfigIssue("env.workers", message, f"set env.workers to auto, or to {gpus} or less")
 
 
 RENDERING_CHECK = """

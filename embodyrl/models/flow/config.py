@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config, ModelConfig, setting
-from embodyrl.models.vla.config import ActionUnits, Objection, WeightType
+from embodyrl.models.vla.config import ActionUnits, WeightType
 
 
 class NoiseMethod(StrEnum):
@@ -60,19 +61,19 @@ class FlowConfig(ModelConfig):
     """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
 
 
-def check(config: Config) -> Iterator[Objection]:
+def check(config: Config) -> Iterator[ConfigIssue]:
     """Object to what no flow-matching policy can do."""
     model = config.model
     assert isinstance(model, FlowConfig)
     if model.noise_low >= model.noise_high:
-        yield (
+        yield ConfigIssue(
             "model.noise_low",
             f"model.noise_low = {model.noise_low} is not below model.noise_high = {model.noise_high}",
             "lower it",
         )
     entropy_coef = config.algorithm.entropy_coef
     if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
-        yield (
+        yield ConfigIssue(
             "algorithm.entropy_coef",
             f"algorithm.entropy_coef = {entropy_coef} has no use: with model.noise_method = "
             f"{model.noise_method.value} noise is as large as the settings say, whatever is learned",
@@ -81,7 +82,7 @@ def check(config: Config) -> Iterator[Objection]:
     if model.noise_method is not NoiseMethod.flow_cps:
         return
     if model.denoising_steps == 1:
-        yield (
+        yield ConfigIssue(
             "model.denoising_steps",
             "model.noise_method = flow_cps adds no noise in the last step, and model.denoising_steps = 1 has no other",
             "set model.denoising_steps to 2 or more",
@@ -89,7 +90,7 @@ def check(config: Config) -> Iterator[Objection]:
     for name in ("noise_level", "noise_level_end"):
         level = getattr(model, name)
         if level is not None and level > 1.0:
-            yield (
+            yield ConfigIssue(
                 f"model.{name}",
                 f"model.{name} = {level}, but flow_cps draws at most all noise anew",
                 "set it to 1 or less",

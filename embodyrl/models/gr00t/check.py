@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
@@ -14,18 +15,20 @@ from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robo
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, embodiment_number
 from embodyrl.models.gr00t.prompts import TOKENIZER, PromptError, Prompts
 from embodyrl.models.saved import open_shard, shard_files, with_kept
-from embodyrl.models.vla.config import Objection, check_patches, check_without_checkpoint
+from embodyrl.models.vla.config import check_patches, check_without_checkpoint
 
 
-def check(config: Config) -> Iterator[Objection]:
+def check(config: Config) -> Iterator[ConfigIssue]:
     """Object to what GR00T cannot do."""
     model = config.model
     assert isinstance(model, Gr00tConfig)
     yield from check_flow(config)
     if not config.env.cameras:
-        yield "env.cameras", f"env.cameras is empty, but model {model.name!r} needs images", "name a camera"
+        yield ConfigIssue(
+            "env.cameras", f"env.cameras is empty, but model {model.name!r} needs images", "name a camera"
+        )
     if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
-        yield (
+        yield ConfigIssue(
             "engine.lora.rank",
             f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the vision-language model, which "
             "model.freeze_vision and model.freeze_language leave as it is",
@@ -37,12 +40,12 @@ def check(config: Config) -> Iterator[Objection]:
         yield from _check_folder(config, model)
 
 
-def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
+def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
     scratch, chunk = model.scratch, config.rollout.chunk_size
     yield from _check_own_statistics(config, model)
     yield from check_without_checkpoint(model, "tokenizer")
     if model.embodiment_id:
-        yield (
+        yield ConfigIssue(
             "model.embodiment_id",
             f"model.embodiment_id = {model.embodiment_id}, but a model that starts from nothing knows one robot alone",
             "set it to null",
@@ -52,19 +55,19 @@ def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
         yield _too_long(chunk, scratch.action_horizon)
     for name in ("vision_size", "hidden_size", "action_size"):
         if getattr(scratch, name) % scratch.heads:
-            yield (
+            yield ConfigIssue(
                 f"model.scratch.{name}",
                 f"model.scratch.{name} = {getattr(scratch, name)} cannot be split over {scratch.heads} heads",
                 f"choose a multiple of {scratch.heads}",
             )
 
 
-def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
+def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
     """Of a model that starts from nothing."""
     if model.statistics is None:
         for name in ("embodiment_tag", "video_keys", "state_keys", "action_keys"):
             if getattr(model, name) is not None:
-                yield (
+                yield ConfigIssue(
                     f"model.{name}",
                     f"model.{name} chooses from statistics, but model.checkpoint and model.statistics are null",
                     "set model.statistics, or leave it out",
@@ -75,21 +78,21 @@ def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[Object
     try:
         robot = robot_of(*read_statistics(Path(model.statistics)), model)
     except PolicyError as error:
-        yield "model.statistics", f"model.statistics: {error}", ""
+        yield ConfigIssue("model.statistics", f"model.statistics: {error}")
         return
     for what, found, there in (
         ("a state", robot.state, state_dim(config)),
         ("an action", robot.action, action_dim(config)),
     ):
         if there is not None and len(found) != there:
-            yield (
+            yield ConfigIssue(
                 "model.statistics",
                 f"model.statistics are of {what} with {len(found)} numbers, the simulator has {there}",
                 "name statistics of demonstrations by this robot (data.path, too, if they are from there)",
             )
 
 
-def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
+def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
     try:
         files = CheckpointFiles.read(model)
         sizes = files.architecture
@@ -97,19 +100,19 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[Objection]:
             open_shard(path, "np")
         robot = robot_of(files.metadata, files.origin, model)
     except PolicyError as error:
-        yield "model.checkpoint", f"model.checkpoint: {error}", ""
+        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
         return
     try:
         embodiment_number(robot.tag, model.embodiment_id, sizes.embodiments)
     except PolicyError as error:
-        yield "model.embodiment_id", f"model.embodiment_id: {error}", ""
+        yield ConfigIssue("model.embodiment_id", f"model.embodiment_id: {error}")
     cameras = len(config.env.cameras)
     yield from misfits(robot, sizes, config.rollout.chunk_size, cameras, state_dim(config), action_dim(config))
     if TOKENIZER in files.tokenizer and cameras:  # the other form cannot be read without torch
         yield from _check_prompts(config, with_kept(model, Path(str(model.checkpoint))), files)
 
 
-def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -> Iterator[Objection]:
+def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -> Iterator[ConfigIssue]:
     """The tokenizer fits the model, and so do the task descriptions that are known."""
     sizes = files.architecture
     try:
@@ -124,10 +127,10 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
             length=model.prompt_length,
         )
     except PromptError as error:
-        yield "model.prompt_length", str(error), ""
+        yield ConfigIssue("model.prompt_length", str(error))
     except PolicyError as error:
         path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
-        yield path, f"{path}: {error}", ""
+        yield ConfigIssue(path, f"{path}: {error}")
 
 
 def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Robot:
@@ -144,7 +147,7 @@ def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Ro
 
 def misfits(
     robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio: int | None, action_dim: int | None
-) -> Iterator[Objection]:
+) -> Iterator[ConfigIssue]:
     """Yield what of a checkpoint does not fit a simulator.
 
     Args:
@@ -157,7 +160,7 @@ def misfits(
     """
     state, action = robot.state, robot.action
     if robot.cameras is not None and len(robot.cameras) != cameras:
-        yield (
+        yield ConfigIssue(
             "env.cameras",
             f"there are {cameras} camera(s) (env.cameras), but the checkpoint was trained with {len(robot.cameras)} "
             f"image(s): {', '.join(robot.cameras)}",
@@ -167,7 +170,7 @@ def misfits(
         yield _too_long(chunk, sizes.action_horizon)
     for name, ranges, most in (("state", state, sizes.max_state_dim), ("action", action, sizes.max_action_dim)):
         if len(ranges) > most:
-            yield (
+            yield ConfigIssue(
                 f"model.{name}_keys",
                 f"the {name} of {robot.tag!r} has {len(ranges)} numbers ({', '.join(ranges.parts)}), but the "
                 f"checkpoint takes {most} at most",
@@ -178,7 +181,7 @@ def misfits(
         ("action", action, action_dim, "statistics of this robot with model.statistics"),
     ):
         if there is not None and len(ranges) != there:
-            yield (
+            yield ConfigIssue(
                 f"model.{name}_keys",
                 f"the statistics of {robot.tag!r} describe {'an' if name == 'action' else 'a'} {name} of {len(ranges)} "
                 f"numbers ({', '.join(ranges.parts) or 'none'}), the simulator has {there}",
@@ -186,8 +189,8 @@ def misfits(
             )
 
 
-def _too_long(chunk: int, horizon: int) -> Objection:
-    return (
+def _too_long(chunk: int, horizon: int) -> ConfigIssue:
+    return ConfigIssue(
         "rollout.chunk_size",
         f"rollout.chunk_size = {chunk}, but the model denoises {horizon} actions at a time",
         f"set rollout.chunk_size to {horizon} or less",

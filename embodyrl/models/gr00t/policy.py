@@ -227,6 +227,6 @@ def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: Simulato
         raise PolicyError("the model needs images: set env.cameras")
     proprio = None if simulator is None else simulator.proprio_dim
     acting = None if simulator is None else simulator.action_dim
-    for _, message, remedy in misfits(robot, sizes, chunk_size, images, proprio, acting):
-        raise PolicyError(f"{message}: {remedy}")
+    for issue in misfits(robot, sizes, chunk_size, images, proprio, acting):
+        raise PolicyError(f"{issue.message}: {issue.hint}")
     return images

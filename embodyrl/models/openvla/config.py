@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.models.prismatic.check import check as check_common
 from embodyrl.models.prismatic.config import PrismaticConfig
-from embodyrl.models.vla.config import Objection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,6 @@ class OpenVLAConfig(PrismaticConfig):
     """OpenVLA: one image, one action, its entries said one after the other."""
 
 
-def check(config: Config) -> Iterator[Objection]:
+def check(config: Config) -> Iterator[ConfigIssue]:
     """Object to what OpenVLA cannot do."""
     yield from check_common(config, num_images=1)

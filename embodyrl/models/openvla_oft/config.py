@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config, setting
 from embodyrl.models.prismatic.check import check as check_common
 from embodyrl.models.prismatic.config import PrismaticConfig
-from embodyrl.models.vla.config import Objection
 from embodyrl.registry import ALGORITHMS
 
 ACTION_HEAD, PROPRIO_PROJECTOR = "action_head", "proprio_projector"
@@ -48,7 +48,7 @@ class OpenVLAOFTConfig(PrismaticConfig):
     """q99: -1 and 1 are the 1st and 99th percentile. min_max: the ends of the range, as models for ALOHA have it."""
 
 
-def check(config: Config) -> Iterator[Objection]:
+def check(config: Config) -> Iterator[ConfigIssue]:
     """Object to what OpenVLA-OFT cannot do."""
     model = config.model
     assert isinstance(model, OpenVLAOFTConfig)
@@ -56,13 +56,13 @@ def check(config: Config) -> Iterator[Objection]:
     heads = [name for name, used in ((ACTION_HEAD, says_numbers), (PROPRIO_PROJECTOR, model.use_proprio)) if used]
     algorithm = config.algorithm.name
     if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
-        yield (
+        yield ConfigIssue(
             "model.action_head",
             f"model.action_head = l1 says numbers without probabilities, which algorithm {algorithm!r} cannot improve",
             "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
         )
     if says_numbers and config.eval.sample:
-        yield (
+        yield ConfigIssue(
             "eval.sample",
             "eval.sample = true draws actions, but model.action_head = l1 says numbers without probabilities",
             "set eval.sample to false",

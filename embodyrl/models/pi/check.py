@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError, did_you_mean
@@ -20,7 +21,7 @@ from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, Pi05
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.saved import parse_json, with_kept
 from embodyrl.models.vla.checkpoint import choose_key
-from embodyrl.models.vla.config import Objection, check_patches, check_without_checkpoint
+from embodyrl.models.vla.config import check_patches, check_without_checkpoint
 
 # ---------------------------------------------------------------------------------------------------------- conventions
 
@@ -173,20 +174,20 @@ def _check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
 # ----------------------------------------------------------------------------------------------------------- objections
 
 
-def check(config: Config) -> Iterator[Objection]:
+def check(config: Config) -> Iterator[ConfigIssue]:
     """Object to what pi0 and pi0.5 cannot do."""
     model = config.model
     assert isinstance(model, PiConfig)
     yield from check_flow(config)
     own, other = (StateInput.token, "pi05") if model.name == "pi0" else (StateInput.prompt, "pi0")
     if model.state not in (own, StateInput.none):
-        yield (
+        yield ConfigIssue(
             "model.state",
             f"model.state = {model.state.value}, which model {model.name!r} has no place for",
             f"set it to {own.value} or none, or model.name to {other}",
         )
     if model.frozen is Frozen.language and config.engine.lora.rank:
-        yield (
+        yield ConfigIssue(
             "engine.lora.rank",
             f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the language model, which "
             "model.frozen = language leaves as it is",
@@ -195,17 +196,19 @@ def check(config: Config) -> Iterator[Objection]:
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
         if not config.env.cameras:
-            yield "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
+            yield ConfigIssue(
+                "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
+            )
     elif Path(model.checkpoint).is_dir():
         yield from _check_folder(config, model, Path(model.checkpoint))
 
 
-def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
+def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
     sizes = model.scratch
     yield from check_patches(sizes.image_size, sizes.patch_size)
     for name in ("hidden_size", "expert_size", "vision_size"):
         if getattr(sizes, name) % sizes.heads:
-            yield (
+            yield ConfigIssue(
                 f"model.scratch.{name}",
                 f"model.scratch.{name} = {getattr(sizes, name)} cannot be split among {sizes.heads} heads",
                 "choose a multiple",
@@ -213,9 +216,9 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
     try:
         _check_names(model.cameras, config.env.cameras)
     except PolicyError as error:
-        yield "model.cameras", str(error), ""
+        yield ConfigIssue("model.cameras", str(error))
     if model.cameras and set(model.cameras) == {ABSENT}:
-        yield "model.cameras", "model.cameras leaves no image to look at", "name a camera of env.cameras"
+        yield ConfigIssue("model.cameras", "model.cameras leaves no image to look at", "name a camera of env.cameras")
     yield from check_without_checkpoint(model, "tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
@@ -224,15 +227,15 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[Objection]:
         yield from _relative_to_nothing(robot, model.relative_action_dims)
 
 
-def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Objection]:
+def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[ConfigIssue]:
     try:
         files = CheckpointFiles.read(folder, tokenizer=model.tokenizer)
         architecture = Architecture.from_config(model.name, files.config, expert_head=files.layout.expert_head)
     except PolicyError as error:
-        yield "model.checkpoint", f"model.checkpoint: {error}", ""
+        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
         return
     if files.layout.model not in (None, model.name):
-        yield (
+        yield ConfigIssue(
             "model.name",
             f"the weights in model.checkpoint are those of {files.layout.model}, but model.name is {model.name}",
             f"set model.name to {files.layout.model}",
@@ -241,11 +244,11 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Obj
     try:
         choose_cameras(model.cameras, config.env.cameras, architecture)
     except PolicyError as error:
-        yield "model.cameras", str(error), ""
+        yield ConfigIssue("model.cameras", str(error))
     try:
         model = settled(model, files)
     except PolicyError as error:
-        yield "model.checkpoint", f"model.checkpoint: {error}", ""
+        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
         return
     robot = yield from _read_robot(config, model, files)
     yield from misfits(
@@ -261,19 +264,19 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Obj
 
 def _check_prompts(
     config: Config, model: PiConfig, files: CheckpointFiles, sizes: Architecture, robot: Robot | None
-) -> Iterator[Objection]:
+) -> Iterator[ConfigIssue]:
     """The tokenizer fits the model, and so do the task descriptions that are known."""
     states = 0 if robot is None or robot.states is None else len(robot.states)
     try:
         prompts = Prompts(*read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
     except (PolicyError, MissingPackageError) as error:
         path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
-        yield path, f"{path}: {error}", ""
+        yield ConfigIssue(path, f"{path}: {error}")
         return
     try:
         prompts.check(task_descriptions(config).values(), written_numbers(model, states, sizes.state_dim))
     except PolicyError as error:
-        yield "model.prompt_length", str(error), ""
+        yield ConfigIssue("model.prompt_length", str(error))
 
 
 def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
@@ -289,23 +292,23 @@ def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
     return width if writes_padded(model) else states
 
 
-def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Generator[Objection, None, Robot | None]:
+def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Generator[ConfigIssue, None, Robot | None]:
     """Yield what the statistics say; None where they cannot be read, which is objected to."""
     source = "model.checkpoint" if model.statistics is None else "model.statistics"
     try:
         statistics = (files if model.statistics is None else files.with_statistics(model.statistics)).statistics
     except PolicyError as error:
-        yield source, f"{source}: {error}", ""
+        yield ConfigIssue(source, f"{source}: {error}")
         return None
     try:
         chosen = statistics[choose_key(statistics, model.unnorm_key)]
     except PolicyError as error:
-        yield "model.unnorm_key", f"model.unnorm_key: {error}", ""
+        yield ConfigIssue("model.unnorm_key", f"model.unnorm_key: {error}")
         return None
     try:
         return robot_of(chosen, model, proprio=state_dim(config), action_dim=action_dim(config))
     except PolicyError as error:
-        yield source, f"{source}: {error}", ""
+        yield ConfigIssue(source, f"{source}: {error}")
         return None
 
 
@@ -316,7 +319,7 @@ def misfits(
     proprio: int | None,
     action_dim: int | None,
     relative: int,
-) -> Iterator[Objection]:
+) -> Iterator[ConfigIssue]:
     """Yield what of a checkpoint does not fit a simulator.
 
     Args:
@@ -328,7 +331,7 @@ def misfits(
         relative: entries of an action that are relative to the state.
     """
     if chunk > sizes.horizon:
-        yield (
+        yield ConfigIssue(
             "rollout.chunk_size",
             f"rollout.chunk_size = {chunk}, but the checkpoint gives {sizes.horizon} actions at once",
             f"set rollout.chunk_size to {sizes.horizon} or less",
@@ -337,12 +340,12 @@ def misfits(
     yield from _relative_to_nothing(robot, relative)
 
 
-def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[Objection]:
+def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[ConfigIssue]:
     if robot is None or not relative:
         return
     states, actions = len(robot.states or ()), len(robot.actions)
     if relative > min(states, actions):
-        yield (
+        yield ConfigIssue(
             "model.relative_action_dims",
             f"model.relative_action_dims = {relative}, but a state has {states} numbers and an action {actions}",
             f"set it to {min(states, actions)} or less",
@@ -351,7 +354,7 @@ def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[Objecti
 
 def _unlike(
     robot: Robot | None, sizes: Architecture | None, proprio: int | None, action_dim: int | None
-) -> Iterator[Objection]:
+) -> Iterator[ConfigIssue]:
     """Yield where a robot differs from the network's (None: that is made to fit) or the simulator's."""
     if robot is None:
         return
@@ -362,14 +365,14 @@ def _unlike(
     )
     for what, ranges, limit, there, instead in rows:
         if ranges is not None and len(ranges) > limit:
-            yield (
+            yield ConfigIssue(
                 "model.unnorm_key",
                 f"the statistics are of {what} with {len(ranges)} numbers, the checkpoint takes {limit}",
                 "choose statistics of another robot",
             )
         if ranges is not None and there is not None and len(ranges) != there:
             choose = "model.statistics" if sizes is None else "model.unnorm_key, model.statistics"
-            yield (
+            yield ConfigIssue(
                 choose.partition(",")[0],
                 f"the statistics are of {what} with {len(ranges)} numbers, the simulator has {there}",
                 f"choose statistics of this robot ({choose}), or {instead}",

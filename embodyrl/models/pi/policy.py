@@ -106,8 +106,8 @@ class PiPolicy(FlowPolicy):
         chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
         robot = robot_of(chosen, self.config, proprio=proprio, action_dim=acting)
         relative = self.config.relative_action_dims
-        for _, message, remedy in misfits(self.architecture, chunk_size, robot, proprio, acting, relative):
-            raise PolicyError(f"{message}: {remedy}")
+        for issue in misfits(self.architecture, chunk_size, robot, proprio, acting, relative):
+            raise PolicyError(f"{issue.message}: {issue.hint}")
         return robot
 
     def _freeze(self) -> None:

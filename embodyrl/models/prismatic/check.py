@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.prismatic.checkpoint import CheckpointFiles, head_file
 from embodyrl.models.prismatic.config import PrismaticConfig
 from embodyrl.models.saved import open_shard, shard_files
 from embodyrl.models.vla.checkpoint import choose_key
-from embodyrl.models.vla.config import Objection, check_without_checkpoint
+from embodyrl.models.vla.config import check_without_checkpoint
 
 
-def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Iterator[Objection]:
+def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Iterator[ConfigIssue]:
     """Object to what OpenVLA and OpenVLA-OFT have in common.
 
     Args:
@@ -25,20 +26,22 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
     model, cameras = config.model, config.env.cameras
     assert isinstance(model, PrismaticConfig)
     if len(cameras) != num_images:
-        yield (
+        yield ConfigIssue(
             "env.cameras",
             f"env.cameras names {len(cameras)} camera(s), but model {model.name!r} takes {num_images} image(s)",
             f"name {num_images} camera(s) of the simulator",
         )
     if model.adapter is not None and not Path(model.adapter).is_dir():
-        yield "model.adapter", f"model.adapter = {model.adapter!r} is no folder", "name the folder of a LoRA adapter"
+        yield ConfigIssue(
+            "model.adapter", f"model.adapter = {model.adapter!r} is no folder", "name the folder of a LoRA adapter"
+        )
     if model.checkpoint is None:
         yield from check_without_checkpoint(model, "adapter")
     if model.checkpoint is not None and Path(model.checkpoint).is_dir():
         yield from _check_folder(model, Path(model.checkpoint), heads)
 
 
-def _check_folder(model: PrismaticConfig, folder: Path, heads: tuple[str, ...]) -> Iterator[Objection]:
+def _check_folder(model: PrismaticConfig, folder: Path, heads: tuple[str, ...]) -> Iterator[ConfigIssue]:
     try:
         files = CheckpointFiles.read(folder)
         for path in shard_files(folder):
@@ -46,9 +49,9 @@ def _check_folder(model: PrismaticConfig, folder: Path, heads: tuple[str, ...]) 
         for head in heads:
             head_file(folder, head)
     except PolicyError as error:
-        yield "model.checkpoint", f"model.checkpoint: {error}", ""
+        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
         return
     try:
         choose_key(files.statistics, model.unnorm_key)
     except PolicyError as error:
-        yield "model.unnorm_key", f"model.unnorm_key: {error}", ""
+        yield ConfigIssue("model.unnorm_key", f"model.unnorm_key: {error}")

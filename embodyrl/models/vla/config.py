@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
-Objection = tuple[str, str, str]
-"""Path of a setting, what is wrong, what to do."""
+from embodyrl.config.issues import ConfigIssue
 
 
 class WeightType(StrEnum):
@@ -24,7 +23,7 @@ class ActionUnits(StrEnum):
     metric = "metric"
 
 
-def check_without_checkpoint(model: Any, *names: str) -> Iterator[Objection]:
+def check_without_checkpoint(model: Any, *names: str) -> Iterator[ConfigIssue]:
     """Object to options that belong to the weights of a checkpoint, where there is none.
 
     Args:
@@ -33,17 +32,17 @@ def check_without_checkpoint(model: Any, *names: str) -> Iterator[Objection]:
     """
     for name in names:
         if getattr(model, name) is not None:
-            yield (
+            yield ConfigIssue(
                 f"model.{name}",
                 f"model.{name} is set, but model.checkpoint is null",
                 "name the weights it belongs to",
             )
 
 
-def check_patches(image_size: int, patch_size: int) -> Iterator[Objection]:
+def check_patches(image_size: int, patch_size: int) -> Iterator[ConfigIssue]:
     """Object to images of a new model that cannot be cut into patches; both are sides [pixels]."""
     if image_size % patch_size:
-        yield (
+        yield ConfigIssue(
             "model.scratch.patch_size",
             f"an image of model.scratch.image_size = {image_size} cannot be cut into patches of {patch_size} pixels",
             "choose a divisor",

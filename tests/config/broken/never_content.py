@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.registry import SIMULATORS
 
 
-def complain(config: Config) -> Iterator[tuple[str, str, str]]:
+def complain(config: Config) -> Iterator[ConfigIssue]:
     """One fault about the simulator's own section, and one about another."""
-    yield "env.num_envs", f"env.num_envs = {config.env.num_envs} does not suit this simulator", "think of another"
-    yield "eval.episodes", "this simulator is never evaluated", "there is no remedy"
+    yield ConfigIssue(
+        "env.num_envs", f"env.num_envs = {config.env.num_envs} does not suit this simulator", "think of another"
+    )
+    yield ConfigIssue("eval.episodes", "this simulator is never evaluated", "there is no remedy")
 
 
 SIMULATORS.register(

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
+from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.pipelines.builtin import grpo
 from embodyrl.registry import ALGORITHMS
 
 
-def complain(config: Config) -> Iterator[tuple[str, str, str]]:
+def complain(config: Config) -> Iterator[ConfigIssue]:
     """One fault about the demonstrations."""
-    yield "data.path", f"the demonstrations in {config.data.path} are of poor taste", "record better ones"
+    yield ConfigIssue("data.path", f"the demonstrations in {config.data.path} are of poor taste", "record better ones")
 
 
 ALGORITHMS.register(
