@@ -87,7 +87,7 @@ def test_evaluations_void_what_is_in_progress_which_is_counted_and_said_once(tmp
     assert [row.get("env/restore_mismatches", 0.0) for row in rows(tmp_path)] == [0, 2, 4, 6]
     for text in (done.stdout, (tmp_path / "out" / "run.log").read_text()):
         words = " ".join(text.split())
-        assert words.count("did not come back from its saved states as it was, in 2 slots (0, 1)") == 1
+        assert words.count("did not come back from its saved states as it was, in 2 envs (0, 1)") == 1
         assert "What they were playing is invalid" in words and "The one rule" in words
     log = (tmp_path / "out" / "workers" / "env-0.log").read_text()
     assert "slot 0, step 8 (task 'go', start state" in log and "is not bit for bit the one that was saved" in log
@@ -118,6 +118,6 @@ def test_a_resume_with_another_version_says_so_and_voids_what_does_not_come_back
     assert other.returncode == 0, other.stderr
     log = " ".join((tmp_path / "out" / "run.log").read_text().split())
     assert "simulators have changed since the checkpoint was saved: line 1.0 " in log and " -> 1.1 " in log
-    assert log.count("did not come back from its saved states as it was, in 2 slots (0, 1)") == 1
+    assert log.count("did not come back from its saved states as it was, in 2 envs (0, 1)") == 1
     # These come back from states of their own, so offloading goes on and loses nothing more.
     assert [row.get("env/restore_mismatches", 0.0) for row in rows(tmp_path)[-2:]] == [2, 2]
