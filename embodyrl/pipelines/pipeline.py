@@ -297,7 +297,7 @@ def _of_function(config: Config) -> list[Stage]:
     except Exception as error:  # whatever a stranger's function raises
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{name} failed: {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        raise wrong(what, "mend the function") from error
+        raise wrong(what, "fix the function") from error
     if not isinstance(stages, list) or not all(isinstance(stage, Stage) for stage in stages):
         raise wrong(f"{name} returned a {type(stages).__name__}", "return a list of embodyrl.pipelines.Stage")
     return stages
