@@ -178,7 +178,7 @@ class Ranks:
 
     def _wait_for_the_gone(self) -> list[int]:
         """Return the ranks of this machine that have ended, or end within `_GONE_S`."""
-        # A connection breaks a moment before its process has ended, so one look would find nobody.
+        # A connection breaks a moment before its process has ended, so a single check would come too early.
         deadline = time.monotonic() + _GONE_S
         while not (gone := [rank for rank, process in self._peers.items() if process and _has_ended(process)]):
             if time.monotonic() > deadline:

@@ -68,7 +68,7 @@ class Process:
             os.close(self.exit_fd)
 
     def how_it_ended(self) -> str:
-        """Return what became of it, in words; after `kill`."""
+        """Describe how it ended, in text; to be called after `kill`."""
         return describe_exit(self.status)
 
     def _is_zombie(self) -> bool:
@@ -333,7 +333,7 @@ class ForkedProcess(Process):
         self._zygote = zygote
 
     def how_it_ended(self) -> str:
-        """Return what became of it, in words; after `kill`."""
+        """Describe how it ended, in text; to be called after `kill`."""
         fate = self._zygote.how_it_ended()
         if self.status is not None or fate is None:
             return describe_exit(self.status)

@@ -108,7 +108,7 @@ class EnvManager:
             launcher = launcher or LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=log_dir)
             self._start(config, launcher, near)
         except BaseException as error:
-            # Also on Ctrl-C: processes that have started would outlive the constructor, which nobody can close.
+            # Also on Ctrl-C: the caller gets no object that could end the processes that have started.
             self.close()
             if isinstance(error, RemoteError) and error.is_user_error:
                 raise UserError(error.remote_message) from error
