@@ -37,17 +37,16 @@ if TYPE_CHECKING:  # these import torch
     from embodyrl.runner.playing import Envs, LoadedPolicy
 
 ConfigSource = str | Path | Mapping[str, Any] | Config | LoadedConfig
-"""What a config can be given as: a YAML file, the name of a shipped experiment, what such a file would hold as a dict,
-or a config that is loaded already."""
+"""A config: a YAML file, the name of a shipped experiment, a dict like the contents of such a file, or a loaded config.
+"""
 RECORDED_EPISODES = 4
-"""Episodes on a video of an evaluation where the config records none."""
+"""Episodes on a video of an evaluation if the config records none."""
 IN_PYTHON = "config"
-"""How messages call a config that is no file."""
+"""Name in messages of a config that is no file."""
 
 
 class Run:
-    """A run that ended: what it measured, and what it learned. Everything is read from its directory when it is asked
-    for.
+    """A finished run: its metrics and its policy, read from its directory on first use.
 
     Args:
         path: the run directory.
@@ -66,9 +65,10 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
-        """A row per iteration, with `iteration`; also one for the evaluation before training (iteration 0), and one for
-        an evaluation that was made up for after a signal. A number that JSON has no word for is NaN in rows that an
-        earlier process wrote. Without the sink `jsonl` there are only rows of this process."""
+        """One row per iteration, with `iteration`; also one for the evaluation before training (iteration 0), and one
+        for an evaluation that was made after a resume because a signal had left it out. In rows of an earlier process
+        NaN also stands for infinity, which JSON cannot hold. Without the sink `jsonl` there are only rows of this
+        process."""
         path = self.path / METRICS_FILE
         own = self._rows
         earlier = read_rows(path)[0] if path.is_file() else []
@@ -79,7 +79,7 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds: name, iterations, env_steps, wall_s, seed, versions, `evaluations` by iteration, ...
+        """Contents of summary.json: name, iterations, env_steps, wall_s, seed, versions, `evaluations` by iteration ...
 
         Raises:
             SummaryError: it is missing or damaged.
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def stopped_by(self) -> str | None:
-        """Who stopped the run before its end: `callback`, the name of a signal, or None."""
+        """What stopped the run before its end: `callback`, the name of a signal, or None."""
         found: str | None = self.summary.get("stopped_by")
         return found
 
@@ -106,7 +106,7 @@ class Run:
 
     @cached_property
     def policy(self) -> LoadedPolicy:
-        """The policy of the last checkpoint, loaded when it is first asked for."""
+        """The policy of the last checkpoint, loaded on first use."""
         return _load(*_saved(self.path, (), None, trust=self._is_own, progress=False), self._spec)
 
 
@@ -123,13 +123,13 @@ def train(
     Args:
         config: see `ConfigSource`.
         overrides: settings to change, as on the command line: `["seed=3", "env=gym/pendulum"]`.
-        progress: show on the screen what the command line shows.
-        callbacks: are told about iterations and evaluations, and may stop the run; see `Callback`.
-        trust: run the plug-ins of a config that somebody else's run has left.
+        progress: print what the command line prints.
+        callbacks: called after iterations and evaluations; may stop the run. See `Callback`.
+        trust: run the plug-ins of a config from somebody else's run.
 
     Raises:
-        UserError: something that the user can mend, in words; `ConfigError` with every fault of the config.
-        RunError: the run cannot go on.
+        UserError: the user can fix the cause, which the text names; `ConfigError` lists every issue of the config.
+        RunError: the run cannot continue.
         KeyboardInterrupt: Ctrl-C; the iteration was finished and saved. A second one, 2 s later, does not wait.
         SystemExit: SIGTERM, SIGHUP or SIGUSR1, in the same way, with the code 128 + number of the signal.
     """
@@ -147,7 +147,7 @@ def resume(
     callbacks: Sequence[object] = (),
     trust: bool = False,
 ) -> Run:
-    """Go on with a run from its last checkpoint, as `embodyrl resume` does.
+    """Continue a run from its last checkpoint, as `embodyrl resume` does.
 
     Args:
         run_dir: the run directory.
@@ -179,11 +179,11 @@ def evaluate(
         path: a checkpoint, a run directory (its last checkpoint), `<run directory>/last` or `/best`, an exported
             policy; with `config`, also a folder of public weights.
         overrides: settings to change, e.g. `["eval.first_start_state=20000"]`.
-        episodes: how many; None: as many as the config says.
-        config: what to evaluate public weights with.
-        video: where an MP4 of the first episodes goes.
-        progress: show on the screen what the command line shows.
-        trust: run the plug-ins of a checkpoint that somebody else made.
+        episodes: their number; None: `eval.episodes`.
+        config: to evaluate public weights with.
+        video: path of an MP4 of the first episodes.
+        progress: print what the command line prints.
+        trust: run the plug-ins of a checkpoint from somebody else.
 
     Raises:
         UserError, RunError: see `train`.
@@ -226,11 +226,11 @@ def load_policy(
     envs: Envs | None = None,
     trust: bool = False,
 ) -> LoadedPolicy:
-    """Load a policy that acts.
+    """Load a policy to act with.
 
     Args:
         path, overrides, config, trust: see `evaluate`.
-        envs: simulators that it is to act in. None: one is started for a moment, to learn what actions mean there.
+        envs: simulators to act in. None: one is started for a moment to read its spec.
 
     Raises:
         UserError, RunError: see `train`.
@@ -248,15 +248,15 @@ def make_envs(
     seed: int = 0,
     trust: bool = False,
 ) -> Envs:
-    """Start simulators to step by hand.
+    """Start simulators to step manually.
 
     Args:
         config: a shipped environment (`metaworld/reach`; `embodyrl list configs` names all), a run directory or a
             checkpoint, or a config, of which the section `env` is used.
-        num_envs: slots, in as many processes as fit this machine; None: as the config says.
+        num_envs: `B`, in as many processes as fit this machine; None: `env.num_envs`.
         overrides: settings to change, e.g. `["env.cameras=[corner2]"]`.
         chunk_size: `C`, actions per step; None: `rollout.chunk_size` of the config.
-        seed: decides which training episodes the slots play.
+        seed: of the training episodes that the envs play.
         trust: see `evaluate`.
 
     Raises:
@@ -305,10 +305,10 @@ def load(
     not_needed: Sequence[tuple[str | int, ...]] = (),
     trust: bool = False,
 ) -> LoadedConfig:
-    """Load and check a config, however it is given; see `config.load_config`.
+    """Load and check a config from any source; see `config.load_config`.
 
     Raises:
-        ConfigError: with every fault.
+        ConfigError: lists every issue.
     """
     overrides = _checked(overrides)
     if isinstance(config, LoadedConfig):
@@ -329,7 +329,7 @@ def load(
         path.write_text(text)
         try:
             loaded = load_config(path, overrides, plugin_dir=Path.cwd(), use=use, not_needed=not_needed, trust=trust)
-        except ConfigError as error:  # places in a file that nobody wrote would only confuse
+        except ConfigError as error:  # lines of a temporary file would only confuse
             own = [fault.location is not None and fault.location.file == str(path) for fault in error.faults]
             raise ConfigError(
                 [
@@ -341,7 +341,7 @@ def load(
 
 
 def _plain(value: Any) -> Any:
-    """The same with what YAML has words for."""
+    """Return the settings as types that YAML can write."""
     if isinstance(value, Mapping):
         return {key: _plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -363,7 +363,7 @@ def _host(progress: bool, rows: Rows, callbacks: Sequence[object]) -> Host:
 
 
 def _run(ending: Ending, rows: Rows) -> Run:
-    """The run that ended so, or what a signal that stopped it means in Python."""
+    """Return the finished run; raise the exception that stands for a signal in Python if one has stopped it."""
     if ending.exit_code == 130:
         raise KeyboardInterrupt(f"stopped and saved: embodyrl.resume({str(ending.run_dir)!r}) goes on")
     if ending.exit_code:
@@ -381,8 +381,8 @@ def _say(progress: bool, text: str) -> None:
 def _saved(
     path: Path, overrides: Sequence[str], config: ConfigSource | None, *, trust: bool, progress: bool
 ) -> tuple[LoadedConfig, Path | None, Path]:
-    """A policy on the disk: the config to build it with, the folder of its weights (None: the config names it), and
-    what to call it."""
+    """Find a saved policy; returns the config to build it with, the folder of its weights (None: the config names it),
+    and its name for people."""
     unread = [("data", "path")]
     if config is not None:
         if not path.is_dir():
@@ -403,7 +403,8 @@ def _saved(
 
 
 def _engine(loaded: LoadedConfig, weights: Path | None, offers: Offers) -> HybridEngine:
-    """The policy in an engine, to be looked at."""
+    """Build the policy in an engine that only acts."""
+    # Without the KL penalty no reference policy is built, which would double the memory.
     if weights is not None:
         return build_saved(loaded.config, offers, weights)
     free = dataclasses.replace(loaded.config.algorithm, kl_coef=0.0)
@@ -411,7 +412,7 @@ def _engine(loaded: LoadedConfig, weights: Path | None, offers: Offers) -> Hybri
 
 
 def _load(loaded: LoadedConfig, weights: Path | None, place: str | Path, spec: SimulatorSpec | None) -> LoadedPolicy:
-    """The policy for simulators that offer `spec`; None: those of its config."""
+    """Load the policy for simulators with `spec`; None: for those of its config."""
     from embodyrl.runner.playing import LoadedPolicy
 
     if spec is None:
@@ -425,13 +426,13 @@ def _load(loaded: LoadedConfig, weights: Path | None, place: str | Path, spec: S
 
 @dataclasses.dataclass(frozen=True)
 class Offered:
-    """What simulators offered that need not run any more."""
+    """The spec of simulators that need not run any more."""
 
     spec: SimulatorSpec
 
 
 def _environment(config: ConfigSource, overrides: list[str], trust: bool) -> LoadedConfig:
-    """A config whose section `env` is what is asked for; its other sections need not go with it."""
+    """Load a config for its section `env`; the other sections need not fit it."""
     if not isinstance(config, str | Path):
         return load(config, overrides, use=ConfigUse.show, trust=trust)
     path, name = Path(config), str(config)

@@ -1,6 +1,6 @@
-"""Advantage estimators. Shapes: `T` steps in time, `B` slots; every tensor is `[T, B]` unless it says otherwise.
+"""Advantage estimators. Shapes: `T` steps in time, `B` slots; every tensor is `[T, B]` unless noted otherwise.
 
-A step is a decision (`T = K`), or an action where rewards are those of actions (`T = K*C`).
+A step is a chunk (`T = K`), or an action with `algorithm.reward_level: action` (`T = K*C`).
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation, Schulman et al. (2016), arXiv:1506.02438, eq. 16.
 
-    delta_k = r_k + g_k V'_k - V_k and A_k = delta_k + g_k lambda A_{k+1}, the sum stopping at the end of an episode.
+    delta_k = r_k + g_k V'_k - V_k and A_k = delta_k + g_k lambda A_{k+1}; the sum stops at the end of an episode.
 
     Args:
-        rewards: reward of each decision (summed over its chunk).
-        values: V of the observation decided on.
+        rewards: reward of each chunk, summed over its actions.
+        values: V of the observation that the chunk was chosen for.
         next_values: V' of the observation that followed, before any reset; 0 where the episode terminated (or was
             cut off and is not to be bootstrapped).
-        ended: bool, the episode ended in this decision, for whatever reason.
-        discounts: g, discount from this decision to the next.
-        valid: bool, False where no decision was taken (advantage and return are 0 there).
+        ended: bool, the episode ended in this chunk, for whatever reason.
+        discounts: g, discount from this chunk to the next.
+        valid: bool, False where no chunk was chosen (advantage and return are 0 there).
         gae_lambda: 0 .. 1.
 
     Returns:
         Advantages and value targets (advantages + values).
     """
+    # `next_values` instead of `values` shifted by one row: at a time limit the next row is another episode's, while the
+    # value to bootstrap from is that of the observation before the reset. `ended` only stops the sum.
     deltas = rewards + discounts * next_values - values
     advantages = _discounted_sums(deltas, discounts * gae_lambda * (~ended), valid)
     return advantages, torch.where(valid, advantages + values, 0.0)
@@ -45,7 +47,7 @@ def gae(
 
 def reinforce_pp(*, rewards: Tensor, ended: Tensor, discounts: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """REINFORCE++, Hu et al. (2025), arXiv:2501.03262: the discounted return from each step to the end of its episode.
-    Its baseline is the batch's mean, so it wants `normalize_advantages`.
+    Its baseline is the batch's mean, which `algorithm.normalize_advantages` subtracts.
 
     Args: as in `gae`.
 
@@ -57,13 +59,13 @@ def reinforce_pp(*, rewards: Tensor, ended: Tensor, discounts: Tensor, valid: Te
 
 
 def raw(*, rewards: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """The reward of each step as it is: what a reward function that assigns credit itself wants."""
+    """Return the reward of each step unchanged, for a reward function that assigns credit itself."""
     advantages = torch.where(valid, rewards, 0.0)
     return advantages, advantages
 
 
 def _discounted_sums(terms: Tensor, factors: Tensor, valid: Tensor) -> Tensor:
-    """S_k = terms_k + factors_k S_{k+1}, and 0 where nothing is valid."""
+    """Return S_k = terms_k + factors_k S_{k+1}, and 0 where no step is valid."""
     sums = torch.zeros_like(terms)
     following = torch.zeros_like(terms[0])
     for k in reversed(range(terms.shape[0])):
@@ -92,29 +94,31 @@ def grpo(
     | RLOO, Ahmadian et al. (2024), arXiv:2402.14740, section 3.2 | group | none | yes |
     | REINFORCE++-baseline, Hu et al. (2025), arXiv:2501.03262 | group | none, then `normalize_advantages` | no |
 
-    Slots without a valid step (their episode was lost) count nowhere. An episode that has nothing to be compared with
+    Slots without a valid step (their episode was lost) count nowhere. An episode without another to compare it with
     gets advantage 0.
 
     Args:
         rewards: of each step; one whole episode per slot.
         valid: bool, True up to and including the step with which the episode ended.
         group_size: G, consecutive slots that played the same start state.
-        mean_level, std_level: episodes over which mean and standard deviation are taken. The latter is that of the
-            deviations from the mean that is subtracted, and 1 with none.
+        mean_level, std_level: episodes over which mean and standard deviation are taken. The standard deviation is that
+            of the deviations from the mean that is subtracted, and 1 with none.
         leave_one_out: leave the episode itself out of its mean.
         unbiased: divide squared deviations by n - 1, not n.
         eps: added to the standard deviation.
 
     Returns:
-        Advantages, and the episodes' returns at each of their steps; float32. Of episodes with one return they are
-        exactly 0.
+        Advantages, and the episodes' returns at each of their steps; float32. Where all episodes have the same return,
+        advantages are exactly 0.
     """
-    # Rounded to float32, returns that were added up in another order are equal again.
+    # Summed in float64 and rounded to float32: equal returns whose rewards came in another order are equal again.
+    # Otherwise a group without any signal would get advantages of +-1 made of rounding errors.
     returns = (rewards.double() * valid).sum(0).float().double()
     played = valid.any(0)
     deviations = torch.where(played, returns - _means(returns, played, group_size, mean_level, leave_one_out), 0.0)
     relative = deviations
     if std_level is not NormLevel.none:
+        # Not around a mean of their own: with std_level batch and mean_level group this is the spread within groups.
         squares, counts = _sums(deviations.square(), played, group_size, std_level)
         spread = (squares / (counts - float(unbiased)).clamp(min=1.0)).sqrt()
         relative = deviations / (spread + eps)
@@ -122,17 +126,19 @@ def grpo(
 
 
 def _means(returns: Tensor, played: Tensor, group_size: int, level: NormLevel, leave_one_out: bool) -> Tensor:
-    """The mean that each of `returns [B]` is compared with; of a single episode, its own return."""
+    """Return the mean `[B]` that each of `returns [B]` is compared with; for a single episode its own return."""
     if level is NormLevel.none:
         return torch.zeros_like(returns)
     sums, counts = _sums(returns, played, group_size, level)
     if leave_one_out:
+        # RLOO's baseline: independent of the episode itself, so the gradient stays unbiased.
         return torch.where(counts > 1, (sums - returns) / (counts - 1).clamp(min=1.0), returns)
     return sums / counts.clamp(min=1.0)
 
 
 def _sums(column: Tensor, played: Tensor, group_size: int, level: NormLevel) -> tuple[Tensor, Tensor]:
-    """Sum and number of the episodes `[B]` in each one's group, or in the batch."""
+    """Return sum and number `[B]` of the episodes in each one's group, or in the batch."""
+    # Groups are consecutive slots, so a view `[B / G, G]` holds one in each row.
     size = group_size if level is NormLevel.group else max(len(column), 1)
     counted = torch.where(played, column, 0.0).view(-1, size)
     counts = played.to(column.dtype).view(-1, size)
@@ -154,8 +160,8 @@ def normalize(advantages: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tenso
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 no better than a constant; nan if returns
-    do not vary."""
+    """Return 1 - Var[returns - values] / Var[returns]: 1 for a perfect critic, 0 for one no better than a constant,
+    nan if returns do not vary."""
     total = variance(returns, unbiased=False)
     left = variance(returns.double() - values.double(), unbiased=False)
     return float("nan") if total == 0 else float(1.0 - left / total)
@@ -170,13 +176,13 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 def mean(numbers: Tensor) -> Tensor:
-    """Mean of `[M, ...]`, float64 `[...]`: exactly their value where all are equal; nan of none."""
+    """Return the mean of `[M, ...]`, float64 `[...]`: exactly their value where all are equal; nan of none."""
     total = numbers.double().sum(0)
     return total / torch.full_like(total, len(numbers))
 
 
 def variance(numbers: Tensor, *, unbiased: bool) -> Tensor:
-    """Variance of `[M, ...]`, float64 `[...]`: exactly 0 where all are equal; nan of none.
+    """Return the variance of `[M, ...]`, float64 `[...]`: exactly 0 where all are equal; nan of none.
 
     Args:
         unbiased: divide the squared deviations by M - 1, not M.

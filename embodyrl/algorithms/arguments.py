@@ -1,4 +1,4 @@
-"""What the stages give to losses, advantages, rewards and filters, and whether a function can be called with it."""
+"""The columns that stages pass to losses, advantages, rewards and filters, and checks that functions can be called."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
         *("executed", "sequence", "version", "task_index", "proprio", "images", "returns", "old_values"),
     ),
 }
-"""What each of them may name besides its own options; docs/algorithms.md says what they are."""
+"""The columns that each of them may name besides its own options; docs/algorithms.md describes them."""
 
 BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def objections(key: str, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield why the component of `algorithm.<key>` could not be called in a run: each as what is wrong and a remedy.
+    """Yield the reasons why the component of `algorithm.<key>` could not be called in a run, each with a remedy.
 
-    What comes with embodyrl is not looked at, since that would import torch; tests do it.
+    Built-in components are not checked here, since that would import torch; tests check them.
     """
     section, registry = getattr(config.algorithm, key), COMPONENTS[key]
     if section.name not in registry or (entry := registry.entry(section.name)).source == "built-in" or entry.missing():
@@ -49,14 +49,14 @@ def objections(key: str, config: Config) -> Iterator[tuple[str, str]]:
     try:
         parameters = inspect.signature(entry.load()).parameters
     except Exception as error:  # whatever a stranger's module raises, or what is no function
-        yield f"{what} cannot be loaded: {type(error).__name__}: {error}", "mend its registration"
+        yield f"{what} cannot be loaded: {type(error).__name__}: {error}", "fix its registration"
         return
     yield from (objection for parameter in parameters.values() if (objection := _why_not(key, parameter, config, what)))
     yield from _unused(section, parameters, what)
 
 
 def _why_not(key: str, parameter: inspect.Parameter, config: Config, what: str) -> tuple[str, str] | None:
-    """Return why an argument of a function cannot be given to it."""
+    """Return the reason why an argument of a function is not available, and a remedy; None if it is."""
     options = _options(getattr(config.algorithm, key))
     name, given = parameter.name, GIVEN[key]
     if parameter.kind not in BY_NAME:
@@ -74,7 +74,7 @@ def _why_not(key: str, parameter: inspect.Parameter, config: Config, what: str) 
 
 
 def _absent(name: str, config: Config) -> tuple[str, str]:
-    """Return why a run with this config lacks what others have, and what to do; two empty texts if it has it."""
+    """Return the reason why a run with this config lacks a column, and a remedy; two empty texts if it has it."""
     algorithm, advantage = config.algorithm, config.algorithm.advantage.name
     if name in ("values", "next_values", "returns", "old_values"):
         if advantage in ADVANTAGES and not ADVANTAGES.entry(advantage).critic:
@@ -90,7 +90,7 @@ def _absent(name: str, config: Config) -> tuple[str, str]:
 
 
 def _absent_for_advantages(name: str, config: Config) -> tuple[str, str]:
-    """The same, of what an advantage estimator names."""
+    """Do what `_absent` does, for a column that an advantage estimator names."""
     of_decisions = ("terminated", "values", "next_values")
     if name in of_decisions and config.algorithm.reward_level is RewardLevel.action:
         return "actions have none (algorithm.reward_level is 'action')", "set algorithm.reward_level to chunk"
@@ -98,7 +98,7 @@ def _absent_for_advantages(name: str, config: Config) -> tuple[str, str]:
 
 
 def _unused(section: Any, named: Mapping[str, Any], what: str) -> Iterator[tuple[str, str]]:
-    """Options that reach nothing."""
+    """Yield options that no function reads."""
     read_by_stage = _options(EncodingRewardConfig) if isinstance(section, EncodingRewardConfig) else []
     for option in _options(section):
         if option not in named and option not in read_by_stage:
@@ -107,5 +107,5 @@ def _unused(section: Any, named: Mapping[str, Any], what: str) -> Iterator[tuple
 
 
 def _options(section: Any) -> list[str]:
-    """The names of a component's own options."""
+    """Return the names of a component's own options."""
     return [field.name for field in dataclasses.fields(section) if field.name != "name"]

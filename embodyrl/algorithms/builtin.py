@@ -1,4 +1,4 @@
-"""The components that come with embodyrl, declared by name: one function for each registry, which calls it once.
+"""The built-in components, declared by name: one function for each registry, which calls it once.
 
 Nothing here imports torch: a config is checked against these entries before anything else is loaded.
 """

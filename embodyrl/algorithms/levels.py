@@ -1,13 +1,13 @@
-"""Explicit steps between the levels at which log-probs, entropies, rewards and advantages live.
+"""Conversions between the levels of log-probs, entropies, rewards and advantages.
 
 | level | shape | one number for |
 |---|---|---|
 | token | [..., C, D] | every log-prob entry (`N = C*D`; D is 1 for a model that gives one entry per action) |
 | action | [..., C] | every action of a chunk |
-| chunk | [...] | every decision |
+| chunk | [...] | every chunk |
 
-`...` is `[K, B]` in a batch and `[M]` in a minibatch. Nothing here, and no loss, ever broadcasts: a shape that does not
-fit is an error that names both.
+`...` is `[K, B]` in a batch and `[M]` in a minibatch. No function here and no loss broadcasts: `[M, 1]` against `[M]`
+would silently become `[M, M]`, so a shape that does not fit is an error that names both.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from embodyrl.config.schema import Level
 
 
 class LevelError(ValueError):
-    """Raised when a tensor does not have the shape of its level; says what was found and what was expected."""
+    """Raised when a tensor does not have the shape of its level; names the shape found and the one expected."""
 
 
 def executed_actions(steps: Tensor, valid: Tensor, chunk_size: int) -> Tensor:
-    """Return which actions were executed, bool `[..., C]`: the first `steps` of each valid decision. The action with
-    which an episode ends is one of them, those left in its chunk are not.
+    """Return a mask of the actions that were executed, bool `[..., C]`: the first `steps` of each valid chunk. The
+    action with which an episode ends is one of them, those left in its chunk are not.
 
     Args:
         steps: `[...]` number of actions executed. valid: `[...]` bool. chunk_size: `C`.
@@ -34,7 +34,7 @@ def executed_actions(steps: Tensor, valid: Tensor, chunk_size: int) -> Tensor:
 
 
 def tokens(entries: Tensor, chunk_size: int) -> Tensor:
-    """Log-prob or entropy entries by action: `[..., N]` -> `[..., C, D]`.
+    """Split log-prob or entropy entries by action: `[..., N]` -> `[..., C, D]`.
 
     Raises:
         LevelError: `N` is no multiple of `C`.
@@ -48,8 +48,8 @@ def tokens(entries: Tensor, chunk_size: int) -> Tensor:
 
 
 def logprobs_at_level(level: Level, entries: Tensor, executed: Tensor) -> Tensor:
-    """Log-probs or entropies `[..., N]` at a level: the sum of the entries that it joins. Entries of actions that were
-    not executed count 0, because nothing came of them.
+    """Return log-probs or entropies `[..., N]` at a level: the sum of the entries that the level joins. Entries of
+    actions that were not executed count 0, because no reward depends on them.
 
     Args:
         level: token -> `[..., C, D]`, action -> `[..., C]`, chunk -> `[...]`.
@@ -61,6 +61,8 @@ def logprobs_at_level(level: Level, entries: Tensor, executed: Tensor) -> Tensor
     by_action = tokens(entries, executed.shape[-1])
     if by_action.shape[:-1] != executed.shape:
         raise LevelError(f"entries have shape {tuple(entries.shape)}, executed actions {tuple(executed.shape)}")
+    # A sum of log-probs is the log-prob of their product, the joint probability of an action or of a chunk.
+    # `where` and not a product with the mask, which would make NaN of 0 * inf.
     counted = torch.where(executed.unsqueeze(-1), by_action, 0.0)
     if level is Level.token:
         return counted
@@ -68,7 +70,7 @@ def logprobs_at_level(level: Level, entries: Tensor, executed: Tensor) -> Tensor
 
 
 def valid_at(level: Level, executed: Tensor, tokens_per_action: int) -> Tensor:
-    """Return what counts at a level, bool: the entries of executed actions, executed actions, or decisions with any.
+    """Return a mask of what counts at a level, bool: entries of executed actions, executed actions, or chunks with any.
 
     Args:
         level: as in `logprobs_at_level`.
@@ -81,8 +83,8 @@ def valid_at(level: Level, executed: Tensor, tokens_per_action: int) -> Tensor:
 
 
 def expand_to_level(level: Level, column: Tensor, executed: Tensor, tokens_per_action: int) -> Tensor:
-    """Advantages at the log-probs' level: one of a decision `[...]` or of an action `[..., C]` counts for everything
-    below it.
+    """Expand advantages to the log-probs' level: that of a chunk `[...]` or of an action `[..., C]` holds for all
+    entries below it.
 
     Args:
         level: as in `logprobs_at_level`.
@@ -108,8 +110,8 @@ def expand_to_level(level: Level, column: Tensor, executed: Tensor, tokens_per_a
 
 
 def decision_rewards(rewards: Tensor, gamma_within: float) -> Tensor:
-    """Reward of each decision: `[..., C]` -> `[...]`, the sum over the chunk with one factor of `gamma_within` per
-    action."""
+    """Return the reward of each chunk: `[..., C]` -> `[...]`, the sum over its actions, the i-th times
+    `gamma_within ** i` (i = 0, 1, ...)."""
     if gamma_within == 1.0:
         return rewards.sum(-1)
     factors = gamma_within ** torch.arange(rewards.shape[-1], dtype=rewards.dtype, device=rewards.device)
@@ -117,21 +119,21 @@ def decision_rewards(rewards: Tensor, gamma_within: float) -> Tensor:
 
 
 def in_time(column: Tensor) -> Tensor:
-    """Actions one after the other: `[K, B, C]` -> `[K*C, B]`."""
+    """Put actions one after the other in time: `[K, B, C]` -> `[K*C, B]`."""
     if column.dim() != 3:
         raise LevelError(f"a column of actions has shape {tuple(column.shape)}, expected [K, B, C]")
     return column.transpose(1, 2).flatten(0, 1)
 
 
 def in_chunks(column: Tensor, chunk_size: int) -> Tensor:
-    """The way back: `[K*C, B]` -> `[K, B, C]`."""
+    """Cut a column in time into chunks, the inverse of `in_time`: `[K*C, B]` -> `[K, B, C]`."""
     if column.dim() != 2 or column.shape[0] % chunk_size:
         raise LevelError(f"a column in time has shape {tuple(column.shape)}, expected [K*{chunk_size}, B]")
     return torch.unflatten(column, 0, (-1, chunk_size)).transpose(1, 2)
 
 
 def require_same_shape(**columns: Tensor) -> None:
-    """Refuse to broadcast.
+    """Require that columns have one shape, so that nothing broadcasts.
 
     Raises:
         LevelError: the columns' shapes differ; names each.

@@ -1,8 +1,10 @@
 """Policy losses, entry by entry, and the value loss.
 
-A policy loss gets log-probs at the level that `algorithm.logprob_level` says (see `levels`); every tensor has that
-shape, and so have its result and metrics. What counts, and with which weight, is for `token_weights` to say: a loss
-knows no masks, unless it compares whole sequences.
+A policy loss takes log-probs at the level `algorithm.logprob_level` (see `levels`); every tensor has that shape, and so
+have its result and metrics. `token_weights` decides which entries count and how much: a loss needs no mask, unless it
+compares whole sequences.
+
+Shapes: `M` chunks of a minibatch; `K` chunks, `B` slots of a rollout.
 """
 
 from __future__ import annotations
@@ -17,35 +19,41 @@ from embodyrl.algorithms.levels import require_same_shape
 from embodyrl.config.schema import Aggregation, Excess, KLEstimator, Proximal
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are cut off here, so that their exponentials stay finite."""
+"""Log-ratios are clamped to this, so that their exponentials stay finite [nats]."""
 SEQUENCE_LOG_RATIO_LIMIT = 10.0
+"""The same for GSPO, whose log-ratio is a mean over a sequence [nats]."""
 DRIFT_LIMIT = 2.0
+"""Largest factor of CPGD's drift term."""
 KL_LIMIT = 10.0
+"""Largest k3 estimate of one entry [nats]."""
 
 
 @dataclass(kw_only=True)
 class LossOutput:
-    """A loss and what to log about it."""
+    """Losses of a minibatch's entries, with metrics."""
 
     losses: Tensor
-    """Of every entry."""
+    """One for every entry."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    """Of every entry, detached; the mean over those that count is logged."""
+    """One number for every entry, detached; the mean over the entries that count is logged."""
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """log(pi / pi_old) of every entry, cut off where its exponential would overflow."""
+    """Return log(pi / pi_old) of every entry, clamped to where its exponential is finite."""
     return (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> LossOutput:
-    """The pessimistic one of the plain and the clipped objective; see `ppo`."""
+    """Clipped surrogate loss of given ratios; see `ppo`."""
+    # The maximum of the two losses is the minimum of the two objectives: clipping takes the gradient away only where
+    # the ratio has already moved in the direction that the advantage asks for, never where it must come back.
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     losses = torch.maximum(-advantages * ratio, -advantages * clipped)
     metrics = {"clip_fraction": (ratio != clipped).float()}
     if dual_clip is not None:
+        # For A < 0 the loss above grows with the ratio without bound, so that one unlikely action could dominate.
         ceiling = -advantages * dual_clip
         beyond = (advantages < 0) & (losses > ceiling)
         losses = torch.where(beyond, ceiling, losses)
@@ -67,7 +75,7 @@ def ppo(
 
     Args:
         logprobs: under the current weights [nats].
-        old_logprobs: when the decision was taken.
+        old_logprobs: under the weights that chose the chunk [nats].
         advantages: of each entry.
         clip_low, clip_high: the ratio is clipped to 1 - clip_low .. 1 + clip_high.
         dual_clip: where A < 0 the loss is at most -A * dual_clip (Ye et al. 2020, arXiv:1912.09729, eq. 5); None: no
@@ -90,7 +98,7 @@ def decoupled_ppo(
     behaviour_cap: float | None,
     behaviour_excess: Excess,
 ) -> LossOutput:
-    """PPO around a proximal policy, for decisions that an older behaviour policy took: Hilton et al. (2021),
+    """PPO around a proximal policy, for chunks that an older behaviour policy chose: Hilton et al. (2021),
     arXiv:2110.00641, eq. 4; with a bounded weight as in Fu et al. (2025), arXiv:2505.24298, section 5.2.
 
     The ratio is pi / pi_prox; the clipped surrogate is weighed by w = pi_prox / pi_behaviour.
@@ -98,8 +106,8 @@ def decoupled_ppo(
     Args:
         proximal_logprobs: under the policy that this update starts from.
         behaviour_cap: largest w that is trusted; None: any.
-        behaviour_excess: what happens to entries beyond: mask (they count 0, but stay in the mean's denominator) or
-            clamp (their w becomes the cap).
+        behaviour_excess: treatment of entries with a larger w: mask (they count 0, but stay in the mean's denominator)
+            or clamp (their w becomes the cap).
         old_logprobs: of the behaviour policy. The others as in `ppo`.
     """
     require_same_shape(
@@ -107,6 +115,7 @@ def decoupled_ppo(
     )
     ratio = log_ratio(logprobs, proximal_logprobs).exp()
     output = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    # The importance weight of stale data; the trust region stays around the proximal policy, however old the data is.
     weight = log_ratio(proximal_logprobs, old_logprobs).exp().detach()
     output.metrics["behaviour_weight"] = weight
     if behaviour_cap is not None:
@@ -122,16 +131,17 @@ def decoupled_ppo(
 def proximal_logprobs(
     logprobs: Tensor, old_logprobs: Tensor, versions: Tensor, current_version: int, method: Proximal
 ) -> Tensor:
-    """The proximal policy's log-probs without another forward pass: log-linear between behaviour and current policy,
-    by the share a = (v - 1 - v_b) / (v - v_b) of the versions in between (AReaL's "loglinear"). Detached.
+    """Estimate the proximal policy's log-probs without another forward pass: log-linear between behaviour and current
+    policy, by the share a = (v - 1 - v_b) / (v - v_b) of the versions in between (AReaL's "loglinear"). Detached.
 
     Args:
         logprobs, old_logprobs: at any level, `[M, ...]`.
-        versions: v_b `[M]`, the version that took each decision.
+        versions: v_b `[M]`, the version that chose each chunk.
         current_version: v, the version that this update makes.
         method: loglinear.
     """
     assert method is Proximal.loglinear, "the other method is a forward pass"
+    # Age 1 is the newest data: its share is 0, so the proximal policy is the behaviour policy and this is plain PPO.
     age = (current_version - versions).clamp(min=1).to(logprobs.dtype)
     share = ((age - 1.0) / age).view(-1, *[1] * (logprobs.dim() - 1))
     return (old_logprobs + share * (logprobs - old_logprobs)).detach()
@@ -156,6 +166,7 @@ def cpgd(
         drift_coef: weight of the drift. The others as in `ppo`.
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    # The limits are PPO's own on the ratio, r > 1 + high and r < 1 - low, put in terms of log pi.
     highest = old_logprobs + torch.log1p(torch.tensor(clip_high))
     lowest = old_logprobs + torch.log1p(torch.tensor(-clip_low))
     limited = torch.where(advantages > 0, torch.minimum(logprobs, highest), torch.maximum(logprobs, lowest))
@@ -181,24 +192,27 @@ def gspo(
 
     Args:
         valid: bool, entries that count in their sequence's mean.
-        sequence: `[M]`, number of the sequence that each decision belongs to; sequences must be whole.
+        sequence: `[M]`, number of the sequence that each chunk belongs to; sequences must be whole.
         The others as in `ppo`; useful clips are far smaller, because s is a geometric mean.
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, valid=valid)
+    # Mean log-ratio of each sequence: sums and counts by sequence number `[M]` (at most M sequences), then looked up
+    # for every chunk.
     _, member = torch.unique(sequence, return_inverse=True)
     counted = torch.where(valid, logprobs.detach() - old_logprobs, 0.0)
     sums = torch.zeros(len(member), device=member.device).index_add(0, member, counted.reshape(len(member), -1).sum(1))
     counts = torch.zeros_like(sums).index_add(0, member, valid.reshape(len(member), -1).sum(1).to(sums.dtype))
     of_sequence = (sums / counts.clamp(min=1.0))[member].view(-1, *[1] * (logprobs.dim() - 1))
+    # Eq. 14's stop-gradient: the value is the sequence's ratio, the gradient that of the entry's own log-prob.
     ratio = (logprobs - logprobs.detach() + of_sequence).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
     return clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=None)
 
 
 def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """Estimate of KL(pi || pi_ref) from decisions of pi, entry by entry (Schulman 2020, "Approximating KL divergence").
+    """Estimate KL(pi || pi_ref) from actions of pi, entry by entry (Schulman 2020, "Approximating KL divergence").
 
     With d = log pi - log pi_ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. As a loss k2 has the gradient of the KL
-    divergence, k3 nearly, and k1 none at all in the mean; k1 serves where it is wanted as a number.
+    divergence, k3 nearly, and k1 none at all in the mean; k1 is useful only as a number to report.
     """
     require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
     difference = logprobs - reference_logprobs
@@ -213,10 +227,12 @@ def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEst
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None, huber: float | None
 ) -> Tensor:
-    """Half the squared error of each value estimate.
+    """Value loss of each chunk: half the squared error.
 
     Args:
-        values, old_values, returns: `[M]`, now, in the rollout, and what they should be.
+        values: `[M]`, under the current weights.
+        old_values: `[M]`, in the rollout.
+        returns: `[M]`, the targets.
         clip: the larger of this error and that of the value moved at most `clip` from `old_values` (Schulman et al.'s
             reference implementation of PPO); None: no clipping.
         huber: errors beyond this count linearly (Huber 1964); None: squared whatever their size.
@@ -237,19 +253,19 @@ def _regression(values: Tensor, returns: Tensor, huber: float | None) -> Tensor:
 
 # ---- from the losses of entries to one number
 #
-# A sequence is an episode of a slot, or that part of it that lies in the batch. Minibatches are drawn decision by
-# decision, so they hold pieces of sequences; a mean over each minibatch's own pieces would not be the mean over
+# A sequence is an episode of a slot, or that part of it that lies in the batch. Minibatches are drawn chunk by chunk,
+# so they hold pieces of sequences; a mean over each minibatch's own pieces would not be the mean over
 # sequences. Therefore every entry gets its weight from the whole batch once, and a minibatch's loss is the weighted sum
 # of its entries times (units in the batch) / (units in the minibatch), units being what minibatches are drawn by. In
 # the mean over the minibatches of an epoch that is exactly the aggregate over the batch.
 
 
 def token_weights(valid: Tensor, sequence: Tensor, how: Aggregation, longest: int) -> Tensor:
-    """Weights `w` such that `(w * losses).sum()` is the aggregate of a batch.
+    """Return weights `w`, shaped like `valid`, such that `(w * losses).sum()` is the aggregate of a batch.
 
     - token_mean: sum / entries that count.
     - seq_mean_token_sum: mean over sequences of each one's sum.
-    - seq_mean_token_mean: mean over sequences of each one's mean; also known as normalised by trajectory.
+    - seq_mean_token_mean: mean over sequences of each one's mean (GRPO, Shao et al. 2024, eq. 3).
     - seq_mean_token_sum_norm: seq_mean_token_sum over a constant, the length of the longest possible sequence (Liu et
       al. 2025, arXiv:2503.20783, section 3.2: long sequences are not favoured).
 
@@ -257,7 +273,7 @@ def token_weights(valid: Tensor, sequence: Tensor, how: Aggregation, longest: in
 
     Args:
         valid: bool `[M, ...]`, entries that count, at the level of the log-probs.
-        sequence: `[M]`, number of the sequence that each decision belongs to.
+        sequence: `[M]`, number of the sequence that each chunk belongs to.
         how: see above.
         longest: entries in the longest possible sequence.
     """
@@ -276,10 +292,10 @@ def token_weights(valid: Tensor, sequence: Tensor, how: Aggregation, longest: in
 
 
 def sequence_numbers(episode: Tensor) -> Tensor:
-    """Number of the sequence that each decision belongs to, by slot and episode: `[K, B]` -> `[K, B]`.
+    """Number the sequences of a batch: `[K, B]` -> `[K, B]`, one number for each pair of slot and episode.
 
     Args:
-        episode: number of each decision's episode within its slot.
+        episode: number of each chunk's episode within its slot.
     """
     slots = torch.arange(episode.shape[1], device=episode.device).expand_as(episode)
     pairs = torch.stack([slots, episode], -1).flatten(0, 1)

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedLossConfig(LossConfig):
-    """What a loss clips."""
+    """Clipping limits of a loss."""
 
     clip_low: float = setting(0.2, above=0.0, below=1.0)
     """Smallest probability ratio that still has a gradient is 1 - clip_low."""
@@ -48,12 +48,12 @@ class PPOLossConfig(ClippedLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoupledPPOLossConfig(PPOLossConfig):
-    """Clipped surrogate around a proximal policy (`algorithm.proximal`), for decisions of an older one."""
+    """Clipped surrogate around a proximal policy (`algorithm.proximal`), for chunks of an older policy."""
 
     behaviour_cap: float | None = setting(5.0, above=0.0)
     """Largest weight (proximal over behaviour probability) that is trusted; null: any."""
     behaviour_excess: Excess = setting(Excess.mask)
-    """What is weighed more than that is left out (mask) or weighed so much (clamp)."""
+    """Entries with a larger weight are left out (mask) or get this weight (clamp)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class CPGDLossConfig(ClippedLossConfig):
     """Clipped policy gradient with policy drift."""
 
     drift_coef: float = setting(1.0e-3, low=0.0)
-    """Weight of the drift from the policy that decided."""
+    """Weight of the drift from the policy that chose the chunks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,12 @@ class GAEConfig(AdvantageConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(AdvantageConfig):
-    """How the returns of episodes are compared: (return - mean) / (standard deviation + eps)."""
+    """Comparison of the returns of episodes: (return - mean) / (standard deviation + eps)."""
 
     mean_level: NormLevel = setting(NormLevel.group)
-    """Whose mean is subtracted: that of the episode's group, of the whole batch, or none."""
+    """The mean that is subtracted: of the episode's group, of the whole batch, or none."""
     std_level: NormLevel = setting(NormLevel.group)
-    """Whose standard deviation is divided by: group, batch, or none (then `unbiased` and `eps` do not matter)."""
+    """The standard deviation to divide by: of the group, of the batch, or none (`unbiased` and `eps` are not used)."""
     leave_one_out: bool = setting(False)
     """The mean is that of the other episodes (RLOO)."""
     unbiased: bool = setting(True)
@@ -95,10 +95,10 @@ class GRPOConfig(AdvantageConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingRewardConfig(RewardConfig):
-    """How episodes are turned into vectors, for rewards that name `embeddings`."""
+    """Encoding of episodes as vectors, for rewards that name `embeddings`."""
 
     encoder: str = setting("random_projection", registry="ENCODERS")
-    """What turns the observations of an episode into a vector."""
+    """Encoder of an episode's observations."""
     frames: int = setting(64, low=1)
     """Observations of an episode that are encoded, evenly spread over it."""
     dim: int = setting(64, low=1)
@@ -123,7 +123,7 @@ class ZeroVarianceConfig(FilterConfig):
     """Drops groups whose episodes all came out the same."""
 
     metric: FilterMetric = setting(FilterMetric.success)
-    """What has to differ: the episodes' success, or the sum of the simulator's own rewards."""
+    """The number that must differ: the episodes' success, or the sum of the simulator's own rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def compares_groups(options: AdvantageConfig) -> bool:
 
 
 def check_grpo(config: Config) -> Iterator[ConfigIssue]:
-    """Leave-one-out is about a mean."""
+    """Check that leave-one-out has a mean to change."""
     options = config.algorithm.advantage
     assert isinstance(options, GRPOConfig)
     if options.leave_one_out and options.mean_level is NormLevel.none:
@@ -159,7 +159,7 @@ def check_grpo(config: Config) -> Iterator[ConfigIssue]:
 
 
 def check_accuracy(config: Config) -> Iterator[ConfigIssue]:
-    """Some success rate lies within the filter's limits."""
+    """Check that some success rate lies within the filter's limits."""
     options = config.algorithm.filter
     assert isinstance(options, AccuracyConfig)
     if options.accuracy_low > options.accuracy_high:
@@ -175,11 +175,11 @@ def check_accuracy(config: Config) -> Iterator[ConfigIssue]:
 
 
 class SignatureError(UserError):
-    """Raised when a registered function asks for an argument that nobody provides."""
+    """Raised when a registered function names an argument that is not available."""
 
 
 def options_of(section: Any) -> dict[str, Any]:
-    """A component's own options by name, from its section of the config (`config.algorithm.loss`)."""
+    """Return a component's own options by name, from its section of the config (`config.algorithm.loss`)."""
     return {field.name: getattr(section, field.name) for field in dataclasses.fields(section) if field.name != "name"}
 
 
@@ -187,15 +187,15 @@ def call_with(function: Callable[..., R], columns: Mapping[str, Any], options: M
     """Call `function` with those columns and options that its keyword arguments name.
 
     A loss, advantage estimator, reward or filter lists what it needs as keyword-only arguments, and nothing else, so
-    that its signature is its documentation. `arguments` has looked before the run whether it can have it.
+    that its signature is its documentation. `arguments` has checked before the run that they are available.
 
     Args:
         function: of the component.
-        columns: what there is of the batch.
+        columns: of the batch.
         options: the component's own, see `options_of`; no other component's.
 
     Raises:
-        SignatureError: an argument without default is not available; says which are.
+        SignatureError: an argument without default is not available; lists those that are.
     """
     available, arguments = {**columns, **options}, {}
     for name, parameter in _parameters(function).items():
@@ -211,8 +211,8 @@ def call_with(function: Callable[..., R], columns: Mapping[str, Any], options: M
 
 
 def asks_for(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a registered function names this argument, so that what costs time is only made where it is
-    used."""
+    """Return whether a registered function names this argument, so that expensive columns are computed only for
+    functions that use them."""
     return name in _parameters(function)
 
 

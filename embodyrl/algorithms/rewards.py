@@ -1,6 +1,6 @@
-"""What is learned from: rewards instead of the simulator's own, and filters of groups.
+"""Rewards to learn from in place of the simulator's own, and filters of groups.
 
-Shapes: `K` decisions, `B` slots, `C` actions; every reward is `[K, B, C]`. With whole episodes a slot is an episode.
+Shapes: `K` chunks, `B` slots, `C` actions; every reward is `[K, B, C]`. With whole episodes a slot is an episode.
 `E` numbers of an embedding; `P` groups of `G` episodes.
 """
 
@@ -26,12 +26,12 @@ SMALL = 8
 
 
 def dense(*, rewards: Tensor) -> Tensor:
-    """The simulator's own rewards `[K, B, C]`."""
+    """Return the simulator's own rewards `[K, B, C]`."""
     return rewards
 
 
 def success(*, success: Tensor, executed: Tensor) -> Tensor:
-    """1 for the action of an episode after which the task was solved for the first time.
+    """Reward of 1 for the action of an episode after which the task was solved for the first time.
 
     Args:
         success: bool `[K, B, C]`. executed: bool `[K, B, C]`.
@@ -42,9 +42,9 @@ def success(*, success: Tensor, executed: Tensor) -> Tensor:
 
 
 def difference(*, rewards: Tensor, executed: Tensor) -> Tensor:
-    """Each action's reward less that of the action before (0 before the first), so that an episode's sum is its last
-    reward: a reward that says how far the task has come becomes one for coming farther. In float64, where that sum is
-    exact: float32 would tell episodes with the same last reward apart by rounding.
+    """Each action's reward minus that of the action before (0 before the first), so that an episode's sum is its last
+    reward: a reward that measures progress becomes one for making progress. In float64, where that sum is exact:
+    rounded to float32, episodes with the same last reward would differ.
 
     Args:
         rewards: `[K, B, C]`. executed: bool `[K, B, C]`.
@@ -122,9 +122,9 @@ def success_centres(successes: Tensor, compat: Compat) -> Tensor:
     """Centres `[*, E]` of the kinds of success among `[S, E]`: the means of their clusters, after each coordinate was
     scaled to standard deviation 1; the mean of all where there is no cluster.
 
-    siiRL looks for neighbours within 0.5. Scaled points lie sqrt(2 E) apart (root mean square), 53 for the 1408 numbers
-    of its video model, so that it never finds any. Here neighbours lie within half the root mean square distance of the
-    points themselves, whatever `E` is.
+    siiRL searches neighbours within 0.5. Scaled points have a distance of sqrt(2 E) (root mean square), 53 for the 1408
+    numbers of its video model, so that it never finds any. Here neighbours lie within half the root mean square
+    distance of the points themselves, for any `E`.
     """
     points = successes.double()
     spread = variance(points, unbiased=False).sqrt()
@@ -135,12 +135,13 @@ def success_centres(successes: Tensor, compat: Compat) -> Tensor:
 
 
 def _distances(left: Tensor, right: Tensor) -> Tensor:
-    """Between the points of `[S, E]` and `[R, E]`, without the shortcut that loses digits."""
+    """Return the distances `[S, R]` between the points of `[S, E]` and `[R, E]`, without the matrix product
+    that loses digits."""
     return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _typical_distance(points: Tensor) -> float:
-    """Root mean square distance between two of the points `[S, E]`; 0 for a single one."""
+    """Return the root mean square distance between two of the points `[S, E]`; 0 for a single one."""
     count = len(points)
     return float((_distances(points, points).square().sum() / max(count * (count - 1), 1)).sqrt())
 
@@ -196,17 +197,17 @@ def random_projection(images: Tensor | None, proprio: Tensor | None, *, dim: int
 
 # ---- which groups are worth learning from
 #
-# Filters look at what the simulator said, before any shaping. An episode that was lost (`played` is False) counts in
+# Filters read the simulator's own results, before any shaping. An episode that was lost (`played` is False) counts in
 # none of them.
 
 
 def none(*, played: Tensor) -> Tensor:
-    """Every group of which an episode is left."""
+    """Keep every group of which an episode is left."""
     return played.any(1)
 
 
 def zero_variance(*, success: Tensor, total_reward: Tensor, played: Tensor, metric: FilterMetric) -> Tensor:
-    """Groups whose episodes differ: the others' advantages would be 0 (Yu et al. 2025, arXiv:2503.14476, eq. 11).
+    """Keep groups whose episodes differ; advantages of the others are 0 (Yu et al. 2025, arXiv:2503.14476, eq. 11).
 
     Args:
         success: bool `[P, G]`, the task was solved at least once. total_reward: `[P, G]`, sum of the simulator's own
@@ -219,7 +220,7 @@ def zero_variance(*, success: Tensor, total_reward: Tensor, played: Tensor, metr
 
 
 def accuracy(*, success: Tensor, played: Tensor, accuracy_low: float, accuracy_high: float) -> Tensor:
-    """Groups whose success rate is `accuracy_low` .. `accuracy_high`, both included (Cui et al. 2025,
+    """Keep groups whose success rate is `accuracy_low` .. `accuracy_high`, both included (Cui et al. 2025,
     arXiv:2502.01456, section 3.3: neither too hard nor too easy)."""
     rate = (success & played).sum(1) / played.sum(1).clamp(min=1)
     return played.any(1) & (rate >= accuracy_low) & (rate <= accuracy_high)

@@ -1,4 +1,4 @@
-"""How the engine computes: device, precision, determinism, gradient checkpointing, random streams."""
+"""Device, precision, determinism, gradient checkpointing and random streams of the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from embodyrl.seeding import derive_seed
 
 
 def choose_device(device: Device) -> torch.device:
-    """The torch device that `engine.device` stands for.
+    """Return the torch device for `engine.device`.
 
     Raises:
         UserError: CUDA is asked for and there is none.
@@ -33,9 +33,9 @@ def choose_device(device: Device) -> torch.device:
 
 
 def choose_precision(precision: Precision, policy: Policy, device: torch.device) -> torch.dtype:
-    """The type that `engine.precision` stands for.
+    """Return the data type for `engine.precision`.
 
-    auto is bfloat16 for weights that are held in it, and for models of many layers (those whose `parallel_plan` names
+    auto is bfloat16 for weights that are stored in it, and for models of many layers (those whose `parallel_plan` names
     blocks) on a GPU that multiplies it natively; else float32, because small networks gain nothing from fewer bits.
     """
     if precision is Precision.float32:
@@ -48,15 +48,15 @@ def choose_precision(precision: Precision, policy: Policy, device: torch.device)
 
 
 def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
-    """Compute matrix products in `dtype` inside the block; what needs the range or digits of float32 stays in it."""
+    """Compute matrix products in `dtype` inside a block; operations that need float32 stay in it (torch.autocast)."""
     if dtype is torch.float32:
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype)
 
 
 def be_deterministic() -> None:
-    """Have torch choose algorithms that give the same bits every time on the same machine, and raise an error where it
-    has none. For the whole process, and before it first multiplies matrices on a GPU."""
+    """Make torch choose algorithms that give the same bits every time on the same machine, and raise an error where it
+    has none. It holds for the whole process, and must be called before the first matrix product on a GPU."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
@@ -64,7 +64,8 @@ def be_deterministic() -> None:
 
 
 def recompute_blocks(policy: Policy) -> None:
-    """Keep only the inputs of the policy's blocks (`parallel_plan`) for the backward pass. Gradients stay the same.
+    """Keep only the inputs of the policy's blocks (`parallel_plan`) for the backward pass, which recomputes the rest
+    (Chen et al. 2016, arXiv:1604.06174). Gradients stay the same.
 
     Raises:
         PolicyError: the policy has no blocks.
@@ -87,13 +88,13 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class Streams:
-    """Noise in actions, which every rank draws for itself; and the order of minibatches and the noise in learning from
-    demonstrations, which are the same on all ranks.
+    """Random streams: noise in actions, which every rank draws for itself; the order of minibatches and the noise in
+    learning from demonstrations, which are the same on all ranks.
 
     Args:
         seed: the run's seed.
-        device: where noise is drawn.
-        ranks: the first one has the streams that a single rank would have.
+        device: of the noise.
+        ranks: the first has the streams that a single rank would have.
     """
 
     def __init__(self, seed: int, device: torch.device, ranks: Ranks) -> None:
@@ -108,7 +109,7 @@ class Streams:
         self.actions.manual_seed(derive_seed(self._seed, "actions", *indices))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every rank's streams; all ranks must ask."""
+        """Return the state of every rank's streams; all ranks must call it."""
         return {
             "actions": self._ranks.gather(self.actions.get_state()),
             "shuffling": self.shuffling.get_state(),
@@ -116,11 +117,11 @@ class Streams:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: int) -> None:
-        """Continue from `state_dict`. A rank that there was not begins a stream of its own.
+        """Continue from `state_dict`. A rank that did not exist then begins a new stream.
 
         Args:
-            state: of as many ranks as there were.
-            version: updates done.
+            state: of any number of ranks.
+            version: updates done; part of a new stream's seed.
         """
         self.shuffling.set_state(state["shuffling"])
         self.imitation.set_state(state["imitation"])

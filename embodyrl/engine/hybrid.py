@@ -57,8 +57,10 @@ if TYPE_CHECKING:  # importing it takes a while, and an engine that only acts do
 class HybridEngine:
     """Owns the policy, its optimiser, and the random streams of acting and learning.
 
-    The policy computes as in evaluation in both modes: dropout would make an update's log-probs others than the
+    The policy is in evaluation mode for acting and learning: dropout would make an update's log-probs differ from the
     rollout's. Noise comes from generators of the engine's own, so that changing the mode changes no number.
+
+    Shapes: `M` chunks of a minibatch, `C` actions of a chunk, `D` action dims.
 
     Args:
         policy: moved to the engine's device.
@@ -67,10 +69,10 @@ class HybridEngine:
         loss: policy loss from the registry.
         iterations: length of the run, for the learning-rate schedule.
         seed: the run's seed.
-        saved: folder of a saved policy (`lora.save_policy`) to go on from; the reference policy stays the given one.
+        saved: folder of a saved policy (`lora.save_policy`) to continue from; the reference policy stays the given one.
         ranks: those of the run; each has an engine for its share of slots and minibatches.
-        folder: of the run, for what the guard writes and what `engine.offload` takes off the CPU; None: the guard
-            writes nothing, and the rest goes where temporary files go.
+        folder: of the run, for the guard's files and for what `engine.offload` moves to disk. None: the guard writes
+            nothing, and the rest goes to the folder of temporary files.
     """
 
     def __init__(
@@ -91,31 +93,35 @@ class HybridEngine:
         if config.deterministic:
             be_deterministic()
         self.policy = policy.eval()
+        # The order below matters: adapters before the reference policy is derived (with LoRA it is the same network
+        # without them), the reference before saved weights are loaded (it is where the run began), sharding after
+        # both, and the optimiser last, since it must hold the parameters that remain.
         if config.lora.rank:
             add_adapters(policy, config.lora, seed)
         self.policy.to(self.device)
+        # CUDA kernels are queued: without a wait the time would count for whatever phase reads a result next.
         self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
-        """Where the time goes of the thread that made the engine."""
+        """Time by phase of the thread that made the engine."""
         self.modes = Modes(self.clock)
         self.algorithm = algorithm
         self.loss = loss
         self._loss_options = options_of(algorithm.loss)
         self.reference = reference_of(policy, adapted=config.lora.rank > 0) if algorithm.kl_coef > 0.0 else None
-        """The policy as it was when the run began; only where the loss holds the policy near it."""
+        """The policy at the start of the run; None if `algorithm.kl_coef` is 0."""
         if saved is not None:
             load_policy(policy, saved)
         if config.gradient_checkpointing:
             recompute_blocks(policy)
         self.ranks = ranks
         self.weights = parallelize(self.policy, ranks, config.parallel.backend, self.device)
-        """How the policy's weights are spread over ranks."""
+        """Shards of the policy's weights over ranks."""
         if self.reference is not None and self.reference.weights is not None:
             parallelize(self.reference.weights, ranks, config.parallel.backend, self.device)
         self.modes.around[Mode.rollout].append(self.weights.unsharded)
         self.version = 0
         """Updates so far; every chunk is labelled with the version that produced it."""
         self.precision = choose_precision(config.precision, policy, self.device)
-        """What forward passes compute in."""
+        """Data type of forward passes."""
         self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations, policy.critic_parameters())
         self.guard = Guard(config.guard, folder if ranks.is_first else None)
         self.offload = EngineOffload(
@@ -133,21 +139,23 @@ class HybridEngine:
         self._streams = Streams(seed, self.device, ranks)
 
     def rollout_mode(self) -> AbstractContextManager[None]:
-        """Have the weights ready to decide for the length of a block; `act` alone enters and leaves it each time."""
+        """Hold the weights ready to act for the length of a block. `act` enters it too, so a block around many calls
+        saves the changes in between."""
         return self.modes.enter(Mode.rollout)
 
     def train_mode(self) -> AbstractContextManager[None]:
-        """Have weights and optimiser ready to learn for the length of a block."""
+        """Hold weights and optimiser ready to learn for the length of a block."""
         return self.modes.enter(Mode.train)
 
     def full_policy(self) -> Policy | None:
-        """The policy with all of its weights, to be saved; on the first rank alone. All ranks must ask."""
+        """Return the policy with all of its weights, to be saved, on the first rank; None on the others. All ranks must
+        call it."""
         return self.weights.full_policy()
 
     def act(
         self, observation: Observation, mode: Literal["train", "eval"], noise: torch.Generator | None = None
     ) -> ActOutput:
-        """Decide for each slot; see `Policy.act`. Without a stream of `noise`, that of training is used."""
+        """Choose a chunk for each slot; see `Policy.act`. Without a stream of `noise`, that of training is used."""
         noise = self._streams.actions if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self._preprocess(PolicyObservation.of(observation))
@@ -161,17 +169,17 @@ class HybridEngine:
     def _computing(self) -> AbstractContextManager[object]:
         return computing_in(self.precision, self.device)
 
-    # ---- learning from decisions
+    # ---- learning from rollouts
 
     def update(self, batch: TensorDictBase, task_descriptions: Sequence[str]) -> dict[str, float]:
-        """Learn from a batch: `epochs` passes over it in shuffled minibatches, an optimiser step for each.
+        """Learn from a batch: `algorithm.epochs` passes over it in shuffled minibatches, an optimiser step for each.
 
         Args:
-            batch: `[M]` decisions: observation columns, `task`, `trace`, `version`, `sequence` (number of the episode
-                that each belongs to), `executed` `[M, C]`, and with a critic `returns` and `old_values`. At the
+            batch: `[M]` chunks: observation columns, `task_index`, `trace`, `version`, `sequence` (number of the
+                episode that each belongs to), `executed` `[M, C]`, and with a critic `returns` and `old_values`. At the
                 level of `algorithm.logprob_level` (see `algorithms.levels`): `old_logprobs`, `advantages`, `valid`
-                (what counts), `weights` (see `algorithms.losses.token_weights`).
-            task_descriptions: task descriptions that the column `task` indexes.
+                (the entries that count), `weights` (see `algorithms.losses.token_weights`).
+            task_descriptions: those that the column `task_index` refers to.
 
         Returns:
             Metrics, each the mean over the optimiser steps taken.
@@ -182,9 +190,12 @@ class HybridEngine:
         with self.train_mode(), self.clock.measure(Phase.train):
             rate = self.optimizer.set_learning_rate(self.version)
             columns = to_columns(batch, self.device)
-            if "images" not in columns:  # images are bytes here and floats afterwards: they wait for their micro-batch
+            # States are preprocessed once for all epochs. Images are bytes here and floats afterwards, four times as
+            # large and larger: they wait for their micro-batch.
+            if "images" not in columns:
                 columns["inputs"] = self._preprocess(observation_from(columns, task_descriptions))
-            drawn = self._draw_minibatches(columns)  # of the first epoch, in whose parts log-probs are recomputed
+            # The first epoch's minibatches are drawn early, because log-probs are recomputed in their parts.
+            drawn = self._draw_minibatches(columns)
             self._add_logprobs(columns, task_descriptions, drawn)
 
             for epoch in range(self.algorithm.epochs):
@@ -195,12 +206,14 @@ class HybridEngine:
                     ratio_error = metrics.pop("ratio_error")
                     if not history:  # no step was taken yet, so the policy is still the one that decided
                         metrics["ratio_error_first_minibatch"] = ratio_error
-                    # Early stopping: the step that would lead still farther away is not made.
+                    # Early stopping as in OpenAI's Spinning Up: the KL divergence is that before this step, which
+                    # would lead still farther away and is not made. The GPU is waited for only if a target is set.
                     if target_kl is not None and float(metrics["approx_kl"]) > target_kl:
                         history.append(metrics)
                         too_far = True
                         break
                     grad_norm = self.optimizer_step(loss, minibatch)
+                    # A step that the guard left out would put its NaN into every mean.
                     if grad_norm is not None:
                         history.append(metrics | {"grad_norm": grad_norm})
                 if too_far:
@@ -208,34 +221,34 @@ class HybridEngine:
                 epochs += 1
 
             metrics_of_update = self._end_update(history, rate)
-            # Statistics change what the policy computes, so they wait until the log-probs above are of no use.
+            # Running statistics change what the policy computes. Updated any earlier, the first ratio would not be 1.
             if self.policy.keeps_statistics:
                 self.policy.update_statistics(self._inputs(columns, task_descriptions))
         return metrics_of_update | {"train/epochs": float(epochs)}
 
     def _add_logprobs(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
-        """Add the log-probs that the loss compares with and that the rollout did not leave: under the reference
-        policy, and under the policy that the update starts from."""
+        """Add the log-probs that the loss needs and the rollout did not record: under the reference policy, and under
+        the policy that the update starts from."""
         settings = self.algorithm
         if self.reference is not None:
             with self.offload.reference_here(), self.reference.scoring() as reference:
-                most = -(-length(columns) // settings.minibatches)  # as much memory as a minibatch needs, no more
+                most = -(-length(columns) // settings.minibatches)  # no more memory than a minibatch needs
                 parts = self._micro_batches(numbered(columns), whole=False, most=most)
                 columns["reference_logprobs"] = self._score(reference, parts, columns, task_descriptions)
         if asks_for(self.loss, "proximal_logprobs") and settings.proximal is Proximal.recompute:
             columns["proximal_logprobs"] = self._score_as_learned(columns, task_descriptions, drawn)
         if settings.old_logprobs is OldLogprobs.recompute:
+            # Chunks of earlier policies keep the rollout's log-probs: the weights that chose them are gone.
             again = self._score_as_learned(columns, task_descriptions, drawn)
             columns["old_logprobs"] = torch.where(self._is_new(columns, again), again, columns["old_logprobs"])
 
     def _draw_minibatches(self, columns: Columns) -> Drawn:
-        """The minibatches of an epoch: drawn decision by decision, or episode by episode for a loss that compares whole
-        ones."""
+        """Draw the minibatches of an epoch: chunk by chunk, or episode by episode for a loss that compares episodes."""
         count, whole = self.algorithm.minibatches, self._whole_episodes
         return [*draw_minibatches(columns["sequence"], count, whole, self._streams.shuffling)]
 
     def _minibatches(self, columns: Columns, drawn: Drawn) -> Iterator[tuple[Columns, float]]:
-        """The columns of the minibatches that were drawn, each with its share of the batch."""
+        """Yield the columns of the minibatches that were drawn, each with its share of the batch."""
         if "inputs" not in columns:  # images are too large for a second, shuffled batch
             yield from ((rows(columns, index), share) for index, share in drawn)
             return
@@ -249,18 +262,19 @@ class HybridEngine:
     def _micro_batches(
         self, minibatch: Columns, whole: bool, most: int | None = None
     ) -> Iterator[tuple[Columns, bool]]:
-        """This rank's micro-batches of a minibatch, and whether they count; see `Ranks.scatter`."""
+        """Yield this rank's micro-batches of a minibatch, and whether each counts; see `Ranks.scatter`."""
         size = self.ranks.part_size(length(minibatch), self._micro_batch_size or most)
         return self.ranks.scatter(list(split_minibatch(minibatch, size, whole)))
 
     def _backward(self, minibatch: Columns, task_descriptions: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
-        """Forward and backward pass of a minibatch, a micro-batch at a time; returns its loss and metrics, and leaves
-        its gradients on the parameters."""
+        """Make the forward and backward passes of a minibatch, one micro-batch at a time; returns its loss and metrics,
+        and leaves its gradients on the parameters."""
         totals = []
         self.optimizer.clear()
         for part, counts in self._micro_batches(minibatch, self._whole_episodes):
             total = self._loss(part, task_descriptions, share, length(minibatch))
-            # Every rank makes each backward pass, since FSDP exchanges weights in it; what does not count weighs 0.
+            # Every rank makes as many backward passes, since FSDP exchanges weights in each of them: a rank that ran
+            # out of parts would let the others wait for ever. A part that only fills up has weight 0.
             scale = counts * self.weights.factor
             (total.loss if scale == 1.0 else total.loss * scale).backward()
             total.loss = total.loss.detach()  # drops the graph before the next micro-batch needs its memory
@@ -269,14 +283,14 @@ class HybridEngine:
         return summarize(totals, self.ranks)
 
     def _loss(self, part: Columns, task_descriptions: Sequence[str], share: float, decisions: int) -> Total:
-        """Policy loss + KL penalty - entropy bonus + value loss, of a minibatch or of a part of it.
+        """Compute policy loss + KL penalty - entropy bonus + value loss (Schulman et al. 2017, eq. 9; the KL penalty as
+        in Shao et al. 2024, eq. 3) of a minibatch or of a part of it.
 
         Args:
-            part: the batch's columns, of some decisions.
+            part: some rows of the batch's columns.
             task_descriptions: see `update`.
-            share: of the minibatch in the batch; the weights of entries are such that the sum over the whole batch is
-                the loss.
-            decisions: in the minibatch.
+            share: of the minibatch in the batch; `weights` are such that the sum over the whole batch is the loss.
+            decisions: chunks in the minibatch.
         """
         settings = self.algorithm
         logprobs, evaluated = self._logprobs(self.policy, part, task_descriptions)
@@ -293,6 +307,7 @@ class HybridEngine:
         # KL(pi_old || pi) is estimated by r - 1 - log r, which is never negative (Schulman 2020, k3).
         difference = log_ratio(logprobs.detach(), part["old_logprobs"])
         ratio = difference.exp()
+        # Logged entry by entry, since what counts and how many is known only once all parts are joined (`summarize`).
         logged = output.metrics | {
             "policy_loss": output.losses.detach(),
             "entropy": entropy.detach(),
@@ -307,6 +322,8 @@ class HybridEngine:
             divergence = kl_divergence(logprobs, part["reference_logprobs"], settings.kl_estimator)
             logged["reference_kl"] = divergence.detach()
             losses = losses + settings.kl_coef * divergence
+        # Weights were made for the whole batch. Divided by the share, a minibatch's loss is as large as the batch's, so
+        # the learning rate means the same for any number of minibatches.
         total = Total(loss=(part["weights"] * losses).sum() / share, entries=logged, valid=part["valid"])
 
         if settings.value_coef > 0.0:
@@ -324,15 +341,16 @@ class HybridEngine:
 
     def optimizer_step(self, loss: Tensor, minibatch: Columns) -> Tensor | None:
         """Clip the gradients of a minibatch's loss and make an optimiser step; returns their norm before clipping, or
-        None if they are no finite numbers and the step was left out."""
+        None if loss or norm is not finite and the step was left out."""
         norm = self.optimizer.clip()
+        # One NaN in the weights would ruin everything after it, so both are checked before they reach the weights.
         if not self.guard.allows(loss, norm, minibatch, update=self.version + 1):
             return None
         self.optimizer.step()
         return norm
 
     def _end_update(self, history: Sequence[Metrics], rate: float) -> dict[str, float]:
-        """Count an update; returns its metrics."""
+        """Count an update and return its metrics."""
         self.optimizer.clear()
         self._set_version(self.version + 1)
         return mean_metrics(history) | {
@@ -347,14 +365,14 @@ class HybridEngine:
     # ---- log-probs
 
     def _logprobs(self, policy: Policy, part: Columns, task_descriptions: Sequence[str]) -> tuple[Tensor, EvalOutput]:
-        """Log-probs of decisions under a policy at the level of the loss, and what else it says about them."""
+        """Return the log-probs of chunks under a policy at the level of the loss, and all that the policy evaluated."""
         inputs = self._inputs(part, task_descriptions)
         with self._computing():
             evaluated = policy.evaluate(inputs, part["trace"])
         return logprobs_at_level(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
 
     def _inputs(self, part: Columns, task_descriptions: Sequence[str]) -> Inputs:
-        """Return what the policy sees."""
+        """Return the policy's inputs, preprocessed now unless they were for the whole batch."""
         inputs: Inputs | None = part.get("inputs")
         return self._preprocess(observation_from(part, task_descriptions)) if inputs is None else inputs
 
@@ -362,11 +380,11 @@ class HybridEngine:
     def _score(
         self, policy: Policy, parts: Iterable[tuple[Columns, bool]], columns: Columns, task_descriptions: Sequence[str]
     ) -> Tensor:
-        """Log-probs of the batch's decisions under a policy, at the level of the loss.
+        """Return the log-probs of the batch's chunks under a policy, at the level of the loss.
 
         Args:
             policy: the one that scores.
-            parts: of the numbered batch, see `_micro_batches`; every decision once.
+            parts: of the numbered batch, see `_micro_batches`; every chunk once.
             columns: the batch.
             task_descriptions: see `update`.
         """
@@ -375,18 +393,18 @@ class HybridEngine:
             logprobs, _ = self._logprobs(policy, part, task_descriptions)
             if counts:
                 found[part["number"]] = logprobs
+        # Every rank has filled the rows of its own parts and left 0 in the others.
         return self.ranks.sum(found)
 
     def _score_as_learned(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> Tensor:
-        """Log-probs under the policy that the update starts from, computed in the micro-batches of the first epoch: a
-        forward pass rounds by the size of its batch, and only in the same one are they those of the loss, bit for bit.
-        """
+        """Return the log-probs under the policy that the update starts from, computed in the micro-batches of the first
+        epoch. A forward pass rounds differently with another batch size; in the same one the ratio is exactly 1."""
         minibatches = self._minibatches(numbered(columns), drawn)
         parts = (part for minibatch, _ in minibatches for part in self._micro_batches(minibatch, self._whole_episodes))
         return self._score(self.policy, parts, columns, task_descriptions)
 
     def _is_new(self, part: Columns, like: Tensor) -> Tensor:
-        """Return which decisions this policy took, not one of earlier updates; bool, with as many dimensions as
+        """Return a mask of the chunks that this version of the policy chose; bool, with as many dimensions as
         `like`."""
         is_new: Tensor = part["version"] == self.version
         return is_new.view(-1, *[1] * (like.dim() - 1))
@@ -397,7 +415,7 @@ class HybridEngine:
         """Learn from demonstrations, one optimiser step per minibatch.
 
         Args:
-            batches: observations of `M` samples, and what was done then: `[M, C, D]` in the simulator's units.
+            batches: observations of `M` samples, and the demonstrated actions `[M, C, D]` in the simulator's units.
 
         Returns:
             Metrics, each the mean over the optimiser steps.
@@ -416,8 +434,8 @@ class HybridEngine:
         return self._end_update(history, rate)
 
     def _sft_backward(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """Forward and backward pass of a minibatch of demonstrations, a micro-batch at a time; returns its loss, a mean
-        over samples, and leaves its gradients on the parameters."""
+        """Make the forward and backward passes of a minibatch of demonstrations, one micro-batch at a time; returns its
+        loss, a mean over samples, and leaves its gradients on the parameters."""
         self.optimizer.clear()
         count, total = len(actions), torch.zeros((), device=self.device)
         # Drawn for the whole minibatch at once, so that the size of micro-batches changes no number.
@@ -427,6 +445,7 @@ class HybridEngine:
             with self._computing():
                 seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
                 loss = self.policy.sft_loss(seen, actions[part], drawn)
+            # The policy returns a mean over the part; the last part may be smaller and counts for less.
             loss = loss.float() * (counts * len(actions[part]) / count)
             (loss * self.weights.factor).backward()
             total += loss.detach()
@@ -436,9 +455,9 @@ class HybridEngine:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights: optimiser, random streams, version; and the weights of the reference policy,
-        which the run cannot make again once it has learned. Sharded tensors are whole on the first rank, and empty on
-        the others; all ranks must ask."""
+        """Return optimiser, random streams, version, and the weights of the reference policy, which nothing else keeps
+        once the run has learned. The policy's own weights are not among them. Sharded tensors are whole on the first
+        rank and empty on the others; all ranks must call it."""
         first = self.ranks.is_first
         reference = (
             {} if self.reference is None else {"reference": full_state_dict(self.reference.state_dict(), keep=first)}

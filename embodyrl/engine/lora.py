@@ -1,9 +1,9 @@
 """LoRA: instead of a layer's weights W, two narrow matrices learn that are added to them, W + alpha / rank * B A.
 
-Hu et al. (2021), arXiv:2106.09685, by the package peft. What a model's `parallel_plan` calls adaptable gets adapters,
-its heads learn in full, and everything else stays as it is, without gradients and without optimiser state.
+Hu et al. (2021), arXiv:2106.09685, eq. 3, by the package peft. Layers that a model's `parallel_plan` calls adaptable
+get adapters, its heads learn in full, and all other weights are frozen, without gradients and optimiser state.
 
-A run with adapters saves these and the heads: the weights below them do not change. A saved policy's folder holds
+A run with adapters saves adapters and heads; the other weights do not change. A saved policy's folder holds
 `adapter/` in peft's layout (which `model.adapter` and peft itself read), `heads.safetensors`, and, only where the model
 started from random weights, those, in the model's public layout.
 """
@@ -40,7 +40,7 @@ _NAME = "default"
 def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     """Put adapters around a policy's layers and freeze everything else but its heads.
 
-    The policy computes what it computed before: B is 0.
+    The policy's outputs stay the same: B starts at 0.
 
     Args:
         policy: changed in place.
@@ -68,13 +68,14 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "adapters"))
         inject_adapter_in_model(settings, policy.get_submodule(plan.root))
-    for layer in adapted_layers(policy).values():  # they learn, so they get all digits whatever the weights have
+    # Adapters learn, so they are float32 even on weights in 16 bits.
+    for layer in adapted_layers(policy).values():
         layer.lora_A.float()
         layer.lora_B.float()
 
 
 def choose_layers(policy: Policy, targets: list[str]) -> list[str]:
-    """Names of the layers that get adapters: those that the policy calls adaptable, that are not frozen, and whose
+    """Return the layers that get adapters: those that the policy calls adaptable, that are not frozen, and whose
     names end in one of `targets` (none: all).
 
     Raises:
@@ -98,13 +99,13 @@ def choose_layers(policy: Policy, targets: list[str]) -> list[str]:
 
 
 def adapted_layers(policy: nn.Module) -> dict[str, Any]:
-    """Layers with adapters by name (peft's LoraLayer, recognised without importing peft); empty if there are none."""
+    """Return the layers with adapters by name (peft's LoraLayer, recognised without importing peft)."""
     return {name: module for name, module in policy.named_modules() if hasattr(module, "lora_A")}
 
 
 @contextmanager
 def without_adapters(policy: nn.Module) -> Iterator[None]:
-    """The policy as it is below its adapters for the length of a block: also its names and what it saves."""
+    """Remove the adapters from a policy for the length of a block, so that its parameters have their public names."""
     layers = adapted_layers(policy)
     for name, layer in layers.items():
         policy.set_submodule(name, layer.get_base_layer())
@@ -116,7 +117,7 @@ def without_adapters(policy: nn.Module) -> Iterator[None]:
 
 
 def merge(policy: nn.Module) -> None:
-    """Add the adapters to the weights for good; the policy has none afterwards, and saves in its public layout."""
+    """Merge the adapters into the weights permanently; the policy then saves in its public layout."""
     for name, layer in adapted_layers(policy).items():
         layer.merge(safe_merge=True)
         policy.set_submodule(name, layer.get_base_layer())
@@ -145,7 +146,7 @@ def load_policy(policy: Policy, folder: Path) -> None:
 
 
 def save_adapted(policy: Policy, folder: Path, config: ModelConfig) -> None:
-    """Write a policy with adapters into an existing folder; see the top of this file."""
+    """Write a policy with adapters into an existing folder; see the module's docstring."""
     if config.checkpoint is None:
         with without_adapters(policy):
             policy.save(folder, config)
@@ -173,12 +174,12 @@ def load_adapted(policy: Policy, folder: Path) -> None:
 
 
 def save_adapter(policy: Policy, folder: Path, base: str | None) -> None:
-    """Write the adapters alone, in peft's layout.
+    """Write only the adapters, in peft's layout.
 
     Args:
         policy: has adapters.
-        folder: made if it is not there.
-        base: of what model, for the reader: a folder or a name.
+        folder: created if it does not exist.
+        base: folder or name of the adapted model, for the reader.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_file(adapter_tensors(policy), folder / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -209,7 +210,7 @@ def load_adapter(policy: Policy, folder: Path) -> None:
 
 
 def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
-    """The adapters' matrices by the names that they have in peft's files; they share memory with the policy."""
+    """Return the adapters' matrices by their names in peft's files; they share memory with the policy."""
     return {
         f"{PREFIX}{_in_public(policy, name)}.{part}.weight": getattr(layer, part)[_NAME].weight.detach()
         for name, layer in adapted_layers(policy).items()
@@ -218,7 +219,7 @@ def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
 
 
 def _in_public(policy: Policy, name: str) -> str:
-    """A layer's name in the model that the public checkpoint is of."""
+    """Return a layer's name in the public checkpoint's model."""
     root = policy.parallel_plan().root
     return name.removeprefix(f"{root}.") if root else name
 

@@ -1,7 +1,9 @@
-"""Batches by column, their parts, and what the parts report.
+"""Batches as dictionaries of columns, their minibatches and micro-batches, and the metrics of these.
 
-A batch is learned from in minibatches, one optimiser step each; a minibatch in micro-batches, which fit into memory
-and whose gradients add up to its own. A loss that compares whole episodes needs an episode's decisions in one part.
+Each minibatch makes one optimiser step. It goes through the model in micro-batches, which fit into memory and whose
+gradients add up to its own. A loss that compares whole episodes needs all chunks of an episode in one part.
+
+Shapes: `M` chunks.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
 Columns = dict[str, Any]
-"""Tensors `[M, ...]` by name, and tables of them."""
+"""Tensors `[M, ...]` by name, and dictionaries of them."""
 
 Drawn = Sequence[tuple[Tensor, float]]
-"""Minibatches: the numbers of their decisions, and their share of the batch."""
+"""Minibatches: the row numbers of their chunks, and their share of the batch."""
 
 
 def to_columns(batch: TensorDictBase, device: torch.device) -> Columns:
-    """A batch as plain dictionaries: taking rows out of those costs a tenth."""
+    """Return a batch as plain dictionaries, from which taking rows costs a tenth of what it costs a TensorDict."""
     items: Iterable[tuple[str, Any]] = batch.items()
     return {
         name: column.to(device) if isinstance(column, Tensor) else to_columns(column, device) for name, column in items
@@ -35,24 +37,24 @@ def to_columns(batch: TensorDictBase, device: torch.device) -> Columns:
 
 
 def rows(columns: Columns, which: Tensor | slice) -> Columns:
-    """Some rows of every column."""
+    """Return some rows of every column."""
     return {
         name: rows(column, which) if isinstance(column, dict) else column[which] for name, column in columns.items()
     }
 
 
 def length(columns: Columns) -> int:
-    """`M`."""
+    """Return `M`, the number of chunks."""
     return len(columns["task_index"])
 
 
 def numbered(columns: Columns) -> Columns:
-    """The same columns, and one that numbers the rows, so that parts know which they are."""
+    """Return the columns with one more, `number`, so that results of shuffled parts find their row again."""
     return columns | {"number": torch.arange(length(columns), device=columns["task_index"].device)}
 
 
 def observation_from(columns: Columns, task_descriptions: Sequence[str]) -> PolicyObservation:
-    """The observations in a batch's columns `[M]`, as `Policy.preprocess` takes them."""
+    """Return the observations in a batch's columns, as `Policy.preprocess` takes them."""
     return PolicyObservation(
         images=columns.get("images"),
         proprio=columns.get("proprio"),
@@ -63,28 +65,30 @@ def observation_from(columns: Columns, task_descriptions: Sequence[str]) -> Poli
 def draw_minibatches(
     sequence: Tensor, count: int, whole: bool, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, float]]:
-    """Numbers of the decisions of each minibatch, and the minibatch's share of the batch.
+    """Yield the row numbers of each minibatch of an epoch, and the minibatch's share of the batch.
 
     Args:
-        sequence: `[M]`, number of the episode that each decision belongs to.
+        sequence: `[M]`, number of the episode that each chunk belongs to.
         count: of minibatches, at most.
-        whole: draw episode by episode, instead of decision by decision.
+        whole: draw episode by episode, instead of chunk by chunk.
         generator: on the CPU.
     """
     unit = torch.unique(sequence, return_inverse=True)[1] if whole else torch.arange(len(sequence))
     units = int(unit.max()) + 1
+    # Drawn on the CPU: a GPU's generator would shuffle the same seed differently.
     order = torch.randperm(units, generator=generator).to(sequence.device)
     for chosen in order.tensor_split(min(count, units)):
+        # The share counts units, not rows: episodes differ in length, and `token_weights` has weighed their rows.
         index = torch.nonzero(torch.isin(unit, chosen)).squeeze(1) if whole else chosen
         yield index, len(chosen) / units
 
 
 def split_minibatch(minibatch: Columns, size: int | None, whole: bool) -> Iterator[Columns]:
-    """The micro-batches of a minibatch, in its order.
+    """Yield the micro-batches of a minibatch, in its order.
 
     Args:
         minibatch: its columns.
-        size: decisions in a micro-batch at most; None: all.
+        size: chunks in a micro-batch at most; None: all.
         whole: do not cut episodes; one that is longer than `size` is a micro-batch of its own.
     """
     if size is None or size >= length(minibatch):
@@ -100,7 +104,12 @@ def split_minibatch(minibatch: Columns, size: int | None, whole: bool) -> Iterat
 
 
 def pack(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Numbers of the episodes of each micro-batch: as many as fit, in their order."""
+    """Yield the numbers of the episodes of each micro-batch: as many as fit, in their order.
+
+    Args:
+        lengths: chunks of each episode.
+        size: chunks of a micro-batch at most.
+    """
     taken: list[int] = []
     used = 0
     for number, steps in enumerate(lengths):
@@ -122,20 +131,20 @@ Metrics = dict[str, Tensor]
 
 @dataclass(kw_only=True)
 class Total:
-    """What is descended, of a minibatch or of a part of it: those of parts add up to that of the whole."""
+    """Loss and logged numbers of a minibatch or of a part of it; losses of parts add up to that of the minibatch."""
 
     loss: Tensor
     """Scalar."""
     entries: dict[str, Tensor]
-    """What to log of every entry, detached, at the level of the log-probs."""
+    """Numbers to log, detached, at the level of the log-probs."""
     valid: Tensor
-    """Which entries count."""
+    """bool, the entries that count."""
     value_losses: Tensor | None = None
     """`[M]`, detached."""
 
 
 def nothing_of(total: Total) -> Total:
-    """The same shape of a result, of which nothing counts."""
+    """Return a result of the same shape of which nothing counts; see `Ranks.scatter`."""
     return Total(
         loss=torch.zeros_like(total.loss),
         entries=total.entries,
@@ -145,10 +154,12 @@ def nothing_of(total: Total) -> Total:
 
 
 def summarize(totals: Sequence[Total], ranks: Ranks) -> tuple[Tensor, Metrics]:
-    """Loss and metrics of a minibatch, of which each rank has some parts: means over the entries that count, and the
-    largest ratio and error of one. The same on all ranks."""
+    """Return loss and metrics of a minibatch, of which each rank has some parts: means over the entries that count,
+    and the largest ratio and ratio error of one. The same on all ranks."""
     valid = joined([total.valid for total in totals])
     columns = {name: joined([total.entries[name] for total in totals]) for name in totals[0].entries}
+    # Everything is packed into one vector: one exchange between ranks per minibatch, and no `.item()` that would make
+    # the CPU wait for the GPU here. Sums and counts travel, because means of parts of different size do not average.
     largest = torch.stack([torch.where(valid, columns[name], 0.0).max() for name in ("ratio", "ratio_error")])
     del columns["ratio_error"]
     weights = valid.to(torch.float32)
@@ -166,13 +177,14 @@ def summarize(totals: Sequence[Total], ranks: Ranks) -> tuple[Tensor, Metrics]:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other; a single one is not copied."""
+    """Concatenate tensors along the first dimension; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def mean_metrics(history: Sequence[Metrics]) -> dict[str, float]:
-    """Mean of each metric over the rows that have it, under `train/`; of `ratio_max` the largest."""
+    """Return the mean of each metric over the steps that have it, as `train/<name>`; of `ratio_max` the largest."""
     names = dict.fromkeys(name for row in history for name in row)
+    # Stacked on the device first: one transfer per metric, not one per step.
     found = {name: torch.stack([row[name] for row in history if name in row]) for name in names}
     return {
         f"train/{name}": float(column.max() if name == "ratio_max" else column.mean()) for name, column in found.items()

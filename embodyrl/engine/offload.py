@@ -1,11 +1,11 @@
-"""What only learning needs is away from the device while the policy acts (`engine.offload`).
+"""Offloading of tensors that only learning needs while the policy acts (`engine.offload`).
 
-- The optimiser's state (with its full-precision copies of the weights, if it has any) is on the device in training mode
-  only. `optimizer` and `all`.
+- The optimiser's state (with its float32 copies of the weights, if it has any) is on the device only in training mode.
+  `optimizer` and `all`.
 - The weights of the reference policy are on the device only while it scores a batch. `all`, unless it is sharded.
 
-The policy's weights stay: it acts and learns with the same ones. Tensors keep their identity, only their numbers move,
-so that no value changes and whoever holds one (optimiser, checkpoint) sees it wherever it is.
+The policy's weights stay: it acts and learns with the same ones. Tensors keep their identity, only their storage moves,
+so that no value changes and every holder of a tensor (optimiser, checkpoint) reads it wherever it is.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _ALIGNMENT = 64
 _IN_MEMORY = ("tmpfs", "ramfs")
 """File systems whose files are memory."""
 Preparation = Callable[[], AbstractContextManager[object]]
-"""What to do before a mode begins, and to undo when it ends."""
+"""A context to enter when a mode begins, and to leave when it ends."""
 
 
 class Mode(StrEnum):
-    """What the weights are used for."""
+    """Use of the weights."""
 
     rollout = "rollout"
     train = "train"
 
 
 class Modes:
-    """Remembers the mode and gets things ready for it.
+    """Keeps the current mode and prepares the engine for it.
 
-    `around` holds, for each mode, what its user needs: memory brought back, shards gathered. It is entered in this
-    order when the mode begins, and left in the opposite one. Being in a mode already, entering it does nothing; inside
-    the other one it lasts for its block.
+    `around` holds the preparations of each mode: state loaded back, shards gathered. They are entered in this order
+    when the mode begins, and left in the opposite one. Entering the current mode again does nothing; a mode inside the
+    other one lasts for its block.
 
     Args:
-        clock: getting ready counts as `sync`.
+        clock: preparations count as `sync`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -84,10 +84,10 @@ class Offloaded:
     """Tensors that are on the device only while they are needed.
 
     Args:
-        tensors: gives them; other ones from time to time (an optimiser makes its state in its first step). Those with
-            one number stay where they are.
+        tensors: returns them; not always the same ones, since an optimiser makes its state in its first step. Tensors
+            of one number stay on the device.
         device: where they are needed.
-        folder: where a file for them may be, if the device is the CPU.
+        folder: for a file with their numbers, if the device is the CPU.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], *, device: torch.device, folder: Path) -> None:
@@ -97,10 +97,10 @@ class Offloaded:
         self._memory: HostMemory | None = None
         self._places: list[Tensor] = []
         self.freed: int | None = None
-        """Bytes that leaving freed on the device the last time, as measured; None if nothing has left yet."""
+        """Bytes that the last `offload` freed on the device, as measured; None before the first."""
 
     def offload(self) -> None:
-        """Take them off the device; harmless when they are."""
+        """Move the tensors off the device; does nothing if they are."""
         tensors = self._movable()
         if not tensors:
             return
@@ -116,7 +116,7 @@ class Offloaded:
         self.freed = before - memory_in_use(self._device)
 
     def onload(self) -> None:
-        """Bring them to the device; harmless when they are there."""
+        """Move the tensors to the device; does nothing if they are there."""
         if self._memory is None:
             return
         for tensor in filter(self._memory.holds, self._movable()):
@@ -125,12 +125,13 @@ class Offloaded:
         self._memory.settle()
 
     def _movable(self) -> list[Tensor]:
-        """The tensors themselves; of a sharded one the part that is here."""
+        """Return the tensors to move; of a sharded one this rank's part."""
         local = (tensor._local_tensor if is_sharded(tensor) else tensor for tensor in self._tensors())
         return [tensor for tensor in local if tensor.numel() > 1]
 
     def _reserve(self, tensors: list[Tensor]) -> None:
-        """Have a place for each of them; the block of memory stays as long as it fits."""
+        """Reserve host memory for each tensor; the block is kept as long as their layouts stay the same."""
+        # Pinning memory and allocating files is slow: once, not in every iteration.
         wanted = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
         if wanted == [(place.shape, place.stride(), place.dtype) for place in self._places]:
             return
@@ -143,7 +144,7 @@ class Offloaded:
 
 
 class EngineOffload:
-    """What an engine's setting keeps away from its device, and when.
+    """The parts of an engine that `engine.offload` keeps off the device, and when.
 
     Args:
         setting: `engine.offload`.
@@ -182,11 +183,11 @@ class EngineOffload:
         self.put_away()
 
     def optimizer_here(self) -> AbstractContextManager[None]:
-        """Have the optimiser's state on the device for the length of a block."""
+        """Hold the optimiser's state on the device for the length of a block."""
         return self._here("optimizer")
 
     def reference_here(self) -> AbstractContextManager[None]:
-        """Have the reference policy on the device for the length of a block."""
+        """Hold the reference policy on the device for the length of a block."""
         return self._here("reference")
 
     @contextmanager
@@ -206,12 +207,12 @@ class EngineOffload:
                 part.offload()
 
     def put_away(self) -> None:
-        """Take everything off the device: at the beginning, and after a checkpoint has brought it there."""
+        """Move everything off the device: at the start, and after a checkpoint was loaded."""
         for part in self._parts.values():
             part.offload()
 
     def metrics(self) -> dict[str, float]:
-        """Memory that the device got back when each part left it the last time [MiB], as measured."""
+        """Return the memory that the last `offload` of each part freed on the device [MiB], as measured."""
         return {
             f"memory/{name}_freed_mib": part.freed / 2**20
             for name, part in self._parts.items()
@@ -220,7 +221,7 @@ class EngineOffload:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, weights: set[int]) -> Iterator[Tensor]:
-    """An optimiser's state, and the parameters that it steps if they are copies of its own.
+    """Yield the tensors of an optimiser's state, and the parameters that it steps if they are copies of its own.
 
     Args:
         optimizer: any.
@@ -234,7 +235,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, weights: set[int]) -> It
 
 
 def same_memory(left: Tensor, right: Tensor) -> bool:
-    """Return whether two tensors of one layout are the same numbers in memory."""
+    """Return whether two tensors of one layout share their memory."""
     return left.data_ptr() == right.data_ptr()
 
 
@@ -254,7 +255,7 @@ class HostMemory(ABC):
         """Address of its first byte."""
 
     def place(self, offset: int, like: Tensor) -> Tensor:
-        """A tensor of the shape, strides and type of `like`, whose numbers lie `offset` bytes into the block."""
+        """Return a tensor with shape, strides and type of `like` whose storage starts `offset` bytes into the block."""
         flat = torch.frombuffer(self._block, dtype=like.dtype, count=extent(like), offset=offset)
         return flat.as_strided(like.shape, like.stride())
 
@@ -264,7 +265,7 @@ class HostMemory(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Finish copying, and give the memory that it left back to other processes."""
+        """Finish copying, and return the memory that became free to other processes."""
 
 
 class PinnedMemory(HostMemory):
@@ -311,7 +312,7 @@ class FileMemory(HostMemory):
             super().__init__(mmap.mmap(file.fileno(), num_bytes))
 
     def settle(self) -> None:
-        """See `HostMemory.settle`; the C library gives memory back only when told."""
+        """See `HostMemory.settle`; the C library returns memory only on request."""
         self._block.madvise(mmap.MADV_DONTNEED)
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -319,7 +320,7 @@ class FileMemory(HostMemory):
 
 
 def pin(owner: object, start: int, num_bytes: int) -> None:
-    """Let the GPU read and write memory of this process by itself, for as long as its owner lives.
+    """Pin memory of this process, which the GPU then reads and writes by itself, for as long as its owner lives.
 
     Raises:
         RunError: CUDA refuses.
@@ -335,12 +336,12 @@ def pin(owner: object, start: int, num_bytes: int) -> None:
 
 
 def host_memory(num_bytes: int, device: torch.device, folder: Path) -> HostMemory:
-    """Memory for what leaves a device; `folder` is where a file may be."""
+    """Return memory for tensors that leave a device; `folder` is for a file, if it needs one."""
     return PinnedMemory(num_bytes) if device.type == "cuda" else FileMemory(num_bytes, folder)
 
 
 def refuse_memory_disk(folder: Path) -> None:
-    """Object to a folder whose files are memory: nothing would be freed.
+    """Refuse a folder whose files are kept in memory, where nothing would be freed.
 
     Raises:
         UserError: it is such a folder.
@@ -355,12 +356,12 @@ def refuse_memory_disk(folder: Path) -> None:
 
 
 def extent(tensor: Tensor) -> int:
-    """Numbers from a tensor's first to its last one in memory."""
+    """Return the count of numbers from a tensor's first to its last in memory."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes of the device that no other process can have: of this process, or what torch took of the GPU."""
+    """Return the bytes of the device that are taken: of the GPU by torch's allocator, of the CPU by this process."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
     return int(psutil.Process().memory_info().rss)

@@ -1,5 +1,5 @@
-"""The optimiser, with float32 copies of weights that are held in fewer bits; its makers by name; and the guard that
-keeps numbers that are not finite out of the weights."""
+"""The optimiser, with float32 copies of weights in 16 bits; its factories by name; and the guard that keeps NaN and
+infinity out of the weights."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
 class Optimizer:
-    """Descends the gradients of some parameters.
+    """Steps some parameters along their gradients.
 
-    With `master_weights` a parameter that is held in 16 bits has a float32 copy, which is what is stepped; the
-    parameter is the copy, rounded. Steps smaller than half a bit would be lost otherwise.
+    With `master_weights` a parameter in 16 bits has a float32 copy, which the optimiser steps; the parameter is the
+    rounded copy (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1). Otherwise steps smaller than half a bit
+    would be lost.
 
     Args:
         parameters: those that require gradients learn.
         config: rates, decay, norm.
         updates: length of the run, for the schedule.
-        critic: those of the parameters that have a learning rate of their own, if there is one.
+        critic: the critic's parameters, for `critic_lr`.
     """
 
     def __init__(
@@ -46,11 +47,11 @@ class Optimizer:
         self.updates = updates
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.stepped = [self._stepped(parameter) for parameter in self.parameters]
-        """What is stepped: parameters, or their copies."""
+        """The tensors that are stepped: parameters, or their copies."""
         self.inner: torch.optim.Optimizer = OPTIMIZERS.load(config.name)(self._groups(set(critic)), config)
 
     def _groups(self, critic: set[nn.Parameter]) -> list[dict[str, Any]]:
-        """Return what is stepped: all, or what is not the critic's and what is."""
+        """Return the parameter groups: one of all, or the policy's and the critic's."""
         if self.config.critic_lr is None:
             return [{"params": self.stepped}]
         pairs = list(zip(self.parameters, self.stepped, strict=True))
@@ -66,32 +67,33 @@ class Optimizer:
 
     @property
     def _copies(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Parameters that have a copy, and those."""
+        """Pairs of each parameter that has a copy, and the copy."""
         pairs = zip(self.parameters, self.stepped, strict=True)
         return [(parameter, copy) for parameter, copy in pairs if parameter is not copy]
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def clip(self) -> Tensor:
-        """Scale gradients down to `max_grad_norm`; returns the norm that they had, that of all ranks' parts."""
+        """Scale gradients down to `max_grad_norm`; returns their norm before, over the shards of all ranks."""
         return norm_of(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm, foreach=True)).detach()
 
     @torch.no_grad()
     def step(self) -> None:
-        """Change the parameters by their gradients."""
+        """Make a step."""
         for parameter, copy in self._copies:
             copy.grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
-            parameter.grad = None  # at once: for a large policy both together are much of the memory
+            parameter.grad = None  # at once: for a large policy both gradients together are much of the memory
         self.inner.step()
         for parameter, copy in self._copies:
             parameter.copy_(copy)
             copy.grad = None
 
     def set_learning_rate(self, update: int) -> float:
-        """Set what the schedule says for an update, the first of which is 0; returns that of the policy."""
+        """Set the scheduled learning rates of an update (0, 1, ...); returns the policy's."""
+        # Of the run's length, not of the checkpoint's: a resumed run continues the schedule where it was.
         done = min(update / self.updates, 1.0)
         share = {
             LearningRate.constant: 1.0,
@@ -107,13 +109,14 @@ class Optimizer:
         return float(self.inner.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments, and the copies of parameters by their number."""
+        """Return the optimiser's state, and the copies of parameters by their number."""
         copies = {str(i): copy.detach() for i, copy in enumerate(self.stepped) if copy is not self.parameters[i]}
         return {"moments": self.inner.state_dict(), "copies": copies}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`, of whole tensors; the parameters have their weights already."""
+        """Continue from a `state_dict` of whole tensors; the parameters must have their weights before."""
+        # Each rank takes its own part of the whole tensors, so the number of ranks may have changed.
         stepped = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         moments = {
             number: {name: placed(value, stepped[number]) for name, value in entry.items()}
@@ -126,7 +129,7 @@ class Optimizer:
 
 
 def adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW, in one pass over all parameters."""
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), in one fused pass over all parameters."""
     return torch.optim.AdamW(
         groups,
         lr=config.lr,
@@ -138,8 +141,8 @@ def adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.
 
 
 def adamw_8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW with moments in blocks of 8-bit numbers, Dettmers et al. (2022), arXiv:2110.02861; small tensors (fewer
-    than 4096 numbers) keep theirs in float32."""
+    """AdamW with its state in blocks of 8-bit numbers, Dettmers et al. (2022), arXiv:2110.02861; tensors of fewer than
+    4096 numbers keep theirs in float32."""
     import bitsandbytes
 
     return bitsandbytes.optim.AdamW8bit(
@@ -159,17 +162,17 @@ FOLDER = "not_finite"
 
 
 class NumericsError(RunError):
-    """Raised when losses or gradients are not finite numbers again and again."""
+    """Raised when more steps than `engine.guard.max_skipped` had a loss or gradient that is not finite."""
 
 
 class Guard:
-    """Looks at every optimiser step before it is made.
+    """Checks every optimiser step before it is made.
 
-    A step whose loss or gradient is NaN or infinite is left out and counted. What it was to learn from is written to a
-    file the first times, for whoever looks for the cause.
+    A step whose loss or gradient is NaN or infinite is left out and counted. Its minibatch is written to a file the
+    first times, to find the cause.
 
     Args:
-        config: how many steps may be left out, how many files are written.
+        config: numbers of steps that may be left out, and of files.
         folder: of the run; None: no files.
     """
 
@@ -185,13 +188,15 @@ class Guard:
         """Return whether to make a step.
 
         Args:
-            loss, norm: of its gradient; scalars, the same on all ranks.
-            minibatch: what it learns from.
-            update: that it belongs to.
+            loss: of the minibatch; a scalar, the same on all ranks.
+            norm: of its gradient; a scalar, the same on all ranks.
+            minibatch: its columns.
+            update: number of the update that it belongs to.
 
         Raises:
             NumericsError: more steps were left out than are allowed.
         """
+        # One test for both, since it makes the CPU wait for the GPU: a NaN or an infinity survives the sum.
         if bool(torch.isfinite(loss + norm)):
             return True
         self.skipped += 1
@@ -223,7 +228,7 @@ class Guard:
 
 
 def flat(columns: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Columns, and those of tables in them as `table.column`."""
+    """Yield all columns by name; those of nested dictionaries as `outer.inner`."""
     for name, column in columns.items():
         if isinstance(column, dict):
             yield from flat(column, f"{prefix}{name}.")

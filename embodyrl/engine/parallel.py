@@ -1,7 +1,7 @@
-"""Ranks that talk to each other: what each has is gathered, added up, agreed on; and a policy on all of them.
+"""Communication between ranks (gather, sum, broadcast, barrier), and a policy that is replicated on all of them.
 
 All ranks must make the same calls in the same order. A peer that ends or hangs meanwhile is an error on the others.
-What only sharded weights need (`sharding`, torch's FSDP and DTensor) is imported where ranks shard.
+Modules that only sharded weights need (`sharding`, torch's FSDP and DTensor) are imported only if ranks shard.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Check = Callable[[Sequence[int] | None], None]
 """Raises an error if it knows that one of these ranks (None: any) has ended."""
 
 _GONE_S = 5.0
-"""How long a rank whose connections broke may take until its process has ended [s]."""
+"""Longest time from the break of a rank's connections to the end of its process [s]."""
 _POLL_S = 0.05
 
 
@@ -46,12 +46,12 @@ class RankLost(RunError):
 
 
 class Ranks:
-    """The ranks of a run, seen from one of them. A single one needs nobody else.
+    """The ranks of a run, seen from one of them. With a single rank every method returns at once.
 
     Args:
-        place: which rank this is.
+        place: this rank and their number.
         timeout_s: longest time to wait for the others [s].
-        group: through which tensors on the CPU are exchanged; None for a single rank.
+        group: process group for tensors on the CPU; None for a single rank.
     """
 
     def __init__(
@@ -66,37 +66,39 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which writes what is written once."""
+        """True for rank 0, which writes the run's files."""
         return self.rank == 0
 
     @property
     def seed_indices(self) -> tuple[int, ...]:
-        """What `derive_seed` needs for a random stream of this rank's own: nothing more for the first, which has the
+        """Further indices of `derive_seed` for a random stream of this rank's own. Empty for the first, which has the
         streams that a single rank would have."""
         return () if self.is_first else (self.rank,)
 
     # ---- exchange
 
     def barrier(self) -> None:
-        """Wait until all ranks are here. Unlike an exchange, it can name the rank that does not come."""
+        """Wait until all ranks have called it. Unlike an exchange, it can name the rank that does not."""
         if self.size > 1:
             dist.monitored_barrier(self._group, timedelta(seconds=self.timeout_s), wait_all_ranks=True)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, in their order; same shape and type on each. Of several ranks, on the CPU."""
+        """Return the tensors of all ranks, in their order; shape and type must be the same on each. On the CPU if there
+        are several ranks."""
         if self.size == 1:
             return [tensor]
         own = tensor.detach().cpu().contiguous()
-        flags = own.dtype is torch.bool  # which gloo does not know
+        flags = own.dtype is torch.bool  # not supported by gloo
         own = own.view(torch.uint8) if flags else own
         found = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(found, own, self._group)
         return [each.view(torch.bool) for each in found] if flags else found
 
     def gather_bytes(self, own: bytes) -> list[bytes]:
-        """Return what each rank gave, in their order."""
+        """Return the bytes of each rank, in their order; lengths may differ."""
         if self.size == 1:
             return [own]
+        # Collectives want the same size on all ranks: exchange lengths, pad to the longest, cut afterwards.
         lengths = [int(each) for each in self.gather(torch.tensor([len(own)]))]
         padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
         padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else padded[:0]
@@ -104,13 +106,13 @@ class Ranks:
         return [each[:length].numpy().tobytes() for each, length in zip(found, lengths, strict=True)]
 
     def gather_values(self, own: Any) -> list[Any]:
-        """Return what each rank gave, in their order: anything that JSON can hold."""
+        """Return the value of each rank, in their order: anything that JSON can hold."""
         if self.size == 1:
             return [own]
         return [json.loads(text) for text in self.gather_bytes(json.dumps(own).encode())]
 
     def gather_lists(self, own: Sequence[bytes]) -> list[bytes]:
-        """The entries of every rank's list, one rank after the other."""
+        """Return the entries of all ranks' lists, one rank after the other."""
         if self.size == 1:
             return list(own)
         lengths = self.gather_values([len(each) for each in own])
@@ -118,12 +120,12 @@ class Ranks:
         return [part for content, sizes in zip(contents, lengths, strict=True) for part in _cut(content, sizes)]
 
     def broadcast_from_rank0(self, value: T) -> T:
-        """Return what rank 0 gave; anything that JSON can hold."""
+        """Return the value of rank 0: anything that JSON can hold."""
         found: T = self.gather_values(value if self.is_first else None)[0]
         return found
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, the same on all of them."""
+        """Return the sum over ranks, the same on all of them."""
         if self.size == 1:
             return tensor
         total = tensor.detach().to("cpu", copy=True)
@@ -131,14 +133,14 @@ class Ranks:
         return total.to(tensor.device)
 
     def part_size(self, count: int, most: int | None) -> int:
-        """Return how many of `count` rows make up a part such that every rank has one, and none has more than
-        `most`."""
+        """Return the number of rows of a part, such that `count` rows make a part for every rank, and no part has more
+        than `most`."""
         share = -(-count // self.size)
         return share if most is None else min(share, most)
 
     def scatter(self, parts: Sequence[T]) -> Iterator[tuple[T, bool]]:
-        """This rank's parts, and whether they count. Every rank gets the same number, since each part is a turn in
-        which all take part; what is missing at the end is made up with a part that does not count."""
+        """Yield this rank's parts, and whether each counts. Every rank gets the same number, since the forward and
+        backward passes of sharded weights are collective; ranks that run out get a part that does not count."""
         for start in range(0, len(parts), self.size):
             mine = start + self.rank
             yield (parts[mine], True) if mine < len(parts) else (parts[0], False)
@@ -146,7 +148,7 @@ class Ranks:
     # ---- failures
 
     def introduce(self) -> None:
-        """Tell each other who is who, so that a rank that ends can be told from one that is slow."""
+        """Exchange process ids, so that a rank that has ended can be distinguished from one that is slow."""
         own = {"machine": _machine(), "pid": os.getpid()}
         for rank, other in enumerate(self.gather_values(own)):
             if rank != self.rank:
@@ -154,10 +156,10 @@ class Ranks:
 
     @contextmanager
     def naming_failures(self, explain: Check) -> Iterator[None]:
-        """Turn what broken connections raise into an error that names the rank.
+        """Turn errors of broken connections into one that names the rank.
 
         Args:
-            explain: raises a better error if it knows what became of these ranks.
+            explain: raises a better error if it knows how these ranks ended.
 
         Raises:
             RankLost: another rank ended or hangs.
@@ -175,7 +177,8 @@ class Ranks:
             raise RankLost(text) from error
 
     def _wait_for_the_gone(self) -> list[int]:
-        """Ranks of this machine that have ended, or are about to."""
+        """Return the ranks of this machine that have ended, or end within `_GONE_S`."""
+        # A connection breaks a moment before its process has ended, so a single check would come too early.
         deadline = time.monotonic() + _GONE_S
         while not (gone := [rank for rank, process in self._peers.items() if process and _has_ended(process)]):
             if time.monotonic() > deadline:
@@ -184,7 +187,7 @@ class Ranks:
         return gone
 
     def _lost(self, text: str, gone: Sequence[int]) -> str | None:
-        """Return what happened to another rank, if that is what an error is about."""
+        """Return an explanation of an error if another rank has caused it, else None."""
         if gone:
             return f"rank {self.rank} cannot go on: {self._named(gone)} ended. Its own output says why"
         if "monitoredBarrier" in text or "imed out" in text:
@@ -211,8 +214,8 @@ def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Ch
     """Connect this rank with the others for the length of a block.
 
     Args:
-        place: which rank this is.
-        device: where it computes: CUDA tensors are exchanged by NCCL, all others by gloo.
+        place: this rank and their number.
+        device: that it computes on: CUDA tensors are exchanged by NCCL, all others by gloo.
         timeout_s: longest time to wait for the others [s].
         check: raises if one of these ranks (None: any) is known to have ended.
 
@@ -232,7 +235,7 @@ def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Ch
             ranks.barrier()
     except BaseException:
         if device.type == "cuda":
-            raise  # NCCL would wait for the rank that is gone; the connections end with this process, which is next
+            raise  # leaving would wait for the rank that is gone; the connections end with this process
         _leave()
         raise
     _leave()
@@ -241,7 +244,7 @@ def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Ch
 def _join(
     place: RankInfo, device: torch.device, timeout: timedelta, check: Callable[[Sequence[int] | None], None]
 ) -> None:
-    """Meet the others, and make the default group."""
+    """Wait for the other ranks, and make the default process group."""
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
@@ -268,8 +271,7 @@ def _leave() -> None:
 
 
 def _machine() -> str:
-    """Return what tells this machine, or container, from others: processes are visible to each other if it is the
-    same."""
+    """Return an identifier of this machine or container; processes with the same one can see each other."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     space = os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''} {space}"
@@ -293,28 +295,30 @@ def _cut(content: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
 
 
 class Replicas:
-    """Every rank holds all weights. Also what a single rank has."""
+    """Every rank holds all weights; also the case of a single rank."""
 
     factor = 1.0
-    """What a rank's loss is multiplied by before its backward pass."""
+    """Factor of a rank's loss before its backward pass."""
 
     def __init__(self, policy: Policy, ranks: Ranks) -> None:
         self.policy = policy
         self.ranks = ranks
 
     def full_policy(self) -> Policy | None:
-        """The policy with whole weights, to be saved; None on all ranks but the first. All must ask."""
+        """Return the policy with whole weights, to be saved, on the first rank, else None. All ranks must call it."""
         return self.policy if self.ranks.is_first else None
 
     @contextmanager
     def unsharded(self) -> Iterator[None]:
-        """All weights are on every rank for the length of a block, so that each can decide as often as it likes."""
+        """Hold all weights on every rank for the length of a block, so that each can act as often as it needs."""
         yield
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Add the gradients of all ranks up, once each of them has its own."""
+        """Sum the gradients of all ranks, in place."""
         if self.ranks.size == 1:
             return
+        # One exchange of one flat vector in float32: many small ones would cost a latency each, and a sum in 16 bits
+        # would lose digits.
         own = [parameter.grad for parameter in parameters if parameter.grad is not None]  # the same ones on all ranks
         flat = torch.cat([gradient.flatten().float() for gradient in own])
         dist.all_reduce(flat)
@@ -323,7 +327,7 @@ class Replicas:
 
 
 def parallelize(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch.device) -> Replicas:
-    """Replicate or shard a policy over ranks; all get the weights that the first one has."""
+    """Replicate or shard a policy over ranks; all get the weights of the first."""
     if ranks.size == 1:
         return Replicas(policy, ranks)
     for tensor in [*policy.parameters(), *policy.buffers()]:
@@ -336,15 +340,15 @@ def parallelize(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: 
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Return whether a tensor is this rank's part of a larger one. Where torch's module of those was never imported,
-    there is none, and asking does not import it."""
+    """Return whether a tensor is this rank's part of a larger one."""
+    # If the module was never imported there can be no DTensor, and runs that do not shard need not import it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def full_state_dict(tree: Any, *, keep: bool) -> Any:
-    """Nested state with whole tensors on the CPU in place of sharded ones; empty ones unless `keep`. All ranks must
-    ask."""
+    """Return nested state with whole tensors on the CPU in place of sharded ones; empty ones unless `keep`. All ranks
+    must call it."""
     if isinstance(tree, Tensor) and is_sharded(tree):
         from embodyrl.engine.sharding import whole_weight
 
@@ -357,7 +361,7 @@ def full_state_dict(tree: Any, *, keep: bool) -> Any:
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, sharded as another tensor of its shape is; nothing is exchanged."""
+    """Return this rank's part of a whole tensor, sharded like another tensor of its shape; nothing is exchanged."""
     if not is_sharded(like) or is_sharded(tensor) or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -366,5 +370,5 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def norm_of(norm: Tensor) -> Tensor:
-    """A norm of gradients, which is a part of one where they are sharded."""
+    """Return the full norm of gradients from one that may be of shards."""
     return norm.full_tensor() if is_sharded(norm) else norm

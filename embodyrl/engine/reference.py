@@ -1,4 +1,4 @@
-"""The policy that the KL penalty holds the learning one near to: what it was when the run began."""
+"""The reference policy of the KL penalty: the policy at the start of the run."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Reference(ABC):
     """A policy that never changes."""
 
     weights: Policy | None
-    """What it needs on the device while it scores, beside the learning policy."""
+    """Weights that it needs on the device while it scores, besides the learning policy's; None if it needs none."""
 
     @abstractmethod
     @contextmanager
     def scoring(self) -> Iterator[Policy]:
-        """The policy itself, for the length of a block."""
+        """Yield the reference policy for the length of a block."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return what the run cannot make again once it has learned."""
+        """Return the tensors that a resumed run cannot compute again."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Be what `state_dict` said."""
+        """Continue from `state_dict`."""
 
 
 def reference_of(policy: Policy, *, adapted: bool) -> Reference:
-    """The reference for a policy that has not learned yet."""
+    """Return the reference for a policy that has not learned yet."""
     return WithoutAdapters(policy) if adapted else FrozenCopy(policy)
 
 
@@ -64,7 +64,7 @@ class FrozenCopy(Reference):
 
 
 class WithoutAdapters(Reference):
-    """The learning policy without its adapters, and with the heads that it began with."""
+    """The learning policy without its adapters, and with its initial heads: no second set of weights."""
 
     weights = None
 
@@ -76,7 +76,7 @@ class WithoutAdapters(Reference):
 
     @property
     def _learning(self) -> dict[str, nn.Parameter]:
-        """Parameters of the heads by name; sharding puts others in their place."""
+        """Parameters of the heads by name, looked up anew because sharding replaces them."""
         return {
             name: parameter
             for head in self._heads

@@ -23,24 +23,24 @@ from embodyrl.engine.parallel import Ranks, Replicas
 from embodyrl.models.policy import EvalOutput, Policy
 
 ENTRIES = ("act", "evaluate", "sft_loss")
-"""Methods of a policy that use its weights, besides those of its parts."""
+"""Methods of a policy that use its weights; FSDP gathers shards for them as for `forward`."""
 
 
 class Shards(Replicas):
-    """Every rank holds a part of each weight (FSDP2), and gets the others of a block of layers while it computes with
-    them. Gradients and optimiser state are spread alike.
+    """Every rank holds a shard of each weight (FSDP2), and gathers those of a block of layers while it computes with
+    them. Gradients and optimiser state are sharded alike.
 
     Args:
         policy: the same on all ranks; its parameters are replaced.
-        ranks: all of them take part.
-        device: where they compute.
+        ranks: those of the run.
+        device: that they compute on.
     """
 
     def __init__(self, policy: Policy, ranks: Ranks, device: torch.device) -> None:
         super().__init__(policy, ranks)
         _know_outputs()
         self._skeleton = _without_weights(policy) if ranks.is_first else None
-        self.factor = float(ranks.size)  # FSDP takes the mean of the ranks' gradients, and their sum is wanted
+        self.factor = float(ranks.size)  # FSDP averages the ranks' gradients, but the loss needs their sum
         shard = functools.partial(
             fully_shard,
             mesh=init_device_mesh(device.type, (ranks.size,)),
@@ -84,12 +84,12 @@ class Shards(Replicas):
             part.set_reshard_after_forward(wanted, recurse=False)
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Nothing is left to do: they are added up as soon as they are there."""
+        """Do nothing: FSDP sums gradients during the backward pass."""
 
 
 def units(policy: Policy) -> list[nn.Module]:
-    """Modules whose weights are gathered together, inner ones first: the policy's blocks, what is left of it, and
-    layers of either that learn in more bits than the rest of it, which one gathering cannot mix."""
+    """Return the modules whose weights are gathered together, inner ones first: the policy's blocks, the rest of it,
+    and layers of either that learn in more bits than their neighbours, since one gather cannot mix types."""
     blocks = [policy.get_submodule(name) for name in policy.parallel_plan().blocks]
     inside = {module for block in blocks for module in block.modules()}
     others = [module for module in policy.modules() if module not in inside]
@@ -98,7 +98,7 @@ def units(policy: Policy) -> list[nn.Module]:
 
 
 def _odd_layers(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Modules whose own weights learn in more bits than others of these: heads on a network in 16 bits."""
+    """Return the modules whose own weights learn in more bits than others of these: heads on a network in 16 bits."""
     learning = {
         module: [weight.itemsize for weight in module.parameters(recurse=False) if weight.requires_grad]
         for module in modules
@@ -108,14 +108,14 @@ def _odd_layers(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def whole_weight(weight: Tensor, *, keep: bool) -> Tensor:
-    """A whole tensor on the CPU, of the same kind; an empty one unless `keep`."""
+    """Return the whole tensor on the CPU, of the same kind; an empty one unless `keep`."""
     full = _gathered(weight) if isinstance(weight, DTensor) else weight.detach()
     full = full.cpu() if keep else full.new_empty(0, device="cpu")
     return nn.Parameter(full, weight.requires_grad) if isinstance(weight, nn.Parameter) else full
 
 
 def _gathered(weight: DTensor) -> Tensor:
-    """A whole tensor, gathered where the ranks compute, also while its part is kept elsewhere."""
+    """Gather a whole tensor on the ranks' device, also while its shards are offloaded."""
     mesh, part = weight.device_mesh, weight.to_local().detach()
     here = part.to(mesh.device_type)
     sharded = DTensor.from_local(
@@ -125,7 +125,7 @@ def _gathered(weight: DTensor) -> Tensor:
 
 
 def _without_weights(policy: Policy) -> Policy:
-    """A copy whose weights take no memory."""
+    """Return a copy whose weights take no memory."""
     empty = {
         id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
         for weight in policy.parameters()
@@ -134,7 +134,7 @@ def _without_weights(policy: Policy) -> Policy:
 
 
 def _know_outputs() -> None:
-    """Let torch look into what a policy's `evaluate` returns for tensors whose gradients FSDP waits for."""
+    """Register `EvalOutput` with torch, so that FSDP finds the tensors in it whose gradients it waits for."""
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here changes it in place
     if EvalOutput in pytree.SUPPORTED_NODES:
         return

@@ -1,7 +1,7 @@
 """An iteration as a list of stages: building it from a config, checking it before anything runs, running, drawing.
 
-A stage is a function under a name. It declares which columns of the batch, and which resources, it reads, writes and
-changes; a name with a question mark (`values?`) need not be there. Stages run in order, one after the other.
+A stage is a function with a name. It declares the columns of the batch and the resources that it reads, writes and
+changes; a name with a question mark (`values?`) is optional. Stages run in order, one after the other.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.rollout.episodes import Rollout
 
 RESOURCES = ("simulators", "policy", "demonstrations")
-"""What is there before the first stage: `Iteration.collector`, `Iteration.engine` and `Iteration.demonstrations`."""
+"""Available before the first stage: `Iteration.collector`, `Iteration.engine` and `Iteration.demonstrations`."""
 
 NAME = re.compile(r"[A-Za-z]\w*")
 
 
 @dataclass(kw_only=True)
 class Iteration:
-    """What the stages of one iteration work with and on."""
+    """Resources and data of the stages of one iteration."""
 
     config: Config
     collector: Collector
@@ -44,22 +44,22 @@ class Iteration:
     engine: HybridEngine
     """The resource `policy`."""
     demonstrations: Demonstrations | None = None
-    """The resource `demonstrations`, where the config names some."""
+    """The resource `demonstrations`, if the config names some."""
     batch: TrajectoryBatch | None = None
     """Set by the stage that collects; others add columns to it or put another one in its place."""
     rollouts: list[Rollout] = field(default_factory=list)
-    """What was collected."""
+    """All that was collected."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Where stages leave their metrics."""
+    """Metrics of the stages."""
     warn: Callable[[str, str], None] = lambda kind, text: None
-    """Says a warning on screen and in run.log at once; of each kind the first one alone."""
+    """Shows a warning (kind, text) on the screen and in run.log, once for each kind."""
 
 
 StageFunction = Callable[[Iteration], None]
 
 
 class PipelineError(UserError):
-    """Raised with everything that is wrong with a list of stages at once, before any of them runs."""
+    """Raised with all issues of a list of stages at once, before any of them runs."""
 
     exit_code = 2
 
@@ -69,29 +69,28 @@ class PipelineError(UserError):
 
 
 class StageError(UserError):
-    """Raised when a stage leaves out what it declares."""
+    """Raised when a stage does not write a column that it declares."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """A step of an iteration.
 
-    A function from the registry declares what it reads, writes and changes where it is registered; what is said here
-    comes on top.
+    A function from the registry declares its columns where it is registered; those given here are added.
     """
 
     name: str
     function: str | StageFunction
-    """What it does: a name from the registry, or a function."""
+    """A function, or its name in the registry."""
     reads: tuple[str, ...] = ()
-    """Columns of the batch, or resources, that it looks at."""
+    """Columns of the batch, or resources, that it reads."""
     writes: tuple[str, ...] = ()
     """Columns that it adds."""
     changes: tuple[str, ...] = ()
-    """Columns that it replaces, or resources that it uses up or alters; it may look at them too."""
+    """Columns that it replaces, or resources that it uses up or alters; it may read them too."""
 
     def declared(self) -> Stage:
-        """Return the stage with everything that its function declares.
+        """Return the stage with all columns that its function declares.
 
         Raises:
             UnknownNameError: no such function is registered.
@@ -109,7 +108,7 @@ class Stage:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of all that it looks at, without question marks."""
+        """Names of all that it reads, without question marks."""
         return plain((*self.reads, *self.changes))
 
     @property
@@ -132,10 +131,10 @@ class Pipeline:
     """An iteration that can be run.
 
     Args:
-        stages: what it consists of, in order.
+        stages: in order.
 
     Raises:
-        PipelineError: the stages do not fit together; with everything that is wrong.
+        PipelineError: the stages do not fit together; lists all issues.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -173,7 +172,8 @@ class Pipeline:
         return "\n".join(lines) + "\n"
 
     def _edges(self) -> dict[tuple[str, str], list[str]]:
-        """Columns from stage to stage, each from the last one that wrote or changed it; none where one only follows."""
+        """Return the columns from stage to stage, each from the last that wrote or changed it; none between stages that
+        only follow each other."""
         edges: dict[tuple[str, str], list[str]] = {}
         last: dict[str, str] = {}
         for before, stage in zip((None, *self.stages), self.stages, strict=False):
@@ -187,7 +187,7 @@ class Pipeline:
 
 
 def _notes(stage: Stage) -> list[str]:
-    """Return what is said below a stage's name: its function, and the resources it uses."""
+    """Return the lines below a stage's name: its function, and the resources it uses."""
     changes = [name for name in RESOURCES if name in plain(stage.changes)]
     reads = [name for name in RESOURCES if name in plain(stage.reads) and name not in changes]
     notes = [stage.function if isinstance(stage.function, str) else stage.function.__name__]
@@ -197,17 +197,18 @@ def _notes(stage: Stage) -> list[str]:
 
 
 Where = Callable[[str], tuple[str, ...]]
-"""The settings that brought a stage in, by its name."""
+"""Returns the settings that added a stage, by its name."""
 
 
 def check_stages(stages: Sequence[Stage], where: Where = lambda name: ()) -> Iterator[ConfigIssue]:
-    """Find what keeps stages from running one after the other; looks at their columns once their names are sound."""
+    """Find issues that keep stages from running one after the other: of their names, and if there are none, of their
+    columns."""
     issues = list(_check_names(stages, where))
     yield from issues or _check_columns([stage.declared() for stage in stages], where)
 
 
 def _check_names(stages: Sequence[Stage], where: Where) -> Iterator[ConfigIssue]:
-    """Find names that occur twice or are none, and functions that are not registered."""
+    """Find names that occur twice or are invalid, and functions that are not registered."""
     names = [stage.name for stage in stages]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
@@ -268,7 +269,7 @@ def build_pipeline(config: Config) -> Pipeline:
     def where(name: str) -> tuple[str, ...]:
         return tuple(_settings(name, config))
 
-    # A name that is not known leaves stages where they do not belong, so that their columns say nothing.
+    # With an unknown name stages are in the wrong place, so issues of their columns would only mislead.
     check = _check_names if unknown else check_stages
     if issues := [*unknown, *misplaced, *check(stages, where)]:
         raise PipelineError(issues)
@@ -297,7 +298,7 @@ def _of_function(config: Config) -> list[Stage]:
     except Exception as error:  # whatever a stranger's function raises
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{name} failed: {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        raise wrong(what, "mend the function") from error
+        raise wrong(what, "fix the function") from error
     if not isinstance(stages, list) or not all(isinstance(stage, Stage) for stage in stages):
         raise wrong(f"{name} returned a {type(stages).__name__}", "return a list of embodyrl.pipelines.Stage")
     return stages
@@ -319,8 +320,8 @@ def _unknown_names(config: Config, stages: Sequence[Stage]) -> Iterator[ConfigIs
 
 
 def _insert(stages: list[Stage], number: int, insertions: Sequence[InsertedStage]) -> Iterator[ConfigIssue]:
-    """Insert a stage where its `after` and `before`, and those of earlier insertions, let it be; within these limits
-    right behind the last stage that writes or changes a column it names. Yields what is wrong if there is no place."""
+    """Insert a stage where its `after` and `before`, and those of earlier insertions, allow; within these limits right
+    after the last stage that writes or changes a column it names. Yields an issue if there is no such place."""
     inserted, earlier = insertions[number], insertions[:number]
     followed = {*inserted.after, *(each.name for each in earlier if inserted.name in each.before)}
     preceded = {*inserted.before, *(each.name for each in earlier if inserted.name in each.after)}
@@ -338,12 +339,12 @@ def _insert(stages: list[Stage], number: int, insertions: Sequence[InsertedStage
 
 
 def _declared(stage: Stage) -> Stage:
-    """The stage with what its function declares, as far as that is registered."""
+    """Return the stage with the columns that its function declares, if that is registered."""
     return stage.declared() if stage.function in STAGES else stage
 
 
 def _settings(name: str, config: Config) -> Iterator[str]:
-    """Yield what may have to be changed for a stage: what brought it in, the section, the algorithm."""
+    """Yield the settings that may have to be changed for a stage: those that added it, the section, the algorithm."""
     changes = config.pipeline
     yield from (f"pipeline.insert.{number}" for number, each in enumerate(changes.insert) if each.name == name)
     if name in changes.replace:

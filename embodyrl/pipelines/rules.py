@@ -13,12 +13,12 @@ from embodyrl.pipelines.pipeline import PipelineError, Stage, build_pipeline
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, STAGES
 
 CRITIC_COLUMNS = ("values", "next_values")
-"""What `collect` writes besides, where there is a critic."""
+"""Columns that `collect` writes only with a critic."""
 
 
 @rule
 def stages_fit_together(config: Config) -> Iterator[ConfigIssue]:
-    """The stages can be built, and go with the filter and the advantage."""
+    """Check that the stages can be built, and fit the filter and the advantage."""
     try:
         stages = build_pipeline(config).stages
     except UnknownNameError:
@@ -32,7 +32,7 @@ def stages_fit_together(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _check_filter(config: Config, functions: list[object]) -> Iterator[ConfigIssue]:
-    """A filter is used by a stage, and stages that filter have one."""
+    """Check that a filter is used by a stage, and that stages that filter have one."""
     name = config.algorithm.filter.name
     filters = fact(FILTERS, name, "group")
     paths = ("algorithm.filter.name", "algorithm.name", "pipeline")
@@ -53,7 +53,7 @@ def _check_filter(config: Config, functions: list[object]) -> Iterator[ConfigIss
 
 
 def _check_critic(config: Config, collecting: list[Stage]) -> Iterator[ConfigIssue]:
-    """Yield where stages of the user's own collect, they declare the critic's columns if there is a critic."""
+    """Check that the user's own collecting stages declare the critic's columns if and only if there is a critic."""
     advantage = config.algorithm.advantage.name
     critic = fact(ADVANTAGES, advantage, "critic")
     for stage in collecting if critic is not None else []:
@@ -72,7 +72,7 @@ def _check_critic(config: Config, collecting: list[Stage]) -> Iterator[ConfigIss
 
 @rule
 def components_get_what_they_name(config: Config) -> Iterator[ConfigIssue]:
-    """The functions of losses, advantages, rewards and filters can be called with what there is for them."""
+    """Check that losses, advantages, rewards and filters can be called with the columns available to them."""
     for key in COMPONENTS:
         for message, remedy in objections(key, config):
             yield ConfigIssue((f"algorithm.{key}.name",), message, remedy)

@@ -1,4 +1,7 @@
-"""What the stages that come with embodyrl do. Each reads and writes columns of the batch, as its text says."""
+"""The stages that come with embodyrl. Each reads and writes the columns of the batch that its docstring names.
+
+Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a chunk, `M` valid chunks.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ from embodyrl.rollout.episodes import Rollout
 def collect(iteration: Iteration) -> None:
     """Run the policy in the simulators. Writes the columns of a rollout, and `env/` metrics of the episodes that
     ended."""
+    # One block around all chunks: sharded weights are gathered once, not for every `act`.
     with iteration.engine.rollout_mode():
         rollout = iteration.collector.collect()
     iteration.rollouts.append(rollout)
@@ -39,7 +43,7 @@ def collect(iteration: Iteration) -> None:
 
 
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """Return what an iteration's rollouts came to."""
+    """Return the metrics of an iteration's rollouts; those of episodes only if any has ended."""
     env_steps = sum(rollout.env_steps for rollout in rollouts)
     rewards = sum(float(rollout.batch["rewards"].sum()) for rollout in rollouts)
     finished = [episode for rollout in rollouts for episode in rollout.finished]
@@ -56,11 +60,14 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def filter_groups(iteration: Iteration) -> None:
-    """Keep the groups of slots that `algorithm.filter` finds worth learning from, and collect again until there are as
-    many as a rollout has, or it was tried often enough, or no episode succeeded and nothing is kept: a policy that
-    never succeeds would fail as often as it may. Those left over wait for the next iteration.
+    """Keep the groups that `algorithm.filter` finds worth learning from: dynamic sampling (Yu et al. 2025,
+    arXiv:2503.14476, section 3.2).
 
-    Reads rewards, success, steps, valid; the batch has other slots afterwards, and `filter/` metrics tell how many.
+    It collects again until there are as many groups as a rollout has, or `algorithm.max_collections` is reached, or
+    nothing is kept and no episode has succeeded: a policy that never succeeds would fail every further collection too.
+    Groups beyond what is needed wait for the next iteration.
+
+    Reads rewards, success, steps, valid; the batch has other slots afterwards, and `filter/` metrics count them.
     """
     config, waiting = iteration.config, iteration.collector.surplus
     size, limit = config.rollout.group_size, config.algorithm.max_collections
@@ -76,6 +83,7 @@ def filter_groups(iteration: Iteration) -> None:
         if slots >= wanted or len(iteration.rollouts) >= limit or not (slots or succeeded):
             break
         collect(iteration)
+    # Collections end after different numbers of chunks; the padding is invalid, so nothing is learned from it.
     longest = max(batch.size[0] for batch in kept)
     batch = concat([each.pad(longest, "K") for each in kept], "B")
     iteration.batch, surplus = batch.split([min(wanted, batch.size[1]), max(batch.size[1] - wanted, 0)], "B")
@@ -90,7 +98,7 @@ def filter_groups(iteration: Iteration) -> None:
 
 
 def _warn_of_no_group(iteration: Iteration, succeeded: bool) -> None:
-    """Say what a filter does that keeps no group of the collections so far, each time for the first time."""
+    """Warn that the filter has kept no group so far; each kind of warning is shown once in a run."""
     settings, limit = iteration.config.algorithm.filter, iteration.config.algorithm.max_collections
     if succeeded:
         again = f"it collects up to {limit} times per iteration" if limit > 1 else "the iteration learns nothing"
@@ -110,12 +118,13 @@ def _warn_of_no_group(iteration: Iteration, succeeded: bool) -> None:
 
 
 def informative_groups(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
-    """The slots of those groups that the filter keeps."""
+    """Return the slots of the groups that the filter keeps."""
     settings, size = config.algorithm.filter, config.rollout.group_size
     executed = executed_in(batch)
     outcomes = {
         "success": (batch["success"] & executed).any(2).any(0),
-        "total_reward": (batch["rewards"].double() * executed).sum((0, 2)).float(),  # the same in whatever order
+        # Summed in float64: rewards that come in another order must not make equal episodes differ.
+        "total_reward": (batch["rewards"].double() * executed).sum((0, 2)).float(),
         "played": batch["valid"].any(0),
     }
     of_groups = {name: column.view(-1, size) for name, column in outcomes.items()}
@@ -124,9 +133,9 @@ def informative_groups(batch: TrajectoryBatch, config: Config) -> TrajectoryBatc
 
 
 def shape_rewards(iteration: Iteration) -> None:
-    """What is learned from, by `algorithm.reward`. Reads steps, valid, and what the reward function names of the
-    observations, task, actions, rewards, success, terminated, truncated, episode and group; writes `shaped_rewards`
-    `[K, B, C]`."""
+    """Compute the rewards to learn from by `algorithm.reward`. Reads steps, valid, and those of observations,
+    task_index, actions, rewards, success, terminated, truncated, episode and group that the reward function names;
+    writes `shaped_rewards` `[K, B, C]`."""
     settings, batch = iteration.config.algorithm, _batch(iteration)
     function = REWARDS.load(settings.reward.name)
     executed = executed_in(batch)
@@ -139,8 +148,8 @@ def shape_rewards(iteration: Iteration) -> None:
 
 
 def episode_embeddings(batch: TrajectoryBatch, settings: RewardConfig) -> Tensor:
-    """A vector for every slot's episode `[B, E]`, from frames spread evenly over its decisions; 0 for one that was
-    lost."""
+    """Return a vector for every slot's episode, `[B, E]`, from frames spread evenly over its chunks; 0 for an episode
+    that was lost."""
     assert isinstance(settings, EncodingRewardConfig), "the config rules ask for it"
     encode = ENCODERS.load(settings.encoder)
     embeddings: list[Tensor | None] = []
@@ -158,8 +167,9 @@ def episode_embeddings(batch: TrajectoryBatch, settings: RewardConfig) -> Tensor
 
 
 def estimate_advantages(iteration: Iteration) -> None:
-    """Advantages by `algorithm.advantage`. Reads shaped_rewards, terminated, truncated, steps, valid, and with a critic
-    values and next_values; writes `advantages` and `returns`, float32 `[K, B]` or of every action `[K, B, C]`."""
+    """Estimate advantages by `algorithm.advantage`. Reads shaped_rewards, terminated, truncated, steps, valid, and with
+    a critic values and next_values; writes `advantages` and `returns`, float32 `[K, B]`, or `[K, B, C]` with
+    `algorithm.reward_level: action`."""
     settings, batch = iteration.config.algorithm, _batch(iteration)
     of_actions = settings.reward_level is RewardLevel.action
     steps = steps_of_actions(batch, settings) if of_actions else steps_of_decisions(batch, settings)
@@ -168,6 +178,7 @@ def estimate_advantages(iteration: Iteration) -> None:
     estimate, options = ADVANTAGES.load(settings.advantage.name), options_of(settings.advantage)
     advantages, returns = (column.float() for column in call_with(estimate, columns, options))
     valid = steps["valid"]
+    # Before normalisation, which changes what the advantages are, not how good the critic was.
     if "values" in batch and bool(valid.any()):
         iteration.metrics["train/explained_variance"] = explained_variance(batch["values"][valid], returns[valid])
     if settings.normalize_advantages:
@@ -177,12 +188,13 @@ def estimate_advantages(iteration: Iteration) -> None:
 
 
 def update(iteration: Iteration) -> None:
-    """Learn from the batch; adds `train/` metrics. Reads task, trace, logprobs, steps, valid, episode, version,
-    advantages, the observations, and with a critic values and returns. A batch that teaches nothing changes nothing.
-    With `env.offload` the simulators are gone meanwhile; `memory/` metrics say what offloading frees."""
+    """Learn from the batch; adds `train/` metrics. Reads task_index, trace, logprobs, steps, valid, episode, version,
+    advantages, the observations, and with a critic values and returns. A batch without a gradient makes no step. With
+    `env.offload` the simulators are ended meanwhile; `memory/` metrics report what offloading frees."""
     batch = _batch(iteration)
     if iteration.config.env.offload:
         iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
+    # A step with gradient 0 would still move the weights: by momentum and by weight decay.
     if not teaches(batch, iteration.config):
         iteration.metrics["train/epochs"] = 0.0
         return
@@ -193,16 +205,15 @@ def update(iteration: Iteration) -> None:
 
 
 def teaches(batch: TrajectoryBatch, config: Config) -> bool:
-    """Return whether a batch has a gradient: not if a filter left nothing of it, nor if every advantage is 0, because
-    all episodes of each group ended alike, and no other term of the loss is in use."""
+    """Return whether a batch has a gradient. It has none if a filter left nothing of it, or if every advantage is 0
+    (all episodes of each group ended alike) and no other term of the loss is in use."""
     settings = config.algorithm
     other_terms = "values" in batch or settings.kl_coef > 0 or settings.entropy_coef > 0
     return bool(batch["valid"].any()) and (other_terms or bool(batch["advantages"].any()))
 
 
 def sft_step(iteration: Iteration) -> None:
-    """Learn from `data.steps` minibatches of demonstrations, going on where the last iteration left off; adds `train/`
-    metrics."""
+    """Learn from the next `data.steps` minibatches of demonstrations; adds `train/` metrics."""
     if iteration.demonstrations is None:
         raise BatchError("there are no demonstrations to learn from: set data.path")
     steps = iteration.config.data.steps
@@ -219,12 +230,12 @@ def _batch(iteration: Iteration) -> TrajectoryBatch:
 
 
 def executed_in(batch: TrajectoryBatch) -> Tensor:
-    """Return which actions were executed, bool `[K, B, C]`."""
+    """Return a mask of the actions that were executed, bool `[K, B, C]`."""
     return executed_actions(batch["steps"], batch["valid"], batch["rewards"].shape[2])
 
 
 def steps_of_decisions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[str, Tensor]:
-    """Columns `[K, B]` for an advantage estimator: a chunk's rewards are summed, in float64."""
+    """Return columns `[K, B]` for an advantage estimator: a chunk's rewards are summed, in float64."""
     per_action = settings.discount_per is DiscountPer.action
     columns = {name: batch[name] for name in ("values", "terminated", "valid") if name in batch} | {
         "rewards": decision_rewards(batch["shaped_rewards"].double(), settings.gamma if per_action else 1.0),
@@ -232,14 +243,16 @@ def steps_of_decisions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dic
         "discounts": settings.gamma ** (batch["steps"].float() if per_action else batch["valid"].float()),
     }
     if "next_values" in batch:
+        # `bootstrap: none` takes a time limit for an end of the task, as many published implementations do.
         cut_off = batch["truncated"] & (settings.bootstrap is Bootstrap.none)
         columns["next_values"] = batch["next_values"].masked_fill(cut_off, 0.0)
     return columns
 
 
 def steps_of_actions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[str, Tensor]:
-    """Columns `[K*C, B]` for an advantage estimator: every action is a step of its own; rewards are float64."""
+    """Return columns `[K*C, B]` for an advantage estimator: every action is a step of its own; rewards are float64."""
     executed = executed_in(batch)
+    # The last executed action of each chunk: the episode ends in it, and a discount per chunk is charged to it.
     last = executed & (executed.cumsum(2) == batch["steps"].unsqueeze(2))
     discounted = executed if settings.discount_per is DiscountPer.action else last
     ended = last & (batch["terminated"] | batch["truncated"]).unsqueeze(2)
@@ -252,7 +265,7 @@ def steps_of_actions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[
 
 
 def decisions_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDictBase:
-    """The valid decisions `[M]` of a batch, with the columns that `HybridEngine.update` takes."""
+    """Return the valid chunks `[M]` of a batch, with the columns that `HybridEngine.update` takes."""
     level, chunk_size = config.algorithm.logprob_level, batch["rewards"].shape[2]
     per_action = batch["logprobs"].shape[2] // chunk_size
     executed = executed_in(batch)
@@ -268,10 +281,12 @@ def decisions_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDic
     }
     if critic:
         columns["old_values"] = batch["values"]
+    # Padding and lost episodes leave the batch here, so that minibatches hold only chunks that count.
     taken = torch.nonzero(batch["valid"].flatten()).squeeze(1)
     for name, column in columns.items():
         decisions[name] = column.flatten(0, 1)
     decisions = decisions[taken]
+    # Weights are made over the whole batch, before it is cut into minibatches (see `algorithms.losses`).
     longest = config.rollout.num_chunks * int(decisions["valid"][0].numel()) if len(taken) else 1
     decisions["weights"] = token_weights(
         decisions["valid"], decisions["sequence"], config.algorithm.aggregation, longest

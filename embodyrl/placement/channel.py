@@ -1,8 +1,8 @@
-"""The line between a parent and one worker process: framed messages, and a doorbell beside them.
+"""The line between a parent and one worker process: framed messages, and a doorbell.
 
 A frame is its length (4 bytes) and its bytes. Frames travel through a pair of pipes, which cost half of what a socket
-does per message. The socket that both sides start from hands over the pipes, and file descriptors later on. The
-parent's end never blocks without a deadline; the worker's end blocks until something arrives.
+costs per message. A socket hands over the pipes first, and file descriptors later. The parent's end never blocks
+without a deadline; the worker's end blocks until something arrives.
 
 The doorbell is a pair of eventfds, counters in the kernel: the parent rings with the number of a request, and the
 worker answers with the same number. At most one ring may be unanswered, since numbers written before they are read add
@@ -34,8 +34,8 @@ class Channel:
 
     Args:
         sock: a connected stream socket; the channel owns it from now on.
-        blocking: whether reading and writing wait as long as it takes. That is the worker's end; the other one makes
-            the pipes.
+        blocking: True for the worker's end, whose reads and writes wait as long as it takes; False for the parent's
+            end, which makes the pipes.
 
     Raises:
         EOFError: the worker's end got no pipes, because the parent is gone.
@@ -45,7 +45,7 @@ class Channel:
         self._socket = sock
         self._buffer = bytearray()
         self.at_end = False
-        """Whether the other side has closed its end. Frames that arrived before may still be there."""
+        """True once the other side has closed its end. Frames that arrived before may still be read."""
         if blocking:
             self._reader, self._writer, self._bell, self._answer = self.take_fds(4)
         else:
@@ -59,7 +59,8 @@ class Channel:
         self._poll.register(self._reader, select.POLLIN)
 
     def _hand_over(self) -> tuple[int, int]:
-        """Make the pipes and give the other side its ends and the bells; returns our ends, to read and to write."""
+        """Make the pipes and send the other side its ends and the bells; returns our ends, to read and to write."""
+        # Their ends are closed here in any case: an open copy would hide that the worker has gone.
         (our_reader, their_writer), (their_reader, our_writer) = os.pipe(), os.pipe()
         try:
             self._send_fds([their_reader, their_writer, self._bell, self._answer])
@@ -69,7 +70,7 @@ class Channel:
         return our_reader, our_writer
 
     def fileno(self) -> int:
-        """File descriptor to wait on for frames."""
+        """Return the file descriptor to wait on for frames."""
         return self._reader
 
     @property
@@ -78,7 +79,7 @@ class Channel:
         return self._answer
 
     def ring(self, number: int) -> None:
-        """Ring for request `number` (> 0). The one before it must have been answered."""
+        """Ring for request `number` (> 0). The ring before it must have been answered."""
         os.eventfd_write(self._bell, number)
 
     def answer(self, number: int) -> None:
@@ -98,12 +99,13 @@ class Channel:
         Args:
             message: its bytes.
             fds: file descriptors that travel with it; the receiver gets its own copies from `take_fds`.
-            timeout: after how long to give up [s]; None: never.
+            timeout: longest time that it may take [s]; None: any.
 
         Raises:
-            TimeoutError: time is up (the line is then unusable: half a frame may be under way).
+            TimeoutError: time is up. The line is then unusable, since half a frame may be under way.
             OSError: the other side is gone.
         """
+        # Nearly every frame fits into the pipe at once: one system call, and no poll.
         if fds:
             self._send_fds(fds)
         frame = _LENGTH.pack(len(message)) + message
@@ -118,7 +120,10 @@ class Channel:
             return 0
 
     def _send_rest(self, rest: memoryview, deadline: float | None) -> None:
-        """Send what did not fit, reading meanwhile: the other side may be stuck in sending to us."""
+        """Send the rest of a frame that did not fit into the pipe.
+
+        It reads meanwhile: if both sides fill their pipes without reading, neither can ever go on.
+        """
         while rest:
             poll = select.poll()
             poll.register(self._writer, select.POLLOUT)
@@ -135,7 +140,7 @@ class Channel:
         socket.send_fds(self._socket, [b"\0"], list(fds))
 
     def fill(self) -> bool:
-        """Read what has arrived, once; returns whether there may be more. Sets `at_end` if the other side closed."""
+        """Read once what has arrived; returns whether there may be more. Sets `at_end` if the other side closed."""
         size = max(_READ, self._missing()) if self._buffer else _READ
         try:
             data = os.read(self._reader, size)
@@ -146,13 +151,13 @@ class Channel:
         return len(data) == size
 
     def _missing(self) -> int:
-        """Bytes of the next frame that have not arrived yet, as far as its length is known."""
+        """Return how many bytes of the next frame are missing; 0 while its length is unknown."""
         if len(self._buffer) < _LENGTH.size:
             return 0
         return min(_LENGTH.size + int(_LENGTH.unpack_from(self._buffer)[0]) - len(self._buffer), _MAX_READ)
 
     def next_frame(self) -> bytes | None:
-        """The next complete frame among what has been read, or None."""
+        """Return the next complete frame that has been read, or None."""
         buffer = self._buffer
         if len(buffer) < _LENGTH.size:
             return None
@@ -172,7 +177,7 @@ class Channel:
         while (frame := self.next_frame()) is None:
             if self.at_end:
                 raise EOFError("the other side has closed the line")
-            # The bell first: nothing is under way when it rings, so frames that lie beside it are younger.
+            # The bell first: it rings only while nothing is under way, so frames that wait beside it are newer.
             for fd, _ in self._poll.poll():
                 if fd == self._bell:
                     return os.eventfd_read(fd)
@@ -180,7 +185,7 @@ class Channel:
         return frame
 
     def take_fds(self, count: int) -> list[int]:
-        """The file descriptors of one `send` (blocking end only); the caller owns them.
+        """Receive the file descriptors of one `send` (blocking end only); the caller owns them.
 
         Raises:
             EOFError: the other side has closed its end.
@@ -205,10 +210,10 @@ _NOTHING, _VALUE, _FAILURE = 0, 1, 2
 
 
 class Call(NamedTuple):
-    """A request as the worker sees it."""
+    """A request as the worker receives it."""
 
     request: int
-    """Number that its reply carries; a reply to a request nobody waits for any more is dropped."""
+    """Number that its reply carries; the reply to a request that was given up is dropped."""
     num_fds: int
     """File descriptors that travel with it; they become the last arguments."""
     method: str
@@ -226,14 +231,14 @@ class Failure:
 
 
 def encode_call(call: Call) -> bytes:
-    """Bytes of a call: number, number of file descriptors, method, and the pickled arguments if there are any."""
+    """Encode a call: number, number of file descriptors, method, and the pickled arguments if there are any."""
     name = call.method.encode()
     head = _CALL.pack(call.request, call.num_fds, len(name)) + name
     return head + pickle.dumps(call.args, pickle.HIGHEST_PROTOCOL) if call.args else head
 
 
 def decode_call(frame: bytes) -> Call:
-    """The inverse of `encode_call`. The frame comes from the parent process, which is trusted."""
+    """Decode a call, the inverse of `encode_call`. The frame comes from the parent process, which is trusted."""
     request, num_fds, length = _CALL.unpack_from(frame)
     end = _CALL.size + length
     return Call(
@@ -242,7 +247,7 @@ def decode_call(frame: bytes) -> Call:
 
 
 def encode_reply(request: int, value: object) -> bytes:
-    """Bytes of the reply to `request`; `value` is the result or a `Failure`."""
+    """Encode the reply to `request`; `value` is the result or a `Failure`."""
     if value is None:
         return _REPLY.pack(request, _NOTHING)
     if isinstance(value, Failure):
@@ -252,7 +257,8 @@ def encode_reply(request: int, value: object) -> bytes:
 
 
 def decode_reply(frame: bytes) -> tuple[int, Any]:
-    """`(request, result or Failure)`. The frame comes from a worker this process started, which is trusted."""
+    """Decode a reply into `(request, result or Failure)`. The frame comes from a worker that this process started,
+    which is trusted."""
     request, status = _REPLY.unpack_from(frame)
     if status == _NOTHING:
         return request, None

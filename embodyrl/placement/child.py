@@ -1,11 +1,11 @@
 """The inside of processes that a launcher starts: workers, and zygotes that fork workers from themselves.
 
-A worker starts, serves calls one by one, and ends when told or when the parent is gone.
+A worker starts, serves calls one by one, and ends on request or when the parent is gone.
 
 A zygote has imported a simulator's packages. A worker that is forked from it has nothing left to import, and shares
-the memory of what was imported. That is safe only while the zygote is a single thread that has opened neither a
-graphics nor a compute device, so it looks at itself and refuses otherwise. Workers stay its zombies until the parent
-has asked for their status; until then their ids are their own.
+the memory of these packages. That is safe only while the zygote is a single thread that has opened neither a graphics
+nor a compute device, so it checks itself and refuses otherwise. Workers stay its zombies until the parent has asked for
+their status; until then no other process can get their ids.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from embodyrl.placement.startup_lock import use_startup_lock
 from embodyrl.placement.topology import bind
 
 STACKS_SIGNAL = signal.SIGUSR2
-"""Signal on which a worker writes the stacks of all its threads to its log, even while native code is hanging. None of
-those that ask a program to stop (`signals.STOPPING`), whose handlers a forked worker sets anew."""
+"""Signal on which a worker writes the stacks of all its threads to its log, even while native code hangs. It must not
+be one of `signals.STOPPING`, whose handlers a forked worker sets anew."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -51,7 +51,7 @@ def main(fd: int, parent: int) -> None:
     try:
         serve(Channel(socket.socket(fileno=fd), blocking=True))
     except (EOFError, OSError) as error:
-        # Usually the parent has ended, and nobody reads this.
+        # Usually the parent has ended; the text is for the case that it has not.
         sys.exit(
             f"the line to the program is gone ({error}): the program has ended, or something in this process closes or "
             f"uses file descriptors that are not its own"
@@ -59,7 +59,7 @@ def main(fd: int, parent: int) -> None:
 
 
 def prepare_process(parent: int) -> None:
-    """What every process that the launcher starts does first: die with `parent`, leave signals to it, show stacks."""
+    """Prepare a process that the launcher starts: it dies with `parent`, leaves signals to it, and can show stacks."""
     die_with_parent(parent)
     leave_to_parent()
     faulthandler.enable()
@@ -70,6 +70,7 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends, and end now if it already has."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # A parent that ended before prctl took effect sends nothing; then another process has adopted this one.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -96,7 +97,7 @@ def serve(channel: Channel) -> None:
             elif hasattr(service, "close"):
                 service.close()
             reply = encode_reply(call.request, value)
-        except BaseException as error:  # the simulator's SystemExit is the parent's business, too
+        except BaseException as error:  # also a simulator's SystemExit: the parent decides what follows
             reply = encode_reply(call.request, describe(error))
         channel.send(reply)
         if call.method == "close":
@@ -104,7 +105,7 @@ def serve(channel: Channel) -> None:
 
 
 def answer_ring(service: Any, number: int, channel: Channel) -> None:
-    """Do what the doorbell stands for, and say that it is done; an error goes through the pipe."""
+    """Call `on_ring`, then answer the ring; an error goes through the pipe."""
     try:
         service.on_ring()
     except BaseException as error:
@@ -126,7 +127,7 @@ def start(
     Args:
         cpus: CPUs to run on; empty: as inherited.
         memory_node: NUMA node to take memory from; None: as inherited.
-        plugin_path: folder in which plug-ins may be, or None.
+        plugin_path: folder with plug-ins, or None.
         plugins: modules to import before anything else, as the parent did; they may define what `payload` refers to.
         payload: pickle of `(factory, args)`.
         startup_lock: file descriptor for `startup_lock.use_startup_lock`.
@@ -156,7 +157,7 @@ def invoke(service: object, call: Call, channel: Channel) -> object:
 
 
 def describe(error: BaseException) -> Failure:
-    """An exception as text, since its class need not exist in the parent."""
+    """Describe an exception as text, since its class need not exist in the parent."""
     return Failure(
         type_name=type(error).__qualname__,
         message="; ".join([str(error), *getattr(error, "__notes__", [])]),
@@ -173,10 +174,10 @@ def run_zygote(fd: int, parent: int, modules: Sequence[str]) -> None:
     """Run a zygote, and any worker that is forked from it.
 
     Args:
-        fd: this process's end of the line to the parent, a SOCK_SEQPACKET socket. It says `{"refused": reason | null}`
+        fd: this process's end of the line to the parent, a SOCK_SEQPACKET socket. It sends `{"refused": reason | null}`
             once, then answers requests one by one.
         parent: process id of the parent; the zygote dies with it, and the workers with the zygote.
-        modules: what to import; see `preload`.
+        modules: to import; see `preload`.
     """
     prepare_process(parent)
     os.set_inheritable(fd, False)
@@ -189,12 +190,12 @@ def run_zygote(fd: int, parent: int, modules: Sequence[str]) -> None:
         worker_fd = serve_forks(line)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-    # A forked worker: it has left every frame of the zygote but this one, so it ends like any other program.
+    # A forked worker: it has returned from every frame of the zygote but this one, so it ends like any other program.
     main(worker_fd, zygote)
 
 
 def preload(modules: Sequence[str]) -> str | None:
-    """Import packages; returns why this process must not be forked, or None if it may.
+    """Import packages; returns the reason why this process must not be forked, or None if it may.
 
     Args:
         modules: `module`, or `module:function` where a function must be called to load everything.
@@ -276,8 +277,8 @@ def _become_worker(line: socket.socket, variables: dict[str, str | None], worker
 def _draw_afresh() -> None:
     """Give numpy's global generator a state of this process's own, as in a fresh interpreter.
 
-    Python's own does so itself, and torch's starts from the same state in every interpreter. Nothing that counts is
-    drawn from any of them: episodes bring their seeds along.
+    Python's own does so itself, and torch's starts from the same state in every interpreter. No result depends on any
+    of them, since episodes have seeds of their own.
     """
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

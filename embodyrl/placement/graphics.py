@@ -1,7 +1,7 @@
-"""Which graphics driver simulator processes draw with, told by environment variables before their interpreters start.
+"""The graphics driver of simulator processes, chosen by environment variables before their interpreters start.
 
-The libraries read these when they are imported, so a simulator cannot choose by itself any more. What the user has set
-stays as it is.
+The libraries read these when they are imported, so a simulator cannot choose later. Variables that the user has set
+stay unchanged.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MANIFESTS = ("etc/vulkan/icd.d", "usr/local/share/vulkan/icd.d", "usr/share/vul
 
 @dataclass(frozen=True, kw_only=True)
 class Graphics:
-    """What a machine can draw with."""
+    """The ways to draw of a machine."""
 
     opengl: tuple[str, ...] = ()
     """Ways to OpenGL without a screen whose library is installed: `egl`, `osmesa`."""
     software_vulkan: str | None = None
     """Manifest of Mesa's Vulkan driver for the CPU (lavapipe), if it is installed."""
     has_device: bool = False
-    """Whether the kernel offers a graphics device of any make."""
+    """True if the kernel offers a graphics device of any make."""
     preset: Mapping[str, str] = field(default_factory=dict)
-    """Those of the variables in question that the user has set."""
+    """The graphics variables that the user has set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,23 +44,23 @@ class RenderingCheck:
     """A program that tries whether something renders here. `embodyrl doctor` runs it in a process of its own."""
 
     subject: str
-    """What is tried, in a few words."""
+    """Its name in a few words."""
     program: str
-    """Python code. It prints, last of all and as JSON, the name of what renders; null if nothing can."""
+    """Python code. It prints last, as JSON, the name of the renderer; null if nothing can render."""
     variables: Mapping[str, str | None]
     """Environment variables of the process; None removes one."""
     remedy: str
-    """What to do where it fails."""
+    """Advice if it fails."""
     usual: bool = True
-    """Whether simulators render this way: where a run needs images, a failure is a fault."""
+    """Simulators render this way: if a run needs images, a failure is an issue."""
     required: bool = False
-    """Whether a failure is a fault for any run, because the user asked for this way."""
+    """A failure is an issue for any run, because the user asked for this way."""
     note: str = ""
-    """Said after the name of what renders."""
+    """Printed after the renderer's name."""
 
 
 def read_graphics(root: Path, environment: Mapping[str, str]) -> Graphics:
-    """Return what this machine can draw with.
+    """Return the ways to draw of this machine.
 
     Args:
         root: the root folder.
@@ -80,7 +80,7 @@ def graphics_variables(kind: str | None, graphics: Graphics, gpus: Sequence[Gpu]
 
     Args:
         kind: `OPENGL`, `VULKAN`, or None for a simulator that draws in another way, or not at all.
-        graphics: what there is.
+        graphics: of the machine.
         gpus: the NVIDIA GPUs that may be used.
         rank: number of the process; processes take turns on several GPUs.
     """
@@ -92,7 +92,8 @@ def graphics_variables(kind: str | None, graphics: Graphics, gpus: Sequence[Gpu]
 
 
 def _opengl(graphics: Graphics, gpus: Sequence[Gpu], rank: int) -> dict[str, str]:
-    """EGL where there is an NVIDIA GPU, else OSMesa, which draws on the CPU and needs no device; else EGL."""
+    """Return the variables of EGL where there is an NVIDIA GPU, else of OSMesa, which draws on the CPU and needs no
+    device; else of EGL."""
     order = ("egl", "osmesa") if gpus else ("osmesa", "egl")
     wanted = [graphics.preset.get("MUJOCO_GL", "").lower(), graphics.preset.get("PYOPENGL_PLATFORM", "").lower()]
     installed = [name for name in order if name in graphics.opengl]
@@ -106,7 +107,8 @@ def _opengl(graphics: Graphics, gpus: Sequence[Gpu], rank: int) -> dict[str, str
 
 
 def _vulkan(graphics: Graphics, gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return where nothing but the CPU draws, drivers of graphics cards are not even tried."""
+    """Return the variables that select the CPU's driver where nothing else can draw, so that drivers of graphics cards
+    are not even tried."""
     if gpus or graphics.has_device or graphics.software_vulkan is None or "VK_DRIVER_FILES" in graphics.preset:
         return {}
     return {"VK_ICD_FILENAMES": graphics.software_vulkan}

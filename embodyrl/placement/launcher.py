@@ -1,7 +1,7 @@
-"""What every way of running workers offers, and what can go wrong with a worker. `local.LocalLauncher` runs them as
-processes of this machine.
+"""The interface of launchers and workers, and the errors of workers. `local.LocalLauncher` runs workers as processes of
+this machine.
 
-Every error's text starts with the worker: role, rank, pid and slots.
+Every error's text starts with the worker: role, rank, pid and envs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Worker(Protocol):
             method: a public method of the worker's object.
             args: small picklable arguments. Arrays go through shared memory.
             fds: file descriptors to hand over; the worker gets its own copies.
-            timeout: longest time that handing over the message may take, and longest time for the reply once the worker
-                has answered what it was asked before [s]; `Launcher.wait_any` minds the latter.
+            timeout: longest time for handing over the message, and longest time for the reply once the worker has
+                answered its earlier requests [s]; the latter is enforced by `Launcher.wait_any`.
 
         Raises:
             WorkerError: the worker is dead, or does not read its messages.
@@ -44,14 +44,14 @@ class Worker(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has answered everything that it was asked."""
+        """True if it has answered every request."""
         ...
 
     def ring(self, method: str, *, timeout: float = 60.0) -> Request:
         """Ask the worker to call `on_ring()` of its object, and return at once. Costs a fraction of `request`.
 
         Args:
-            method: what messages call it. What is wanted in detail lies in memory that both sides share.
+            method: its name in messages. Arguments travel through memory that both sides share.
             timeout: as in `request`.
 
         Raises:
@@ -88,7 +88,7 @@ class Launcher(Protocol):
         """Start one worker per spec, all at once, and wait until all are ready.
 
         Args:
-            specs: which workers.
+            specs: the workers' places in the plan.
             factory: importable callable that builds worker `i`'s object in its process from `args[i]`.
             args: picklable arguments, one tuple per worker.
             timeout: longest time until all of them are ready [s].
@@ -99,7 +99,7 @@ class Launcher(Protocol):
         ...
 
     def gather(self, requests: Sequence[Request], *, timeout: float) -> list[Any]:
-        """The results of these requests, in their order.
+        """Wait for the results of these requests; returns them in their order.
 
         Args:
             requests: each can be gathered once.
@@ -125,7 +125,7 @@ class Launcher(Protocol):
         ...
 
     def stop(self, workers: Sequence[Worker], *, timeout: float = 5.0) -> None:
-        """End these workers: ask them to, wait `timeout` [s] for all together, then kill. Harmless when repeated."""
+        """End these workers: ask them to, wait `timeout` [s] for all together, then kill. May be called again."""
         ...
 
     def close(self, *, timeout: float = 5.0) -> None:
@@ -134,10 +134,10 @@ class Launcher(Protocol):
 
 
 class WorkerError(RunError):
-    """Raised when a worker process failed to do what it was asked.
+    """Raised when a worker process failed to serve a request.
 
     Attributes:
-        role, rank: which worker of the plan it is.
+        role, rank: its place in the plan.
         pid: its process id.
     """
 
@@ -149,11 +149,11 @@ class WorkerError(RunError):
 
 
 class WorkerDied(WorkerError):
-    """Raised when a worker's process ended: signal or exit code, last request and the end of its output are named."""
+    """Raised when a worker's process ended; names signal or exit code, the last request and the end of its output."""
 
 
 class WorkerTimeout(WorkerError):
-    """Raised when a worker did not answer in time. It was killed; the text ends with the stacks it was hanging in."""
+    """Raised when a worker did not answer in time and was killed; the text ends with the stacks of its threads."""
 
 
 class RemoteError(WorkerError):
@@ -163,7 +163,7 @@ class RemoteError(WorkerError):
         type_name: the class of the exception, for instance `ValueError`.
         remote_message: its text.
         remote_traceback: its traceback, as the worker would have printed it.
-        is_user_error: whether it was an `embodyrl.errors.UserError`, whose text alone tells the user what to mend.
+        is_user_error: True for an `embodyrl.errors.UserError`, whose text is enough for the user to fix the cause.
     """
 
     def __init__(
@@ -186,5 +186,5 @@ class RemoteError(WorkerError):
 
     @property
     def for_people(self) -> str:
-        """The text that tells what to mend, without the traceback, if the user can mend it."""
+        """The text without the traceback if the user can fix the cause, else all of it."""
         return self.remote_message if self.is_user_error else str(self)

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: fresh interpreters, or forks of a zygote that has imported what they need.
+"""Workers as processes of this machine: fresh interpreters, or forks of a zygote that has imported their packages.
 
 Each has its own process group and its own log, whose end is quoted when it dies.
 """
@@ -33,7 +33,7 @@ class LocalLauncher:
 
     Args:
         plugins: modules that every worker imports before anything else.
-        plugin_path: folder in which they may be, besides what is installed.
+        plugin_path: folder with such modules, besides what is installed.
         log_dir: folder for the workers' output, one file each (`env-0.log`); None: kept only while they live.
     """
 
@@ -46,7 +46,8 @@ class LocalLauncher:
         self._workers: list[LocalWorker] = []
         self._ears = Ears[LocalWorker]()
         self._zygotes: dict[tuple[str, ...], Zygote | None] = {}
-        """By what they have imported; None for one that must not be forked. They live as long as there are workers."""
+        """Zygotes by the modules they have imported; None for one that must not be forked. They live as long as there
+        are workers."""
         self._finalizer = weakref.finalize(self, _stop_in_owner, os.getpid(), self._workers, self._zygotes)
 
     def start(
@@ -61,6 +62,7 @@ class LocalLauncher:
         started: list[Worker] = []
         startup_lock = make_startup_lock()
         try:
+            # All processes start before any is waited for, so their imports run at the same time.
             requests = []
             for spec, arguments in zip(specs, args, strict=True):
                 zygote = None if spec.preload is None else self._zygote(spec.preload, specs, timeout)
@@ -83,7 +85,8 @@ class LocalLauncher:
         try:
             deadline = time.monotonic() + timeout
             while missing := _unanswered(pairs):
-                # All are wanted, so sleep until the last one has answered: most others have, too, by then.
+                # All replies are needed, so sleep until the last worker has answered: most others have by then. Waking
+                # up for each answer would cost a CPU that the simulators could use.
                 if not self._listen(missing, [next(reversed(missing))], deadline):
                     raise late(missing, timeout)
             return [worker.take_reply(request) for worker, request in pairs]
@@ -95,6 +98,7 @@ class LocalLauncher:
     def wait_any(self, requests: Sequence[Request]) -> list[Request]:
         """Wait for the first reply; see `launcher.Launcher.wait_any`."""
         pairs = [(_local(request.worker), request) for request in requests]
+        # Read what is there without waiting: replies that arrived before the deadline are in time, however late we are.
         self._listen(_unanswered(pairs), [], 0.0)
         while missing := _unanswered(pairs):
             waiting = [request for unanswered in missing.values() for request in unanswered]
@@ -109,9 +113,9 @@ class LocalLauncher:
     def _listen(
         self, missing: dict[LocalWorker, list[Request]], wake_for: Sequence[LocalWorker], deadline: float
     ) -> bool:
-        """Wait until a worker says something by the pipe, ends, or, if it is one of `wake_for`, answers a ring.
+        """Wait until a worker sends a message, ends, or, if it is one of `wake_for`, answers a ring.
 
-        What has arrived by then is filed.
+        All replies that have arrived by then are filed.
 
         Returns:
             False if nothing has happened by `deadline` (`time.monotonic()`).
@@ -127,6 +131,7 @@ class LocalLauncher:
         for worker in missing:
             if worker.is_rung:
                 worker.hear_answer()
+        # A worker of another call that dies must not fail this one: its error waits for its own next request.
         for worker in said:
             if worker in missing:
                 _attend(worker, missing[worker])
@@ -162,7 +167,7 @@ class LocalLauncher:
         return worker
 
     def _zygote(self, modules: tuple[str, ...], specs: Sequence[WorkerSpec], timeout: float) -> Zygote | None:
-        """The process with these modules to fork `specs` from; None if it must not be forked."""
+        """Return the process with these modules to fork `specs` from; None if it must not be forked."""
         zygote = self._zygotes.get(modules)
         if zygote is None and modules in self._zygotes:
             return None
@@ -189,7 +194,7 @@ class LocalLauncher:
 
 
 def _common(specs: Sequence[WorkerSpec]) -> dict[str, str]:
-    """The environment variables in which all workers agree."""
+    """Return the environment variables that are the same for all workers."""
     first, *others = specs
     return {name: value for name, value in first.env_vars.items() if all(o.env_vars.get(name) == value for o in others)}
 
@@ -219,7 +224,7 @@ def _local(worker: Worker) -> LocalWorker:
 
 
 def _unanswered(pairs: Sequence[tuple[LocalWorker, Request]]) -> dict[LocalWorker, list[Request]]:
-    """The requests that have no reply yet, by worker.
+    """Return the requests that have no reply yet, by worker.
 
     Raises:
         WorkerError: one of their workers is known to have ended.
@@ -233,7 +238,8 @@ def _unanswered(pairs: Sequence[tuple[LocalWorker, Request]]) -> dict[LocalWorke
 
 
 def _attend(worker: LocalWorker, requests: list[Request]) -> None:
-    """Read what a worker said. Raises if a method raised, or if it ended without answering all of these requests."""
+    """Read a worker's messages. Raises if a method raised, or if it ended without answering all of these requests."""
+    # Messages first: a worker that raised and then ended is reported by its exception, not by its exit code.
     worker.pump()
     for request in requests:
         if worker.has_failed(request.id):
@@ -243,6 +249,7 @@ def _attend(worker: LocalWorker, requests: list[Request]) -> None:
 
 
 def _stop(workers: Sequence[LocalWorker], timeout: float) -> None:
+    # All are asked before any is waited for: closing takes as long as the slowest worker, not as long as all of them.
     deadline = time.monotonic() + timeout
     for worker in workers:
         worker.ask_to_close()
@@ -258,7 +265,8 @@ def _close(zygotes: dict[tuple[str, ...], Zygote | None]) -> None:
 
 
 def _stop_in_owner(owner: int, workers: list[LocalWorker], zygotes: dict[tuple[str, ...], Zygote | None]) -> None:
-    """End what is left when the launcher is dropped or the program ends - but not in a forked copy of the program."""
+    """End the workers that are left when the launcher is dropped or the program ends, but not in a forked copy of the
+    program, whose workers they are not."""
     if os.getpid() == owner:
         _stop(workers, 5.0)
         _close(zygotes)

@@ -1,4 +1,4 @@
-"""Which worker processes a run needs and where they go: a pure function of the settings and of what the machine has."""
+"""The plan of a run's worker processes and their CPUs: a pure function of the settings and of the machine."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SINGLE_THREADED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What a machine lets the program use."""
+    """The CPUs, GPUs and graphics of a machine that the program may use."""
 
     cpus: tuple[int, ...]
     """Ids of the allowed CPUs, ascending; at least one."""
     cores: int
-    """How many of them can be busy at once: fewer than `cpus` where a container limits CPU time. At least 1."""
+    """Number of CPUs that can be busy at once, at least 1: fewer than `cpus` where a container limits CPU time."""
     nodes: tuple[Node, ...] = ()
     """NUMA nodes by id; none where the kernel shows none."""
     gpus: tuple[Gpu, ...] = ()
     """NVIDIA GPUs in CUDA's order."""
     graphics: Graphics = field(default_factory=Graphics)
-    """What it can draw with."""
+    """Its ways to draw."""
 
     @property
     def usable_nodes(self) -> list[Node]:
@@ -49,7 +49,7 @@ class WorkerSpec:
     """One worker process."""
 
     role: str
-    """What it does: `env`."""
+    """Its task: `env`."""
     rank: int
     """Its number among the workers of its role, from 0."""
     slots: range = range(0)
@@ -73,7 +73,7 @@ class WorkerSpec:
 
 
 def inventory(root: Path = ROOT, cpus: Sequence[int] | None = None) -> Inventory:
-    """Return what this machine lets the program use: the CPUs this process is allowed, not those that exist.
+    """Return what the program may use of this machine: the CPUs this process is allowed, not those that exist.
 
     Args:
         root: the root folder, or one with a copy of another machine's sys/ and proc/.
@@ -91,25 +91,25 @@ def inventory(root: Path = ROOT, cpus: Sequence[int] | None = None) -> Inventory
 
 
 def policy_gpu(device: Device, machine: Inventory) -> Gpu | None:
-    """The GPU on which the policy of this process computes, or None."""
+    """Return the GPU on which the policy of this process computes, or None."""
     return machine.gpus[0] if machine.gpus and device is not Device.cpu else None
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that is at most `limit` (both >= 1)."""
+    """Return the largest divisor of `number` that is at most `limit` (both >= 1)."""
     return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)
 
 
 def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = None) -> list[WorkerSpec]:
-    """Spread the simulator slots evenly over worker processes, in order: worker 0 serves the first slots.
+    """Divide the simulator slots evenly among worker processes, in order: worker 0 serves the first slots.
 
     Args:
-        config: `num_envs`, `workers`, `numa` and `start_method` decide, and what the simulator `name` says of itself.
-        machine: what the machine has.
+        config: reads `num_envs`, `workers`, `numa`, `start_method`, and the registry's entry of the simulator `name`.
+        machine: its CPUs, GPUs and graphics.
         near: the GPU to which observations go.
 
     Raises:
-        UserError: the slots cannot be spread evenly over that many workers.
+        UserError: the slots cannot be divided evenly among that many workers.
     """
     entry = SIMULATORS.entry(config.name)
     own_gpus = machine.gpus if entry.fills_gpu and load_target(entry.fills_gpu)(config) else None
@@ -136,13 +136,13 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
 
 
 def _own_gpu(gpus: Sequence[Gpu], rank: int) -> dict[str, str]:
-    """Return what shows a process one GPU of several."""
+    """Return the variables that show a process one GPU of several."""
     gpu = gpus[rank % len(gpus)] if len(gpus) > 1 else None
     return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu.uuid or str(gpu.index)}
 
 
 def _count_workers(num_envs: int, workers: int | str, capacity: int) -> int:
-    """Return how many processes; `auto`: as many as possible up to `capacity`."""
+    """Return the number of processes; `auto`: as many as possible up to `capacity`."""
     if num_envs < 1:
         raise UserError(f"num_envs must be at least 1, got {num_envs}")
     count = largest_divisor(num_envs, max(capacity, 1)) if workers == "auto" else workers
@@ -158,7 +158,8 @@ def binds(numa: Numa, machine: Inventory) -> bool:
 
 
 def describe_binding(numa: Numa, machine: Inventory, workers: Sequence[WorkerSpec], near: Gpu | None = None) -> str:
-    """One sentence on what becomes of NUMA. Starts with `warning:` where it was wanted and cannot be had."""
+    """Describe the binding to NUMA nodes in one sentence. It starts with `warning:` if binding was wanted and is not
+    possible."""
     if numa is Numa.off:
         return "env.numa is off: processes are bound to no node"
     if len(machine.nodes) < 2:
@@ -184,8 +185,9 @@ def _preload(method: StartMethod, declared: Sequence[str] | None) -> tuple[str, 
 
 
 def _assign_nodes(count: int, nodes: Sequence[Node], near: Gpu | None) -> list[Node]:
-    """A node for each of `count` workers: all on the node of the GPU `near` if each has a CPU of its own there, else on
-    every node in proportion to its CPUs. Neighbours in rank share a node, and so do their rows of shared memory."""
+    """Assign a node to each of `count` workers: all on the node of the GPU `near` if each has a CPU of its own there,
+    else on every node in proportion to its CPUs. Neighbours in rank share a node, and so do their rows of shared
+    memory."""
     home = [node for node in nodes if near is not None and node.id == near.node and count <= len(node.cpus)]
     if home:
         return home * count

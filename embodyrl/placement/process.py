@@ -1,4 +1,4 @@
-"""Processes as their launcher sees them: started, forked from a zygote, has it ended, how, and making it end."""
+"""Processes as their launcher handles them: spawn, fork from a zygote, wait for the end, exit status, kill."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from embodyrl.placement.child import MAX_MESSAGE, STACKS_SIGNAL
 from embodyrl.placement.signals import kept_waiting
 
 EXIT_S = 2.0
-"""How long a process that was killed, or has closed its line, may take to be gone [s]."""
+"""Longest time until a process that was killed, or has closed its line, has ended [s]."""
 STACKS_S = 0.3
-"""How long a hung process may take to write its stacks before it is killed [s]."""
+"""Time that a hung process has to write its stacks before it is killed [s]."""
 
 
 class Process:
     """One process, in a process group of its own.
 
     Args:
-        pid: its id, which stays its own until `kill` has reaped it.
+        pid: its id; no other process can get it until `kill` has reaped this one.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.exit_fd = open_pidfd(pid)
-        """File descriptor that becomes readable when the process ends; None where the kernel has no such thing."""
+        """File descriptor that becomes readable when the process ends; None where the kernel does not support it."""
         self.status: int | None = None
-        """Exit code, or minus the number of the signal that killed it; None until `kill`, or where nobody knows."""
+        """Exit code, or minus the number of the signal that killed it; None until `kill`, or if it is unknown."""
         self._is_reaped = False
 
     def has_exited(self, timeout: float) -> bool:
@@ -54,7 +54,9 @@ class Process:
         return True
 
     def kill(self) -> None:
-        """End the process and its group at once, reap it and release what belongs to it. Harmless when repeated."""
+        """End the process and its group at once, reap it and release its resources. May be called again."""
+        # Reaped only here, after the signal: until then the id cannot belong to another process, so the signal cannot
+        # hit a stranger.
         if self._is_reaped:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -66,7 +68,7 @@ class Process:
             os.close(self.exit_fd)
 
     def how_it_ended(self) -> str:
-        """Return what became of it, in words; after `kill`."""
+        """Describe how it ended, in text; to be called after `kill`."""
         return describe_exit(self.status)
 
     def _is_zombie(self) -> bool:
@@ -107,17 +109,17 @@ def spawn(
 ) -> SpawnedProcess:
     """Start an interpreter that runs `code`, with this program's module path.
 
-    The user's main script is not imported a second time. The process has a group of its own, so that Ctrl-C reaches the
-    parent alone, but no session of its own: Linux shares CPU time out by session, and handing the CPU back and forth
-    between sessions doubles the wall time of a short step. Signals that ask to stop wait until
-    `code` has left them to the parent.
+    The user's main script is not imported a second time. The process has a group of its own, so that Ctrl-C reaches
+    only the parent, but no session of its own: Linux divides CPU time by session, and handing the CPU back and forth
+    between sessions doubles the wall time of a short step. Signals that ask to stop wait until `code` has left them to
+    the parent.
 
     Args:
-        code: what it runs once its module path is set; finds `arguments` in `sys.argv[3:]`.
-        arguments: the first one tells people what the process is.
+        code: runs once the module path is set; finds `arguments` in `sys.argv[3:]`.
+        arguments: the first is the process' name for people.
         env: its environment.
-        output: where its output goes.
-        fd: file descriptor that it inherits beside the standard ones, if any.
+        output: file for its output.
+        fd: file descriptor that it inherits besides the standard ones, if any.
     """
     boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); {code}"
     label, *rest = arguments
@@ -143,14 +145,14 @@ def spawn(
 
 @cache
 def _lasting_thread() -> ThreadPoolExecutor:
-    """A thread that lives as long as the program."""
+    """Return a thread that lives as long as the program."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="embodyrl-spawn")
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A file descriptor that becomes readable when the process ends.
+    """Return a file descriptor that becomes readable when the process ends.
 
-    None where the kernel has no such thing; then the end of the control line says it.
+    None where the kernel does not support it; then the end of the control line shows that the process has ended.
     """
     try:
         return os.pidfd_open(pid)
@@ -159,7 +161,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def end_of(log: IO[bytes], num_bytes: int = 4096) -> str:
-    """The end of a process's log as a paragraph, or nothing."""
+    """Return the end of a process's log as a paragraph; empty if there is none."""
     if log.closed:
         return ""
     size = os.fstat(log.fileno()).st_size
@@ -169,7 +171,7 @@ def end_of(log: IO[bytes], num_bytes: int = 4096) -> str:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`, or `signal 40` for one without a name."""
+    """Return the name of a signal: `SIGKILL`, or `signal 40` for one without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -177,7 +179,7 @@ def signal_name(number: int) -> str:
 
 
 def describe_exit(status: int | None) -> str:
-    """An exit status in words."""
+    """Describe an exit status in text."""
     if status is None:
         return "ended"
     if status >= 0:
@@ -194,11 +196,11 @@ _MAIN = (
 
 
 class ZygoteRefused(Exception):
-    """Raised when a zygote finds that it must not be forked; the text says why."""
+    """Raised when a zygote finds that it must not be forked; the text is the reason."""
 
 
 class ZygoteFailed(Exception):
-    """Raised when a zygote died or does not answer; the text says how, and quotes the end of its output.
+    """Raised when a zygote died or does not answer; the text describes how, and quotes the end of its output.
 
     Attributes:
         pid: the zygote's process id.
@@ -213,9 +215,9 @@ class Zygote:
     """A process that forks workers from itself.
 
     Args:
-        modules: what it imports first; see `child.preload`.
-        env: its environment; workers differ from it only in the variables that `fork` is told.
-        log: where its output goes; the zygote owns it from now on.
+        modules: that it imports first; see `child.preload`.
+        env: its environment; workers differ from it only in the variables that `fork` changes.
+        log: file for its output; the zygote owns it from now on.
         timeout: longest time until it has imported everything [s].
 
     Raises:
@@ -250,7 +252,7 @@ class Zygote:
         Args:
             env: the worker's environment.
             line: the worker's end of its control line.
-            log: where its output goes.
+            log: file for its output.
             timeout: longest time until it exists [s].
 
         Raises:
@@ -262,7 +264,8 @@ class Zygote:
         return ForkedProcess(int(reply["pid"]), self)
 
     def reap(self, pid: int) -> int | None:
-        """The status of a worker that has ended; from now on its id may be another process's. None: nobody knows."""
+        """Return the status of a worker that has ended, None if it is unknown. From now on another process may get its
+        id."""
         try:
             status: int | None = self._ask({"reap": pid}, EXIT_S)["status"]
         except ZygoteFailed:
@@ -270,14 +273,14 @@ class Zygote:
         return status
 
     def how_it_ended(self) -> str | None:
-        """Return what became of the zygote, in words; None while it lives."""
+        """Describe how the zygote ended, in text; None while it lives."""
         if not self._process.has_exited(0.0):
             return None
         self._process.kill()
         return self._process.how_it_ended()
 
     def close(self) -> None:
-        """End it, and with it every worker that is left. Harmless when repeated."""
+        """End it, and with it every worker that is left. May be called again."""
         self._line.close()
         self._process.kill()
         self._log.close()
@@ -330,7 +333,7 @@ class ForkedProcess(Process):
         self._zygote = zygote
 
     def how_it_ended(self) -> str:
-        """Return what became of it, in words; after `kill`."""
+        """Describe how it ended, in text; to be called after `kill`."""
         fate = self._zygote.how_it_ended()
         if self.status is not None or fate is None:
             return describe_exit(self.status)

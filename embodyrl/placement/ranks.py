@@ -1,6 +1,7 @@
-"""The ranks of a run: processes that play and learn together. Which one this is, and how the others are started.
+"""The ranks of a run, processes that play and learn together: identifying this one, and starting the others.
 
-torchrun starts all of them and says so in their environment. Without it, the first starts the others on this machine.
+torchrun starts all of them and sets variables in their environment. Without it, the first starts the others on this
+machine.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from embodyrl.placement.signals import STOPPED_CODES
 MEETING_FILE = ".ranks"
 """File of the run directory through which ranks of one machine find each other."""
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
-"""What torchrun sets, or whatever stands in for it."""
+"""Environment variables that torchrun and similar launchers set."""
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks that talk through this device alone cannot be reached from another machine."""
+"""Ranks that only use this network device cannot be reached from another machine."""
 _ENDED_WELL = (0, *STOPPED_CODES)
 _FOLLOW = "from embodyrl.runner.ranks import main; main(*sys.argv[3:])"
 
@@ -40,7 +41,7 @@ class RanksError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """Which rank a process is."""
+    """Rank of a process, and number of ranks."""
 
     rank: int = 0
     size: int = 1
@@ -48,25 +49,25 @@ class RankInfo:
     """Its number among the ranks of its machine."""
     local_size: int = 1
     meeting: str | None = None
-    """File through which the ranks find each other; None: torchrun's environment says how, or there is only one."""
+    """File through which the ranks find each other; None: by torchrun's environment, or there is only one."""
 
     @property
     def is_first(self) -> bool:
-        """Whether it is rank 0, which writes what is written once."""
+        """True for rank 0, which writes the run's files."""
         return self.rank == 0
 
     def to_json(self) -> str:
-        """For the command line of a rank."""
+        """Encode for the command line of a rank."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> RankInfo:
-        """The inverse of `to_json`."""
+        """Decode the text of `to_json`."""
         return cls(**json.loads(text))
 
 
 SINGLE_RANK = RankInfo()
-"""That of a run in one process."""
+"""The rank of a run in one process."""
 
 
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
@@ -80,7 +81,7 @@ def is_follower(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> RankInfo:
-    """The place of this process: as torchrun says, else the first of `engine.parallel.world_size`.
+    """Return the rank of this process: torchrun's, else the first of `engine.parallel.world_size`.
 
     Raises:
         RanksError: torchrun started another number of processes than the config asks for, or than its slots can be
@@ -107,7 +108,7 @@ def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> R
 
 
 def own_share(env: EnvConfig, place: RankInfo, machine: Inventory) -> EnvConfig:
-    """The simulators of one rank: its part of the slots, in its part of the processes."""
+    """Return the simulator config of one rank: its share of the envs, in its share of the processes."""
     if place.size == 1:
         return env
     slots = env.num_envs // place.size
@@ -117,7 +118,7 @@ def own_share(env: EnvConfig, place: RankInfo, machine: Inventory) -> EnvConfig:
 
 
 def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
-    """Show this process, and those that it starts, no GPU but its own; before torch is imported.
+    """Show this process, and those that it starts, only its own GPU; to be called before torch is imported.
 
     Raises:
         RanksError: this machine has fewer GPUs than ranks.
@@ -143,7 +144,7 @@ class _Peer:
     log: IO[bytes]
 
     def ended(self) -> WorkerDied:
-        """The error that says what became of it, with the end of its output."""
+        """Return an error that describes how it ended, with the end of its output."""
         output = end_of(self.log)
         self.process.kill()
         how = self.process.how_it_ended()
@@ -152,8 +153,8 @@ class _Peer:
 
 
 class Peers:
-    """The ranks that this process started, if any. They write to `rank-<n>.log`, leave Ctrl-C to this process, and die
-    with it."""
+    """The ranks that this process started. They write to `rank-<n>.log`, leave Ctrl-C to this process, and die with
+    it."""
 
     def __init__(self) -> None:
         self._peers: list[_Peer] = []
@@ -164,7 +165,7 @@ class Peers:
 
         Args:
             place: of this process, which is the first.
-            run_dir: where they find config and each other.
+            run_dir: of the run, through which they get the config and find each other.
             log_dir: for their output.
         """
         if place.size == 1 or is_launched():
@@ -184,7 +185,7 @@ class Peers:
         return first
 
     def raise_if_ended(self, ranks: Sequence[int] | None = None) -> None:
-        """Raise the error of the first one that has ended, or of these, which are ending.
+        """Raise the error of the first that has ended, or of one of `ranks`, which are ending.
 
         Raises:
             WorkerDied: names rank, pid and how it ended.
@@ -194,10 +195,10 @@ class Peers:
                 raise peer.ended()
 
     def finish(self, timeout: float) -> None:
-        """Wait until all of them have ended; after `timeout` they are killed [s].
+        """Wait until all of them have ended; after `timeout` [s] they are killed.
 
         Raises:
-            WorkerDied: one did not end well.
+            WorkerDied: one ended with an error.
         """
         deadline = time.monotonic() + timeout
         for peer in self._peers:
@@ -207,7 +208,7 @@ class Peers:
                 raise error
 
     def close(self) -> None:
-        """End those that still run. Harmless when repeated."""
+        """End those that still run. May be called again."""
         for peer in self._peers:
             peer.process.kill()
             peer.log.close()

@@ -1,8 +1,8 @@
-"""Signals by which people, terminals and clusters ask a program to stop, and how its processes take them.
+"""Signals by which people, terminals and clusters ask a program to stop, and their handling in its processes.
 
 A terminal, GNU timeout, a batch system or a service manager signals a whole process group, a session, or every process
-that it finds. The program's first process alone decides what follows: the others are deaf to such a signal, and end
-when it tells them to, or with it.
+that it finds. Only the program's first process reacts: the others ignore such a signal, and end on its request or with
+it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from types import FrameType
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Ctrl-C; the usual one; a terminal that is closed; what clusters send some time before they take a machine back."""
 STOPPED_CODES = tuple(128 + number for number in STOPPING)
-"""What a program exits with after one of them."""
+"""Exit codes of a program that one of them has stopped."""
 
 
 def heard() -> list[Signals]:
-    """Those that this process listens to: not SIGHUP and SIGUSR1 where whoever started it has them ignored (nohup)."""
+    """Return the signals that this process handles: not SIGHUP and SIGUSR1 if its parent had them ignored (nohup)."""
     optional = (signal.SIGHUP, signal.SIGUSR1)
     return [each for each in STOPPING if each not in optional or signal.getsignal(each) is not signal.SIG_IGN]
 
 
 def leave_to_parent() -> None:
-    """Be deaf to all of them, as every process but the first. Programs that it starts are deaf to Ctrl-C alone: a
-    handler, unlike SIG_IGN, does not outlive exec, so that a simulator can terminate a server of its own."""
+    """Ignore all of them, as every process except the first does. Programs that it starts ignore only Ctrl-C: a
+    handler, unlike SIG_IGN, does not survive exec, so that a simulator can terminate a server of its own."""
     for each in heard():
         signal.signal(each, signal.SIG_IGN if each is signal.SIGINT else _do_nothing)
         signal.siginterrupt(each, False)  # native code need not know that a system call can be cut short
@@ -35,16 +35,16 @@ def leave_to_parent() -> None:
 
 
 def ignore_from_now_on() -> None:
-    """Be deaf to all of them until the process has ended. An interpreter that shuts down gives signals that have a
-    handler back to the system, which would end it by one; those that are ignored stay so."""
+    """Ignore all of them until the process has ended. An interpreter that shuts down restores the system's default for
+    signals with a handler, so that one would kill it; ignored signals stay ignored."""
     for each in heard():
         signal.signal(each, signal.SIG_IGN)
 
 
 @contextmanager
 def kept_waiting() -> Iterator[None]:
-    """Processes that start in this block have the signals wait until they `leave_to_parent`, instead of dying of one
-    while their interpreter starts."""
+    """Block the signals for processes that start in this block until they call `leave_to_parent`, so that none dies of
+    one while its interpreter starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -53,4 +53,4 @@ def kept_waiting() -> Iterator[None]:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """What a process does about a signal that its parent sees to."""
+    """Handle a signal that is the parent's business."""

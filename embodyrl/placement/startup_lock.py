@@ -1,7 +1,7 @@
-"""Workers that start together take turns at what must not happen in several processes at once.
+"""A lock for workers that start together, around steps that must not run in several processes at once.
 
-Graphics drivers deadlock silently when many processes initialise them at the same moment. The launcher hands all of
-them the same nameless file; a turn is a record lock on it, which the kernel gives back however its holder ends.
+Graphics drivers deadlock silently when many processes initialise them at the same moment. The launcher passes the same
+nameless file to all workers; the lock is a record lock on it, which the kernel releases however its holder ends.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from collections.abc import Iterator
 _FLOCK = "hhqqi"  # struct flock: type, whence, start, length, pid
 _POLL_S = 0.02
 _PATIENCE_S = 3.0
-"""After so long a worker that waits says who has the turn, since it may well be killed for being late [s]."""
+"""Time after which a waiting worker logs who holds the lock, since it may soon be killed for being late [s]."""
 
 _file: int | None = None
 
 
 def make_startup_lock() -> int:
-    """A file for the workers to take turns with; the caller owns the descriptor."""
+    """Create the lock's file; the caller owns the descriptor."""
     return os.memfd_create("embodyrl-startup-lock", os.MFD_CLOEXEC)
 
 
 def use_startup_lock(fd: int) -> None:
-    """Take turns with the workers that have the same file; this process owns the descriptor from now on."""
+    """Use the lock of this file; this process owns the descriptor from now on."""
     global _file
     _file = fd
 
 
 @contextlib.contextmanager
 def one_at_a_time(what: str) -> Iterator[None]:
-    """Do something while no worker that was started together with this one does it; outside workers, simply do it.
+    """Hold the lock for the length of a block; outside of workers there is none, and the block just runs.
 
-    There is no deadline of its own: waiting counts towards the call that the parent waits for.
+    It has no deadline: waiting counts towards the call that the parent waits for.
 
     Args:
-        what: for the log of a worker that waits for long, such as `initialise OpenGL`.
+        what: name of the step for the log, such as `initialise OpenGL`.
     """
     if _file is None:
         yield
@@ -70,6 +70,6 @@ def _try_lock(fd: int) -> bool:
 
 
 def _holder(fd: int) -> int:
-    """Id of the process that has the turn; 0 if it has just ended."""
+    """Return the id of the process that holds the lock; 0 if it has just ended."""
     question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     return int(struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, question)[: len(question)])[4])

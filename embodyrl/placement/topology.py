@@ -27,7 +27,7 @@ class Node:
     cpus: tuple[int, ...]
     """Its CPUs that are online and allowed, ascending; none where it is memory only, or outside the allowed set."""
     memory: bool
-    """Whether it has memory that this process may use."""
+    """True if it has memory that this process may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Gpu:
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """Ids in the kernel's list format: `0-3,8` -> (0, 1, 2, 3, 8); an empty text -> ().
+    """Parse ids in the kernel's list format: `0-3,8` -> (0, 1, 2, 3, 8); an empty text -> ().
 
     Raises:
         ValueError: it is not in that format.
@@ -58,7 +58,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
 
 
 def format_ids(ids: Iterable[int]) -> str:
-    """The inverse of `parse_ids`: (0, 1, 2, 3, 8) -> `0-3,8`."""
+    """Format ids, the inverse of `parse_ids`: (0, 1, 2, 3, 8) -> `0-3,8`."""
     spans: list[list[int]] = []
     for number in sorted(ids):
         if spans and number == spans[-1][1] + 1:
@@ -69,7 +69,7 @@ def format_ids(ids: Iterable[int]) -> str:
 
 
 def read_nodes(root: Path, allowed_cpus: Iterable[int]) -> list[Node]:
-    """The online NUMA nodes, by id; [] where the kernel shows none.
+    """Return the online NUMA nodes, by id; [] where the kernel shows none.
 
     Args:
         root: the root folder.
@@ -94,7 +94,7 @@ def read_nodes(root: Path, allowed_cpus: Iterable[int]) -> list[Node]:
 
 
 def read_gpus(root: Path, environment: Mapping[str, str]) -> list[Gpu]:
-    """The NVIDIA GPUs that CUDA shows this process, in CUDA's order on a machine whose GPUs are alike.
+    """Return the NVIDIA GPUs that CUDA shows this process, in CUDA's order on a machine whose GPUs are alike.
 
     CUDA sorts unlike GPUs by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID, which cannot be seen from here.
 
@@ -128,7 +128,7 @@ def _visible(gpus: list[Gpu], chosen: str) -> list[Gpu]:
 
 
 def _information(folder: Path) -> dict[str, str]:
-    """Return what the driver says about a GPU: `GPU UUID`, `Device Minor`, ..."""
+    """Return the driver's facts about a GPU: `GPU UUID`, `Device Minor`, ..."""
     rows = (line.partition(":") for line in _read(folder / "information").splitlines())
     return {name.strip(): value.strip() for name, _, value in rows}
 
@@ -176,17 +176,17 @@ def cpu_limit(root: Path) -> int | None:
 
 
 def allowed_cpus() -> tuple[int, ...]:
-    """CPUs that this process may use, which can be fewer than the machine has."""
+    """Return the CPUs that this process may use, which can be fewer than the machine has."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def _read_ids(path: Path) -> tuple[int, ...] | None:
-    """The ids that a file lists; None if there is no such file."""
+    """Return the ids that a file lists; None if there is no such file."""
     return parse_ids(path.read_text()) if path.is_file() else None
 
 
 def _read(path: Path) -> str:
-    """The text of a file; nothing if there is no such file."""
+    """Return the text of a file; empty if there is no such file."""
     return path.read_text() if path.is_file() else ""
 
 
@@ -230,7 +230,7 @@ def prefer_memory(node: int) -> None:
     mask = (ctypes.c_ulong * _MASK_WORDS)()
     mask[node // _WORD_BITS] = 1 << node % _WORD_BITS
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel reads one bit less than it is told.
+    # The kernel reads one bit less than the size that it is given.
     if libc.syscall(number, _MPOL_PREFERRED, ctypes.byref(mask), _MASK_WORDS * _WORD_BITS + 1) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"set_mempolicy for node {node}: {os.strerror(code)}")

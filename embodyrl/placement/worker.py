@@ -1,4 +1,4 @@
-"""One worker process, seen from its parent: what it was asked, what it said, how it ended."""
+"""One worker process, seen from its parent: its requests, its replies, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ W = TypeVar("W")
 
 
 class Ears(Generic[W]):
-    """All file descriptors on which workers say something, in one poll set that lasts as long as they do.
+    """All file descriptors on which workers report, in one epoll set that lives as long as the workers.
 
-    Pipes and ends of processes are always heard. The answer to a ring wakes nobody unless `wake_for` was called for it,
-    so that one can sleep until the slowest of several workers is done.
+    Pipes and process ends always wake the parent. The answer to a ring does so only if `wake_for` was called for it, so
+    that the parent can sleep until the slowest of several workers is done.
     """
 
     _epoll: select.epoll
@@ -35,17 +35,18 @@ class Ears(Generic[W]):
         self._armed: set[int] = set()
 
     def add(self, worker: W, answer: int, always: Sequence[int]) -> None:
-        """Hear this worker from now on."""
+        """Listen to this worker from now on."""
         if not self._owners:
             self._epoll = select.epoll()
         for fd in always:
             self._epoll.register(fd, select.EPOLLIN)
-        self._epoll.register(answer, select.EPOLLONESHOT)  # silent
+        # Registered without an event: silent until `wake_for` arms it, which costs one call and no new registration.
+        self._epoll.register(answer, select.EPOLLONESHOT)
         self._owners |= dict.fromkeys([answer, *always], worker)
         self._answers[worker] = answer
 
     def remove(self, worker: W) -> None:
-        """Hear this worker no more; before its file descriptors are closed."""
+        """Stop listening to this worker; to be called before its file descriptors are closed."""
         self._armed.discard(self._answers.pop(worker))
         for fd in [fd for fd, owner in self._owners.items() if owner is worker]:
             self._epoll.unregister(fd)
@@ -64,7 +65,8 @@ class Ears(Generic[W]):
         """Wait up to `timeout` [s].
 
         Returns:
-            The workers that said something otherwise than by an answer to a ring, or ended; whether anything happened.
+            The workers that sent a message or ended (answers to rings are not among them), and whether anything
+            happened.
         """
         said: dict[W, None] = {}
         events = self._epoll.poll(max(0.0, timeout)) if self._owners else []
@@ -92,7 +94,7 @@ class LocalWorker:
         self._replies: dict[int, Any] = {}
         self._awaited: set[int] = set()
         self._rung: int | None = None
-        """Number of the ring that is not answered yet, whether somebody waits for it or not."""
+        """Number of the ring that is not answered yet, even if no request waits for it any more."""
         self._last_method = "start"
         self._last_deadline = 0.0
         self._end: WorkerError | None = None
@@ -110,12 +112,13 @@ class LocalWorker:
 
     def __str__(self) -> str:
         slots = self._spec.slots
-        served = f", slots {slots[0]}..{slots[-1]}" if len(slots) > 1 else f", slot {slots[0]}" if slots else ""
+        served = f", envs {slots[0]}..{slots[-1]}" if len(slots) > 1 else f", env {slots[0]}" if slots else ""
         return f"{self._spec.label} (pid {self.pid}{served})"
 
     def request(self, method: str, *args: object, fds: Sequence[int] = (), timeout: float = 60.0) -> Request:
-        """Ask for a call; see `launcher.Worker.request`."""
+        """Request a call; see `launcher.Worker.request`."""
         self.raise_if_ended()
+        # The worker serves its requests in order: the clock of this one starts when the one before it must be done.
         start = time.monotonic()
         if self._awaited:
             start = max(start, self._last_deadline)
@@ -131,11 +134,11 @@ class LocalWorker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has answered everything; see `launcher.Worker`."""
+        """True if it has answered every request; see `launcher.Worker`."""
         return not self._awaited and self._rung is None
 
     def ring(self, method: str, *, timeout: float = 60.0) -> Request:
-        """Ask for what the doorbell stands for; see `launcher.Worker.ring`."""
+        """Request `on_ring` by doorbell; see `launcher.Worker.ring`."""
         self.raise_if_ended()
         if not self.is_idle:
             raise RuntimeError(f"{self} is busy with {self._last_method!r}: a ring would overtake it")
@@ -154,11 +157,11 @@ class LocalWorker:
         return number in self._replies
 
     def has_failed(self, number: int) -> bool:
-        """Return whether the reply to this request has arrived and says that the method raised."""
+        """Return whether the reply to this request has arrived and reports that the method raised."""
         return isinstance(self._replies.get(number), Failure)
 
     def take_reply(self, request: Request) -> Any:
-        """The result of a request whose reply has arrived.
+        """Return the result of a request whose reply has arrived.
 
         Raises:
             RemoteError: the method raised.
@@ -169,20 +172,20 @@ class LocalWorker:
         return value
 
     def forget(self, number: int) -> None:
-        """Nobody waits for this request any more: its reply is dropped, now or when it comes."""
+        """Drop the reply to this request, now or when it arrives."""
         self._awaited.discard(number)
         self._replies.pop(number, None)
 
     @property
     def is_rung(self) -> bool:
-        """Whether a ring is not answered yet."""
+        """True while a ring is not answered."""
         return self._rung is not None
 
     def hear_answer(self) -> None:
-        """File the answer to a ring, if it has come.
+        """File the answer to a ring, if it has arrived.
 
         Raises:
-            WorkerDied: it is the answer to another one, and the worker was killed.
+            WorkerDied: it answers another ring, so the worker was killed.
         """
         number = self._channel.take_answer()
         if number is None:
@@ -199,11 +202,12 @@ class LocalWorker:
             self._replies[number] = value
 
     def pump(self) -> None:
-        """File the replies that have arrived; those that nobody waits for are dropped.
+        """File the replies that have arrived; those to requests that were given up are dropped.
 
         Raises:
-            WorkerDied: what arrived is no reply, and the worker was killed.
+            WorkerDied: the bytes that arrived are no reply, so the worker was killed.
         """
+        # Native code that prints to a wrong file descriptor may write into the pipe, hence the check of every frame.
         while self._channel.fill():
             pass
         while (frame := self._channel.next_frame()) is not None:
@@ -214,25 +218,27 @@ class LocalWorker:
             self._file(number, value)
 
     def attend_to_death(self) -> None:
-        """File what has arrived; if the process has ended, note how: whoever asks for more is told."""
+        """File the replies that have arrived; if the process has ended, keep the error for the next request."""
         self.pump()
         if self._channel.at_end or self._process.has_exited(0.0):
             self.died()
 
     def raise_if_ended(self) -> None:
-        """Raise the error that this worker ended with, if it is known to have ended."""
+        """Raise the error with which this worker ended, if it is known to have ended."""
         if self._end is not None:
             raise self._end
 
     def raise_if_dead(self) -> None:
-        """Look at the process, and raise the error that says how it ended if it has."""
+        """Check the process, and raise an error that describes its end if it has ended."""
         if self._end is not None or self._channel.at_end or self._process.has_exited(0.0):
             raise self.died()
 
     def died(self) -> WorkerError:
-        """The error that says how the process ended. It is killed if it only closed its line."""
+        """Return an error that describes how the process ended. It is killed if it only closed its line."""
         if self._end is not None:
             return self._end
+        # The order matters: the log is read before `kill` closes it, and the exit status must be that of the process
+        # itself, not of our signal.
         doing = f"during {self._last_method!r}" if self._awaited else f"after {self._last_method!r}"
         exited, output = self._process.has_exited(EXIT_S), end_of(self._log)
         self.kill()
@@ -240,7 +246,7 @@ class LocalWorker:
         return self._end_with(WorkerDied, f"{self} {how} {doing}{output}")
 
     def _babbled(self, error: Exception) -> WorkerError:
-        """The error that says the worker's line carries something else than replies; the worker is killed."""
+        """Kill the worker, whose line carries something else than replies; returns the error."""
         output = end_of(self._log)
         self.kill()
         return self._end_with(
@@ -250,12 +256,12 @@ class LocalWorker:
         )
 
     def ask_for_stacks(self) -> None:
-        """Have a hung worker write the stacks of its threads to its log (it takes a moment)."""
+        """Make a hung worker write the stacks of its threads to its log, which takes a moment."""
         if self._end is None:
             os.kill(self.pid, STACKS_SIGNAL)
 
     def timed_out(self, method: str, timeout: float) -> WorkerError:
-        """The error that says the worker hangs; it is killed."""
+        """Kill a worker that hangs; returns the error."""
         if self._end is not None:
             return self._end
         output = end_of(self._log)
@@ -282,20 +288,20 @@ class LocalWorker:
         )
 
     def ask_to_close(self) -> None:
-        """Tell the worker to end, if it still listens."""
+        """Ask the worker to end, if it still listens."""
         if self._end is None and not self._channel.at_end:
             with contextlib.suppress(OSError):
                 self._channel.send(encode_call(Call(next(self._numbers), 0, "close", ())), timeout=0.0)
 
     def join(self, deadline: float) -> None:
-        """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and whatever it started."""
+        """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and its children."""
         self._process.has_exited(max(0.0, deadline - time.monotonic()))
         self.kill()
         if self._end is None:
             self._end_with(WorkerDied, f"{self} has been closed")
 
     def kill(self) -> None:
-        """End the process and its group at once, reap it and release what belongs to it. Harmless when repeated."""
+        """End the process and its group at once, reap it and release its resources. May be called again."""
         if self._is_gone:
             return
         self._is_gone = True
@@ -306,7 +312,8 @@ class LocalWorker:
 
 
 def late(missing: dict[LocalWorker, list[Request]], timeout: float) -> WorkerError:
-    """Kill the workers that did not answer; returns the error that names the first of them."""
+    """Kill the workers that did not answer; returns an error about the first of them."""
+    # All write their stacks at the same time, so that the pause is paid once.
     for worker in missing:
         worker.ask_for_stacks()
     time.sleep(STACKS_S)

@@ -1,6 +1,6 @@
-"""TrajectoryBatch: what a rollout hands to the learner, and the table of its columns: name, shape, type and meaning.
+"""TrajectoryBatch: the data of a rollout, and the table of its columns: name, shape, type and meaning.
 
-Shapes: `K` decisions, `B` slots, `C` actions in a chunk, `D` action dims, `N` log-prob entries, `S` proprio dims,
+Shapes: `K` chunks, `B` slots, `C` actions in a chunk, `D` action dims, `N` log-prob entries, `S` proprio dims,
 `V` cameras, `H`, `W` pixels. A letter stands for the same number in every column of a batch.
 """
 
@@ -28,23 +28,23 @@ class BatchError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """What a column must be like."""
+    """Shape, type and meaning of a column."""
 
     shape: str
     """Letters, one per dimension; a number stands for itself."""
     dtype: torch.dtype
     meaning: str
     required: bool = False
-    """Whether every rollout has it."""
+    """True if every rollout has it."""
 
     def describe(self, sizes: Mapping[str, int]) -> str:
-        """Type and shape in words, with the sizes that are known: `float32 [K, B, C] with K = 2, B = 3`."""
+        """Describe type and shape, with the sizes that are known: `float32 [K, B, C] with K = 2, B = 3`."""
         letters = self.shape.split()
         known = ", ".join(f"{letter} = {sizes[letter]}" for letter in letters if letter in sizes)
         return f"{type_name(self.dtype)} [{', '.join(letters)}]" + (f" with {known}" if known else "")
 
     def sizes(self, column: Tensor) -> dict[str, int]:
-        """Return what each letter stands for in a tensor with this many dimensions."""
+        """Return the size that each letter has in a tensor with this many dimensions."""
         return dict(zip(self.shape.split(), column.shape, strict=True))
 
     def accepts(self, column: Tensor, sizes: Mapping[str, int]) -> bool:
@@ -84,28 +84,28 @@ Stages of a pipeline may add further columns, which begin with `[K, B]`."""
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """`float32`."""
+    """Return the name of a type: `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def found(column: Tensor) -> str:
-    """Type and shape of a tensor in words: `float32 [2, 3, 5]`."""
+    """Describe type and shape of a tensor: `float32 [2, 3, 5]`."""
     return f"{type_name(column.dtype)} {list(column.shape)}"
 
 
 Along = Literal["K", "B"]
-"""Which way to cut or join batches: `K` decisions or `B` slots."""
+"""The dimension along which batches are cut or joined: `K` chunks or `B` slots."""
 AXES: Mapping[Along, int] = {"K": 0, "B": 1}
 
 
 class TrajectoryBatch:
-    """A table of `[K, B]` decisions, held in a TensorDict.
+    """A table of `[K, B]` chunks, stored in a TensorDict.
 
-    Cutting and joining say along which dimension; nothing copies a column that it does not have to.
+    Methods that cut or join name the dimension. Columns are copied only where that is necessary.
 
     Args:
         columns: tensors by name, see `COLUMNS`; `trace` is a mapping.
-        task_descriptions: task descriptions that the column `task` indexes.
+        task_descriptions: those that the column `task_index` refers to.
 
     Raises:
         BatchError: a column is missing, or has the wrong type or shape; names it, what was found and what was expected.
@@ -125,7 +125,7 @@ class TrajectoryBatch:
 
     @classmethod
     def _of(cls, data: TensorDictBase, task_descriptions: Sequence[str]) -> TrajectoryBatch:
-        """A batch of columns that were checked before; not necessarily of all that are required."""
+        """Make a batch of columns that were checked before; required ones may be missing."""
         batch = cls.__new__(cls)
         batch.data, batch.task_descriptions = data, list(task_descriptions)
         return batch
@@ -147,7 +147,7 @@ class TrajectoryBatch:
         self.data[name] = column
 
     def _sizes(self, but: str) -> dict[str, int]:
-        """Return what the shape letters stand for in the columns that are there, except `but`."""
+        """Return the sizes of the shape letters in all columns except `but`."""
         sizes = {"K": self.size[0], "B": self.size[1]}
         for name in self.columns():
             if name != but and name in COLUMNS:
@@ -168,11 +168,11 @@ class TrajectoryBatch:
         return [str(name) for name in self.data.keys()]  # noqa: SIM118 - a TensorDict iterates over its rows
 
     def decisions(self, *names: str) -> TensorDictBase:
-        """The named columns with `[K, B]` flattened to `[K*B]`."""
+        """Return the named columns with `[K, B]` flattened to `[K*B]`."""
         return self.select(*names).data.reshape(-1)
 
     def select(self, *names: str) -> TrajectoryBatch:
-        """A batch with the named columns alone; the columns themselves are shared.
+        """Return a batch with only the named columns, which share their memory.
 
         Raises:
             BatchError: there is no such column.
@@ -180,7 +180,7 @@ class TrajectoryBatch:
         return self._of(TensorDict({name: self[name] for name in names}, batch_size=self.size), self.task_descriptions)
 
     def union(self, other: TrajectoryBatch) -> TrajectoryBatch:
-        """The columns of both.
+        """Return a batch with the columns of both.
 
         Raises:
             BatchError: a column that both have differs, or the batches are of different sizes or task descriptions.
@@ -200,14 +200,14 @@ class TrajectoryBatch:
         return both
 
     def split(self, sizes: Sequence[int], along: Along) -> list[TrajectoryBatch]:
-        """Consecutive parts of these sizes, which must add up to the whole."""
+        """Return consecutive parts of these sizes, which must add up to the whole."""
         whole = self.size[AXES[along]]
         if sum(sizes) != whole or min(sizes, default=0) < 0:
             raise BatchError(f"parts of {list(sizes)} do not make up {along} = {whole}")
         return [self._of(part, self.task_descriptions) for part in self.data.split(list(sizes), AXES[along])]
 
     def chunk(self, parts: int, along: Along) -> list[TrajectoryBatch]:
-        """So many consecutive parts of equal size.
+        """Return `parts` consecutive parts of equal size.
 
         Raises:
             BatchError: they cannot be equal.
@@ -218,11 +218,11 @@ class TrajectoryBatch:
         return self.split([whole // parts] * parts, along)
 
     def take(self, numbers: Tensor, along: Along) -> TrajectoryBatch:
-        """The decisions or slots with these numbers `[M]`, in this order (or where a mask is True)."""
+        """Return the chunks or slots with these numbers `[M]`, in this order (or where a mask is True)."""
         return self._of(self.data[numbers] if along == "K" else self.data[:, numbers], self.task_descriptions)
 
     def pad(self, size: int, along: Along) -> TrajectoryBatch:
-        """Zeros at the end up to this size: decisions that were never taken, since `valid` is False."""
+        """Append zeros up to this size; they do not count, since `valid` is False there."""
         more = size - self.size[AXES[along]]
         if more < 0:
             raise BatchError(f"{along} = {self.size[AXES[along]]} is more than the {size} to pad to: use split")
@@ -232,7 +232,7 @@ class TrajectoryBatch:
         return self._of(_cat([self.data, zeros], along), self.task_descriptions)
 
     def to(self, device: torch.device | str) -> TrajectoryBatch:
-        """On another device."""
+        """Return the batch on another device."""
         return self._of(self.data.to(device), self.task_descriptions)
 
     def equals(self, other: TrajectoryBatch) -> bool:
@@ -261,7 +261,7 @@ class TrajectoryBatch:
     def from_leaves(
         cls, tensors: Mapping[str, Tensor], size: Sequence[int], task_descriptions: Sequence[str]
     ) -> TrajectoryBatch:
-        """The batch `[K, B]` = `size` that has these `leaves`."""
+        """Return the batch of `size` `[K, B]` with these `leaves`."""
         data = TensorDict({}, batch_size=list(size))
         for name, tensor in tensors.items():
             data[tuple(name.split("/"))] = tensor
@@ -269,14 +269,14 @@ class TrajectoryBatch:
 
 
 def leaves(batch: TrajectoryBatch) -> dict[str, Tensor]:
-    """All tensors of a batch by name; those of a table within are called `trace/sample`."""
+    """Return all tensors of a batch by name; nested ones are called `trace/sample`."""
     return _leaves(batch.data)
 
 
 def concat(batches: Sequence[TrajectoryBatch], along: Along) -> TrajectoryBatch:
-    """Batches one after the other, along `K` (more decisions) or `B` (more slots).
+    """Concatenate batches along `K` (more chunks) or `B` (more slots).
 
-    The column `task` is renumbered where the batches have different task descriptions.
+    The column `task_index` is renumbered where the batches have different task descriptions.
 
     Raises:
         BatchError: the batches have different columns, or columns that do not fit; names them.
@@ -296,7 +296,7 @@ def _cat(parts: Sequence[Any], along: Along) -> Any:
 
 
 def _with_task_descriptions(batch: TrajectoryBatch, task_descriptions: list[str]) -> TrajectoryBatch:
-    """The batch with `task` as an index into other task descriptions, which include its own."""
+    """Return the batch with `task_index` referring to other task descriptions, which include its own."""
     if batch.task_descriptions == task_descriptions or "task_index" not in batch:
         return batch
     numbers = torch.tensor(
@@ -309,7 +309,7 @@ def _with_task_descriptions(batch: TrajectoryBatch, task_descriptions: list[str]
 
 
 def _check_joint(one: TrajectoryBatch, other: TrajectoryBatch, along: Along) -> None:
-    """That two batches can be concatenated."""
+    """Raise `BatchError` if two batches cannot be concatenated."""
     left, right = _leaves(one.data), _leaves(other.data)
     if left.keys() != right.keys():
         raise BatchError(f"not all batches have the columns {', '.join(sorted(left.keys() ^ right.keys()))}")
@@ -324,7 +324,7 @@ def _check_joint(one: TrajectoryBatch, other: TrajectoryBatch, along: Along) -> 
 
 
 def _leaves(data: TensorDictBase) -> dict[str, Tensor]:
-    """All tensors by name; those of a table within are called `trace/sample`."""
+    """Return all tensors by name; nested ones are called `trace/sample`."""
     leaves: Any = data.items(include_nested=True, leaves_only=True)
     return {"/".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in leaves}
 

@@ -24,12 +24,13 @@ from embodyrl.tracking.clock import Phase
 
 
 class RolloutBuffer:
-    """Columns `[K, B, ...]`, allocated when they are first written; what is never written stays zero.
+    """Columns `[K, B, ...]`, allocated at their first write; rows that are never written stay zero.
 
     They are numpy arrays while they fill up, because writing a few numbers costs numpy a tenth of what it costs torch.
 
     Args:
-        num_chunks: `K`. columns: `B`.
+        chunks: `K`.
+        columns: `B`.
     """
 
     def __init__(self, chunks: int, columns: int) -> None:
@@ -45,42 +46,42 @@ class RolloutBuffer:
             column[rows, slots] = value
 
     def columns(self, chunks: int) -> dict[str, Tensor]:
-        """All columns as tensors, cut to the first `chunks` rows."""
+        """Return all columns as tensors that share this memory, cut to the first `chunks` rows."""
         return {name: torch.from_numpy(column[:chunks]) for name, column in self._columns.items()}
 
 
 @dataclass(kw_only=True)
-class _Collected:
-    """What a rollout has gathered so far."""
+class _Progress:
+    """State of a rollout while it is collected."""
 
     buffer: RolloutBuffer
     decided: NDArray[np.int64]
-    """Decisions taken in each column of the batch."""
+    """Chunks chosen in each column of the batch, `[B]`; the next one goes to this row."""
     finished: list[tuple[int, FinishedEpisode]] = field(default_factory=list)
-    """Episodes that ended, and in which decision."""
+    """Row of the chunk in which each episode ended, and the episode."""
     env_steps: int = 0
     invalid: list[tuple[int, int]] = field(default_factory=list)
-    """Column and number of the episodes that died with their simulator; nothing is learned from them."""
+    """Column and number of each episode that was lost with its simulator; nothing is learned from it."""
     cut_rows: list[int] = field(default_factory=list)
-    """Decisions whose following observation the rollout does not decide on, so that the critic looks at it apart."""
+    """Rows of the chunks whose following observation is no row of the batch, so that the critic needs it separately."""
     cut_columns: list[int] = field(default_factory=list)
     cut_observations: list[Observation] = field(default_factory=list)
 
 
 class Collector:
-    """Collects rollouts of `K` decisions in `B` slots: this rank's share of them, which `ranks` put together.
+    """Collects rollouts of `K` chunks in each of `B` slots. Every rank collects its share; `ranks` joins them.
 
-    Schedules: lockstep decides for all slots, then simulates all. pipeline has two halves of the slots take turns: one
-    is simulated while the policy decides for the other. ready_batch decides for the slots that are ready. All of them
-    take `K` decisions in every slot and play the same episodes.
+    Schedules: lockstep infers for all slots, then simulates all. pipeline has two halves of the slots take turns: one
+    is simulated while the policy infers for the other. ready_batch infers for the slots that are ready. All of them
+    choose `K` chunks in every slot and play the same episodes.
 
     Episodes: continuous slots reset themselves and episodes span rollouts. With whole episodes every rollout is
-    `episodes_per_slot` of them in every slot, each a column of the batch; a slot that finishes one begins the next at
-    once, and when it has played all it is neither stepped nor inferred.
+    `episodes_per_slot` of them in every slot, each a column of the batch. A slot that finishes an episode begins the
+    next at once; one that has played all of them is neither stepped nor inferred.
 
     Args:
         manager: the simulators.
-        engine: decides.
+        engine: chooses the chunks.
         env, rollout: their config.
         critic: keep the critic's values in the batch.
         seed: the run's seed.
@@ -121,57 +122,63 @@ class Collector:
         self._all = np.arange(manager.num_envs)
         self._scheduler = make_scheduler(manager, rollout)
         self._column = self._all.copy()
-        """Which column each slot is filling."""
+        """Column that each slot is filling, `[num_envs]`."""
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
         self._held: list[tuple[NDArray[np.int64], Observation]] = []
-        """What the next rollout begins with: slots that are in an episode, and what they show, in memory of its own
-        because the simulators may be lent in between."""
+        """Slots in an episode and their observations, with which the next rollout begins. Copies, because evaluation
+        may use the simulators in between."""
         self.surplus: TrajectoryBatch | None = None
-        """Whole groups of slots that were collected and wait to be learned from."""
+        """Whole groups that were collected beyond what an update needed, for the next one."""
 
     @property
     def in_progress(self) -> bool:
-        """Whether episodes go on in the simulators between rollouts."""
+        """True while episodes go on in the simulators between rollouts."""
         return bool(self._held)
 
     def collect(self) -> Rollout:
-        """Run the policy in training mode and return what happened, in the slots of all ranks."""
+        """Run the policy in training mode; returns the rollout of all ranks' slots."""
         with self.clock.measure(Phase.record):
             own = self._collect()
+            # The batches travel between ranks here, so waiting for the slowest rank counts as communication.
             with self.clock.measure(Phase.sync):
                 return gather_rollouts(own, self.ranks, self.config.episodes_per_slot)
 
     def _collect(self) -> Rollout:
-        collected = _Collected(
+        collected = _Progress(
             buffer=RolloutBuffer(self.config.num_chunks, self._columns), decided=np.zeros(self._columns, np.int64)
         )
+        # With whole episodes slot i fills columns i, i + num_envs, i + 2 num_envs, ... one after the other.
         self._column[:] = self._all
         with self.clock.measure(Phase.simulate, detail="onload"):
             self.manager.onload()
         observation = self._begin()
+        # Fill the pipe: every group gets its first chunk before the first result is awaited. Afterwards each result
+        # that comes back is answered with the next chunk, in the order that the schedule chooses.
         for slots in self._scheduler.groups:
             self._decide_and_send(slots, observation.take(slots), collected)
         while (received := self._receive(collected)) is not None:
             if len(received[0]):
                 self._decide_and_send(*received, collected)
+        # Slots finish in an order that depends on timing under ready_batch; sorted, metrics do not.
         finished = sorted(collected.finished, key=lambda pair: (pair[0], pair[1].slot))
         return Rollout(
             batch=self._batch(collected), finished=[episode for _, episode in finished], env_steps=collected.env_steps
         )
 
     def give_up_episodes(self) -> None:
-        """Begin new episodes with the next rollout; for a rollout that failed half way."""
+        """Begin new episodes with the next rollout, after a rollout that failed half way."""
         self._held = []
 
     def offload(self) -> int:
-        """End the simulators' processes until the next rollout; returns the bytes of memory that this frees."""
+        """End the simulator processes until the next rollout; returns the bytes of memory that this frees."""
         with self.clock.measure(Phase.simulate, detail="offload"):
             return self.manager.offload()
 
     def _begin(self) -> Observation:
-        """Return what all slots show: the start of new episodes, or those in progress."""
+        """Return the observations of all slots, in slot order: first ones of new episodes, or of those in progress."""
         if self._held:
+            # Slots were held in the order in which they finished the last rollout, which depends on timing.
             order = np.argsort(np.concatenate([slots for slots, _ in self._held]))
             observation = Observation.concat([observation for _, observation in self._held]).take(order)
             self._held = []
@@ -183,23 +190,26 @@ class Collector:
         self._tracker.begin(self._all)
         return observation
 
-    def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, collected: _Collected) -> None:
-        """Decide for some slots, have them simulate, and note the decision meanwhile."""
+    def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, collected: _Progress) -> None:
+        """Choose a chunk for each of some slots, send it to the simulators, and record it while they work."""
         decision = self.engine.act(observation, "train")
         actions = decision.actions.cpu().numpy()
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
         self._scheduler.sent(slots)
+        # Written only after the simulators have begun: copying images into the batch costs no time of theirs. The
+        # observation is still intact, because the next images are drawn into the other bank (see EnvManager).
         columns = self._column[slots]
         collected.buffer.write(collected.decided[columns], columns, self._decided(slots, observation, decision))
         collected.decided[columns] += 1
 
     def _has_more(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each slot plays another episode in this rollout when its present one is over."""
+        """Return a mask of the slots that play another episode in this rollout when the present one ends."""
         return np.full(len(slots), not self._whole) | (self._column[slots] + len(self._all) < self._columns)
 
     def _following(self, slots: NDArray[np.int64]) -> list[EpisodeSpec | None]:
-        """Return what each slot plays next if its episode ends."""
+        """Return the episode that each slot plays next if its present one ends; None where it plays none."""
+        # Sent with the chunk, so that a simulator resets itself without another round trip.
         numbers = (self._numbers[slots] + 1).tolist()
         more = self._has_more(slots).tolist()
         return [
@@ -207,8 +217,8 @@ class Collector:
             for slot, number, plays in zip(slots.tolist(), numbers, more, strict=True)
         ]
 
-    def _receive(self, collected: _Collected) -> tuple[NDArray[np.int64], Observation] | None:
-        """Wait for chunks and note what came of them; returns the slots that go on and what they show, or None if no
+    def _receive(self, collected: _Progress) -> tuple[NDArray[np.int64], Observation] | None:
+        """Wait for chunks and record their results; returns the slots that go on and their observations, or None if no
         chunk was under way."""
         with self.clock.measure(Phase.simulate):
             received = self._scheduler.receive()
@@ -223,18 +233,25 @@ class Collector:
         collected.env_steps += int(result.steps.sum())
         collected.invalid += zip(columns[result.lost].tolist(), self._numbers[slots[result.lost]].tolist(), strict=True)
         over = ended | result.lost
+        # The value of the following observation bootstraps the return (Pardo et al. 2018, arXiv:1712.00378): a time
+        # limit is no end of the task, nor is the last row of the batch. Both need the observation from before the
+        # reset, which is in no row of the batch. A termination has no following value, a lost episode is not learned
+        # from.
         cut = result.truncated | (last & ~over)
         if cut.any():
             collected.cut_rows += rows[cut].tolist()
             collected.cut_columns += columns[cut].tolist()
             collected.cut_observations.append(result.final_observation.take(cut))
         if self._whole:
+            # A new episode goes to the slot's next column and starts at its row 0. A slot whose episode is over and
+            # that has no column left drops out, as does one that reached row K without an end.
             begins = over & self._has_more(slots)
             self._column[slots[begins]] += len(self._all)
             goes_on = begins | ~(last | over)
         else:
             begins, goes_on = over, ~last
             if last.any():
+                # `take` copies: these images would be overwritten by whoever uses the simulators next.
                 self._held.append((slots[last], result.observation.take(last)))
         self._numbers[slots[begins]] += 1
         return slots[goes_on], result.observation if goes_on.all() else result.observation.take(goes_on)
@@ -242,7 +259,7 @@ class Collector:
     def _decided(
         self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput
     ) -> dict[str, NDArray[Any]]:
-        """Return what is known when a decision is taken, as columns `[len(slots), ...]`."""
+        """Return the columns that are known when chunks are chosen, each `[len(slots), ...]`."""
         numbers = self._numbers[slots]
         episodes = [
             self._source.episode(slot, number) for slot, number in zip(slots.tolist(), numbers.tolist(), strict=True)
@@ -269,13 +286,17 @@ class Collector:
         return columns | {f"trace/{name}": value.cpu().numpy() for name, value in decision.trace.items()}
 
     def _columns_of_the_run(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which column of the batch of all ranks each slot is filling."""
+        """Return the column that each slot is filling, as numbered in the joint batch of all ranks."""
+        # The joint batch holds the first episodes of all slots of all ranks, then the second ones (`gather_rollouts`),
+        # so that the members of a group stay neighbours whatever the number of ranks.
         count = len(self._all)
         round_, slot = np.divmod(self._column[slots], count)
         return (round_ * self.ranks.size + self.ranks.rank) * count + slot
 
-    def _batch(self, collected: _Collected) -> TrajectoryBatch:
+    def _batch(self, collected: _Progress) -> TrajectoryBatch:
         columns = collected.buffer.columns(int(collected.decided.max()))
+        # A lost episode has no true end, so all of its rows are invalid, not only the last. A column of a continuous
+        # slot may hold other episodes, which stay.
         for column, number in collected.invalid:
             columns["valid"][:, column] &= columns["episode"][:, column] != number
         trace = {name.removeprefix("trace/"): columns.pop(name) for name in list(columns) if name.startswith("trace/")}
@@ -283,8 +304,10 @@ class Collector:
             columns["next_values"] = self._next_values(columns, collected)
         return TrajectoryBatch(columns | {"trace": trace}, self.task_descriptions)
 
-    def _next_values(self, columns: dict[str, Tensor], collected: _Collected) -> Tensor:
-        """Critic's value of the observation that followed each decision, before any reset; 0 after a termination."""
+    def _next_values(self, columns: dict[str, Tensor], collected: _Progress) -> Tensor:
+        """Critic's values `[K, B]` of the observations that followed each chunk, before any reset; 0 after a
+        termination."""
+        # Mostly the value of the next row, for which the rollout has paid already.
         following = torch.zeros_like(columns["values"])
         following[:-1] = columns["values"][1:]
         following[columns["terminated"]] = 0.0
@@ -295,8 +318,7 @@ class Collector:
         return following
 
     def _values(self, observation: Observation) -> Tensor:
-        """Critic's values `[M]`; it looks at as many observations at once as there are slots, so that this takes no
-        more memory than deciding."""
+        """Critic's values `[M]`, at most `num_envs` observations at a time: no more memory than acting takes."""
         count, most = len(observation.task_descriptions), self.manager.num_envs
         pieces = []
         for start in range(0, count, most):
@@ -306,7 +328,7 @@ class Collector:
         return torch.cat(pieces)
 
     def state_dict(self) -> dict[str, Any]:
-        """Episode numbers and totals of the episodes in progress (the simulators' own states are the manager's)."""
+        """Return episode numbers and totals of the episodes in progress. Simulator states are the manager's."""
         return {
             "numbers": self._numbers.tolist(),
             "in_progress": self.in_progress,
@@ -321,7 +343,7 @@ class Collector:
 
 
 def _outcome(result: StepResult) -> dict[str, NDArray[Any]]:
-    """Return what became of decisions, as columns `[len(slots), ...]`."""
+    """Return the result of chunks as columns `[len(slots), ...]`."""
     columns = {
         "rewards": result.rewards,
         "success": result.success,

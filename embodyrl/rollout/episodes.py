@@ -1,4 +1,4 @@
-"""Which episode comes next, what became of the ones that ended, and the rollouts of all ranks as one."""
+"""Episodes: their order in training and evaluation, their totals, and the rollouts of all ranks as one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from embodyrl.seeding import derive_seed
 
 
 class EpisodeSource:
-    """Training episodes: number `e` of group `g` depends on (seed, g, e) alone, so it does not matter who plays it
-    when.
+    """Training episodes. Episode `e` of group `g` depends only on (seed, g, e), so schedule, number of processes and
+    number of ranks change no episode.
 
     Args:
         tasks: task names to draw from.
         start_states: start-state ids are drawn from 0 .. start_states-1.
         group_size: consecutive slots that play the same episodes.
         seed: the run's seed.
-        first_slot: number in the run of the slot that is called 0 here.
+        first_slot: number in the run of this rank's slot 0.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class EpisodeSource:
         self._of_group = lru_cache(maxsize=4096)(self._draw)
 
     def episode(self, slot: int, number: int) -> EpisodeSpec:
-        """Episode `number` (0, 1, ...) of a slot."""
+        """Return episode `number` (0, 1, ...) of a slot."""
         return self._of_group((self._first_slot + slot) // self._group_size, number)
 
     def _draw(self, group: int, number: int) -> EpisodeSpec:
@@ -56,8 +56,8 @@ class EpisodeSource:
 
 
 def evaluation_episodes(*, tasks: Sequence[str], first_start_state: int, count: int, seed: int) -> list[EpisodeSpec]:
-    """Evaluation episodes: tasks in turn, each of them from start states `first_start_state ..` on. The same for every
-    evaluation of a run."""
+    """Return the evaluation episodes, the same for every evaluation of a run: tasks in turn, each of them from start
+    states `first_start_state`, `first_start_state + 1`, ..."""
     return [
         EpisodeSpec(
             task=tasks[number % len(tasks)],
@@ -90,13 +90,14 @@ class EpisodeTracker:
         self._success = np.zeros(num_envs, np.bool_)
 
     def begin(self, slots: Sequence[int] | NDArray[np.int64]) -> None:
-        """New episodes start in these slots."""
+        """Start new episodes in these slots."""
         self._returns[slots] = 0.0
         self._lengths[slots] = 0
         self._success[slots] = False
 
     def update(self, slots: NDArray[np.int64], result: StepResult) -> list[FinishedEpisode]:
-        """Take note of a step; returns the episodes that ended in it, in slot order, without those that were lost."""
+        """Add the results of a chunk; returns the episodes that ended in it, in the order of `slots`, without those
+        that were lost."""
         self._returns[slots] += result.rewards.sum(1, dtype=np.float64)
         self._lengths[slots] += result.steps
         self._success[slots] |= result.success.any(1)
@@ -115,7 +116,7 @@ class EpisodeTracker:
         return finished
 
     def state_dict(self) -> dict[str, Any]:
-        """Totals of the episodes in progress."""
+        """Return the totals of the episodes in progress."""
         return {
             "returns": self._returns.tolist(),
             "lengths": self._lengths.tolist(),
@@ -134,20 +135,20 @@ class EpisodeTracker:
 
 @dataclass(kw_only=True)
 class Rollout:
-    """What a collection gave."""
+    """Result of a collection."""
 
     batch: TrajectoryBatch
     finished: list[FinishedEpisode]
-    """Episodes that ended, by the decision in which they did, then slot; with several ranks, by rank before that."""
+    """Episodes that ended, sorted by the chunk in which they did, then by slot; with several ranks, by rank first."""
     env_steps: int
     """Control steps executed."""
 
 
 def gather_rollouts(own: Rollout, ranks: Ranks, episodes_per_slot: int) -> Rollout:
-    """Return what one rank would have collected in the slots of all of them.
+    """Join the rollouts of all ranks into what a single rank with all slots would have collected.
 
     Args:
-        own: what this rank collected.
+        own: the rollout of this rank.
         ranks: all of them.
         episodes_per_slot: the columns of a batch are the first episodes of all slots, then their second ones, ...
 
@@ -156,16 +157,18 @@ def gather_rollouts(own: Rollout, ranks: Ranks, episodes_per_slot: int) -> Rollo
     """
     if ranks.size == 1:
         return own
+    # The barrier can name a rank that hangs; the exchanges below would only time out.
     ranks.barrier()
     slots = own.batch.size[1] // episodes_per_slot
-    told = {
+    own_header = {
         "chunks": own.batch.size[0],
         "env_steps": own.env_steps,
         "finished": [dataclasses.asdict(episode) for episode in own.finished],
         "columns": {name: [type_name(leaf.dtype), *leaf.shape[1:]] for name, leaf in leaves(own.batch).items()},
     }
-    every = ranks.gather_values(told)
-    if any(each["columns"] != told["columns"] for each in every):
+    # Headers first: tensors are exchanged without shape and type, so all ranks must agree on them before.
+    every = ranks.gather_values(own_header)
+    if any(each["columns"] != own_header["columns"] for each in every):
         raise BatchError(f"the ranks have collected different columns: {[each['columns'] for each in every]}")
     batches = _gather_batches(own.batch.pad(max(each["chunks"] for each in every), "K"), ranks)
     rounds = [batch.chunk(episodes_per_slot, "B") for batch in batches]
@@ -182,7 +185,7 @@ def gather_rollouts(own: Rollout, ranks: Ranks, episodes_per_slot: int) -> Rollo
 
 
 def _gather_batches(own: TrajectoryBatch, ranks: Ranks) -> list[TrajectoryBatch]:
-    """Every rank's batch, of the same size on each."""
+    """Gather the batches of all ranks, which have the same size."""
     columns = {name: ranks.gather(leaf) for name, leaf in leaves(own).items()}
     return [
         TrajectoryBatch.from_leaves(

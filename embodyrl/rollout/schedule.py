@@ -1,4 +1,4 @@
-"""Which slots the collector waits for next."""
+"""Schedules: the order in which the collector waits for slots."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from embodyrl.envs.manager import EnvManager, StepResult
 
 
 class Scheduler(Protocol):
-    """Takes note of what was sent, and receives it in an order of its own."""
+    """Notes which slots were sent chunks, and receives them in an order of its own."""
 
     groups: Sequence[NDArray[np.int64]]
-    """All slots, in the groups in which the first decisions of a rollout are taken."""
+    """All slots, in the groups in which the first chunks of a rollout are chosen."""
 
     def sent(self, slots: NDArray[np.int64]) -> None:
-        """Chunks were sent to these slots."""
+        """Note that chunks were sent to these slots."""
         ...
 
     def receive(self) -> tuple[NDArray[np.int64], StepResult] | None:
-        """The next slots and what became of their chunks; None if none is under way."""
+        """Wait for the next slots; returns them and the results of their chunks, or None if no chunk is under way."""
         ...
 
 
 def make_scheduler(manager: EnvManager, config: RolloutConfig) -> Scheduler:
-    """The turns that `rollout.schedule` asks for."""
+    """Return the scheduler for `rollout.schedule`."""
     slots = np.arange(manager.num_envs)
     if config.schedule is Schedule.ready_batch:
+        # Fewer ready slots mean less waiting but smaller batches for the policy; a quarter is a compromise.
         auto = config.ready_slots == "auto"
         return ReadyFirst(manager, max(1, manager.num_envs // 4) if auto else int(config.ready_slots))
     halves = 2 if config.schedule is Schedule.pipeline else 1
@@ -39,7 +40,10 @@ def make_scheduler(manager: EnvManager, config: RolloutConfig) -> Scheduler:
 
 
 class InTurn:
-    """Slots are received in the groups in which they were sent, first sent, first received."""
+    """Receives slots in the groups in which they were sent, the oldest first.
+
+    One group is lockstep. With two, one group simulates while the policy computes for the other.
+    """
 
     def __init__(self, manager: EnvManager, groups: Sequence[NDArray[np.int64]]) -> None:
         self.groups: Sequence[NDArray[np.int64]] = groups
@@ -59,7 +63,7 @@ class InTurn:
 
 
 class ReadyFirst:
-    """Slots are received as soon as `at_least` of them are ready (or as many as are left)."""
+    """Receives slots as soon as `at_least` of them are ready, or as many as are left."""
 
     def __init__(self, manager: EnvManager, at_least: int) -> None:
         self.groups: Sequence[NDArray[np.int64]] = [np.arange(manager.num_envs)]

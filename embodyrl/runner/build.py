@@ -1,4 +1,4 @@
-"""From a loaded config to a runner that is ready to go, and back to nothing when it is done."""
+"""Building a runner from a loaded config, and closing everything at its end."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ CONSOLE = "console"
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What the program that a run is part of wants of it."""
+    """Settings of the program that a run is part of."""
 
     progress: bool = True
-    """Whether the run shows itself on the screen."""
+    """Show the run on the screen."""
     rows: Sink | None = None
     """Receives the metrics as well."""
     callbacks: Sequence[object] = ()
     """See `callbacks.Callback`."""
     leave: Callable[[int], NoReturn] = end_program
-    """What a second Ctrl-C does; see `stopping.Stopper`."""
+    """Called on a second Ctrl-C; see `stopping.Stopper`."""
 
 
 PROGRAM = Host()
@@ -70,13 +70,14 @@ def open_runner(
 
     Args:
         loaded: the config.
-        directory: where everything goes.
+        directory: of the run.
         started: `time.monotonic()` when the program began.
-        checkpoint: verified checkpoint folder to go on from, or None.
-        place: which rank this is; the first one alone writes.
-        ranks: all of them, if there are several.
-        host: what the program that the run is part of wants to see of it.
+        checkpoint: verified checkpoint folder to continue from, or None.
+        place: this rank and their number; only the first writes.
+        ranks: of the run, if there are several.
+        host: settings of the program that the run is part of.
     """
+    # Simulators first: their processes start while torch is imported.
     with ExitStack() as stack:
         manager = stack.enter_context(open_simulators(loaded, worker_logs(directory.path, place), place))
         stack.enter_context(settings_of_torch_kept())
@@ -126,8 +127,8 @@ def open_runner(
 
 @contextmanager
 def open_simulators(loaded: LoadedConfig, log_dir: Path, place: RankInfo = SINGLE_RANK) -> Iterator[EnvManager]:
-    """Start a rank's share of the simulators that the config asks for. Torch is imported meanwhile, since both take
-    seconds; in a second thread, because processes die with the thread that started them."""
+    """Start a rank's share of the simulators. Torch is imported meanwhile, since both take seconds; in a second thread,
+    because processes die with the thread that started them."""
     warm_up = threading.Thread(target=importlib.import_module, args=("embodyrl.runner.runner",), daemon=True)
     warm_up.start()
     config = loaded.config
@@ -148,8 +149,7 @@ def open_simulators(loaded: LoadedConfig, log_dir: Path, place: RankInfo = SINGL
 
 @contextmanager
 def settings_of_torch_kept() -> Iterator[None]:
-    """Give torch back what an engine sets for the whole process: its threads, and whether it computes the same every
-    time."""
+    """Restore at the end of a block what an engine sets in torch for the whole process: threads and determinism."""
     import torch
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -163,17 +163,17 @@ def settings_of_torch_kept() -> Iterator[None]:
 
 
 def worker_logs(run_dir: Path, place: RankInfo) -> Path:
-    """Return where the simulator processes of a rank write."""
+    """Return the folder for the logs of a rank's simulator processes."""
     folder = run_dir / WORKER_LOGS
     return folder if place.is_first else folder / f"rank-{place.rank}"
 
 
 class Offers(Protocol):
-    """What a policy is built for."""
+    """Simulators that a policy is built for."""
 
     @property
     def spec(self) -> SimulatorSpec:
-        """What the simulators offer."""
+        """Their spec."""
         ...
 
 
@@ -185,14 +185,14 @@ def build_engine(
     folder: Path | None = None,
     ranks: Ranks | None = None,
 ) -> HybridEngine:
-    """The policy in its engine.
+    """Build the policy in its engine.
 
     Args:
-        config: the run's.
-        manager: its simulators, or whatever knows what they offer.
-        weights: folder of a saved policy; None: the weights that the config says. It is built from that folder alone,
-            unless it is adapters for weights elsewhere, or the loss needs the policy that the run began with, too.
-        folder: where the engine may keep files.
+        config: of the run.
+        manager: its simulators, or any object with their spec.
+        weights: folder of a saved policy; None: the weights that the config names. The folder suffices, unless it holds
+            adapters for weights elsewhere, or the loss also needs the policy that the run began with.
+        folder: for files of the engine.
         ranks: those of the run, if there are several.
     """
     from embodyrl.engine.hybrid import HybridEngine
@@ -217,13 +217,13 @@ def build_engine(
 
 
 def build_saved(config: Config, manager: Offers, folder: Path) -> HybridEngine:
-    """The policy of a checkpoint in an engine, to be looked at, not to be held near the one that its run began with."""
+    """Build the policy of a checkpoint in an engine that only acts, without a reference policy."""
     free = dataclasses.replace(config.algorithm, kl_coef=0.0)
     return build_engine(dataclasses.replace(config, algorithm=free), manager, weights=folder)
 
 
 def open_demonstrations(config: Config, manager: EnvManager, engine: HybridEngine) -> Demonstrations:
-    """The demonstrations that the config names.
+    """Open the demonstrations that the config names.
 
     Raises:
         DatasetError: they are incomplete, or do not fit the simulator or the policy.
@@ -245,7 +245,7 @@ def open_demonstrations(config: Config, manager: EnvManager, engine: HybridEngin
 
 @contextmanager
 def open_sinks(config: Config, run_dir: Path, start_iteration: int, host: Host) -> Iterator[Sequence[Sink]]:
-    """Open the sinks that the config names, and close them; the console only where the host wants to see it."""
+    """Open the sinks that the config names, and close them; the console only if the host shows progress."""
     context = SinkContext(
         run_dir=run_dir,
         iterations=config.run.iterations,

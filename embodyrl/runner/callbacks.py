@@ -1,4 +1,4 @@
-"""Objects that are told how a run goes, and may stop it."""
+"""Callbacks: objects that are called after iterations and evaluations, and may stop the run."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ if TYPE_CHECKING:  # both import torch, which a module that only defines callbac
 
 
 class CallbackError(UserError):
-    """Raised when a callback is not one, or answers with something else than True, False or None."""
+    """Raised when an object is no callback, or returns something else than True, False or None."""
 
 
 class Callback:
-    """Base class of what is told how a run goes. Any object with one of its methods serves as well.
+    """Base class of callbacks; any object with one of its methods is accepted too.
 
-    A method that returns False stops the run: it is saved, and can be resumed. None and True let it go on; anything
-    else is a `CallbackError`. What a method raises ends the run in the same way, and is raised again when the run is
-    saved and closed.
+    A method that returns False stops the run: it is saved, and can be resumed. None and True continue it; anything else
+    is a `CallbackError`. An exception stops the run in the same way, and is raised again once the run is saved and
+    closed.
     """
 
     def on_iteration(self, metrics: Mapping[str, float]) -> bool | None:
-        """Take note of a finished iteration, logged and not yet saved.
+        """Handle a finished iteration, which is logged and not yet saved.
 
         Args:
             metrics: its row of metrics.jsonl, `iteration` (1, 2, ...) included; with those of its evaluation, if any.
         """
 
     def on_evaluation(self, result: Evaluation) -> bool | None:
-        """Take note of an evaluation: the one before training, one in between, or the last one."""
+        """Handle an evaluation: the one before training, one in between, or the last."""
 
 
 METHODS = ("on_iteration", "on_evaluation")
 
 
 def check_callbacks(callbacks: object) -> None:
-    """Look for mistakes before anything starts.
+    """Check the callbacks before anything starts.
 
     Raises:
         CallbackError: `callbacks` is no sequence, or one of them has none of the methods, or a misspelt one.
@@ -65,14 +65,14 @@ def check_callbacks(callbacks: object) -> None:
 
 
 class Callbacks:
-    """Those of a run, asked one after the other.
+    """The callbacks of a run, called one after the other.
 
-    A fault in one of them stops the run as an answer of False does, so that all ranks leave together and what was
-    learned is saved; `raise_fault` then raises it.
+    An exception in one of them stops the run as a result of False does, so that all ranks leave together and the run is
+    saved; `raise_fault` then raises it.
 
     Args:
-        callbacks: as `check_callbacks` wants them.
-        stopper: that of the run.
+        callbacks: see `check_callbacks`.
+        stopper: of the run.
     """
 
     def __init__(self, callbacks: Sequence[object], stopper: Stopper) -> None:
@@ -81,15 +81,15 @@ class Callbacks:
         self._fault: BaseException | None = None
 
     def on_iteration(self, metrics: Mapping[str, float]) -> None:
-        """Tell all of them about an iteration."""
+        """Call all of them after an iteration."""
         self._tell("on_iteration", metrics)
 
     def on_evaluation(self, result: Evaluation) -> None:
-        """Tell all of them about an evaluation."""
+        """Call all of them after an evaluation."""
         self._tell("on_evaluation", result)
 
     def raise_fault(self) -> None:
-        """Raise what went wrong in a callback, if anything did."""
+        """Raise the exception of a callback, if there was one."""
         if self._fault is not None:
             raise self._fault
 

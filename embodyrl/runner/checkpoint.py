@@ -1,8 +1,8 @@
-"""What a checkpoint is on the disk: how one is found and verified, and how one is written that is whole or not there.
+"""Checkpoints on the disk: finding, verifying, and writing them atomically.
 
-Files are written beside their place, synced, hashed in a manifest, then renamed. Whatever happens at whatever moment,
-`last` leads to a whole checkpoint once one has been published: a folder gets its name when it is complete, no name is
-ever taken from a folder that `last` leads to, and what is not wanted any more goes after what replaces it has come.
+Files are written to a temporary folder, synced, hashed in a manifest, and the folder is renamed. If the process or the
+machine dies at any moment, `last` leads to a whole checkpoint once one has been published: a folder gets its name when
+it is complete, a folder that `last` leads to is never renamed, and old checkpoints are removed after new ones exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from embodyrl.errors import UserError, without_controls
 from embodyrl.version import __version__
 
 FORMAT = 3
-"""Rises with every change after which an older version could not read, or would misread, a checkpoint."""
+"""Incremented with every change after which an older version could not read, or would misread, a checkpoint."""
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
 LAST, BEST = "last", "best"
@@ -48,23 +48,23 @@ class DamageError(CheckpointError):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `manifest.json` says."""
+    """Contents of `manifest.json`."""
 
     iteration: int
     """Iterations that the run had done."""
     metrics: Mapping[str, float]
-    """What the evaluation after that iteration found; empty if there was none."""
+    """Metrics of the evaluation after that iteration; empty if there was none."""
     files: Mapping[str, Mapping[str, Any]]
     """`size` [bytes] and `sha256` of every other file, by its path in the checkpoint."""
 
     def to_json(self) -> str:
-        """Contents of the file."""
+        """Return the contents of the file."""
         contents = {"format": FORMAT, "embodyrl": __version__, **vars(self)}
         return json.dumps(contents, indent=2) + "\n"
 
     @classmethod
     def read(cls, place: Path) -> Manifest:
-        """The manifest of a checkpoint's folder.
+        """Read the manifest of a checkpoint's folder.
 
         Raises:
             DamageError: it cannot be read.
@@ -101,13 +101,13 @@ class Found:
 
     place: Path
     warning: str | None = None
-    """Why it is not the one that was asked for, if so."""
+    """Reason why it is not the one that was asked for; None if it is."""
 
 
 def find(path: Path) -> Found:
-    """The checkpoint that `path` stands for: a checkpoint's folder, or a run directory. Of a run directory it is the
-    last one, or if that is damaged the newest that is whole. `last` and `best` below a run directory stand for its
-    links of that name; below a folder of run directories, for those of the run that saved last.
+    """Find the checkpoint of `path`, which is a checkpoint's folder or a run directory. Of a run directory it is the
+    last, or if that is damaged the newest that is whole. `last` and `best` below a run directory are its links of that
+    name; below a folder of run directories, those of the run that saved last.
 
     Raises:
         CheckpointError: there is none, or a file is missing or altered (each is named).
@@ -132,7 +132,7 @@ def find(path: Path) -> Found:
 
 
 def _of_newest_run(path: Path) -> Path:
-    """Return where `<run directory>/last`, or `<folder of run directories>/last`, leads; the path itself if nowhere."""
+    """Resolve `<run directory>/last` or `<folder of run directories>/last`; returns `path` if there is no such link."""
     name = path.name
     links = [run_dir / CHECKPOINTS / name for run_dir in (path.parent, *path.parent.glob("*/"))]
     links = [link for link in links if (link / MANIFEST).is_file()]
@@ -143,7 +143,7 @@ def _of_newest_run(path: Path) -> Path:
 
 
 def find_and_tell(path: Path) -> Path:
-    """The same; prints why it is not the last one, if so."""
+    """Find the checkpoint of `path`, see `find`, and print the warning if there is one."""
     found = find(path)
     if found.warning is not None:
         print(without_controls(found.warning), flush=True)
@@ -151,7 +151,7 @@ def find_and_tell(path: Path) -> Path:
 
 
 def _find_in_run(run_dir: Path) -> Found:
-    """The last checkpoint of a run directory, or the newest whole one."""
+    """Find the last checkpoint of a run directory, or the newest that is whole."""
     last = run_dir / CHECKPOINTS / LAST
     candidates = [place for _, place in reversed(published(run_dir))]
     if not candidates and not last.is_symlink():
@@ -177,7 +177,7 @@ def _find_in_run(run_dir: Path) -> Found:
 
 
 def published(run_dir: Path) -> list[tuple[int, Path]]:
-    """Iteration and folder of every checkpoint of a run, the newest last. Whether they are whole is not looked at."""
+    """Return iteration and folder of every checkpoint of a run, the newest last, without verifying them."""
     folder = run_dir / CHECKPOINTS
     places = folder.iterdir() if folder.is_dir() else ()
     numbered = [(match, place) for place in places if (match := _NAME.fullmatch(place.name)) and place.is_dir()]
@@ -185,10 +185,10 @@ def published(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def verify(place: Path) -> Manifest:
-    """Compare every file with the manifest; returns the manifest. Nothing outside the folder is looked at.
+    """Compare every file with the manifest; returns the manifest. Nothing outside the folder is read.
 
     Raises:
-        DamageError: names every file that is missing, added, cut short or altered, and whatever is no file.
+        DamageError: names every file that is missing, added, cut short or altered, and every entry that is no file.
         VersionError: another version wrote it.
     """
     manifest = Manifest.read(place)
@@ -206,7 +206,7 @@ def verify(place: Path) -> Manifest:
 
 
 def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a file, if anything."""
+    """Return a description of a file's damage; None if it is whole."""
     size, expected = path.stat().st_size, facts.get("size")
     if size != expected:
         return f"has {size} bytes instead of {expected}"
@@ -214,12 +214,12 @@ def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Every file below a folder; links are none."""
+    """Return every file below a folder; links are no files."""
     return [path for path in entries_in(folder) if is_file(path)]
 
 
 def entries_in(folder: Path) -> list[Path]:
-    """Everything below a folder but folders, without following links."""
+    """Return all entries below a folder except folders, without following links."""
     found = [Path(base) / name for base, folders, names in os.walk(folder) for name in (*folders, *names)]
     return sorted(path for path in found if not stat.S_ISDIR(path.lstat().st_mode))
 
@@ -242,17 +242,17 @@ def _is_below(name: str) -> bool:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints of a run are kept."""
+    """Checkpoints of a run to keep."""
 
     last: int = 0
-    """So many of the newest; 0: all."""
+    """Number of the newest; 0: all."""
     best: str | None = None
     """Metric by which the best one is kept as well (the larger, the better); None: there is no best one."""
 
@@ -262,22 +262,22 @@ class Publication:
     """A checkpoint that is being written."""
 
     folder: Path
-    """Where its files go meanwhile."""
+    """Temporary folder for its files."""
     place: Path
-    """Where it will be."""
+    """Its final path."""
 
 
 @contextmanager
 def writing(
     run_dir: Path, iteration: int, *, metrics: Mapping[str, float], retention: Retention
 ) -> Iterator[Publication]:
-    """A folder that becomes the checkpoint of `iteration`, and `last`, when the block ends without an exception.
+    """Yield a folder that becomes the checkpoint of `iteration`, and `last`, when the block ends without an exception.
 
     Args:
         run_dir: of the run; this process must be the only one that saves there.
         iteration: iterations done.
-        metrics: what the evaluation after that iteration found, if there was one.
-        retention: which checkpoints stay.
+        metrics: of the evaluation after that iteration, if there was one.
+        retention: checkpoints to keep.
     """
     parent = run_dir / CHECKPOINTS
     if not parent.exists():
@@ -292,6 +292,7 @@ def writing(
     except BaseException:
         shutil.rmtree(publication.folder, ignore_errors=True)
         raise
+    # Every step is synced before the next one relies on it: a rename may reach the disk before the data it names.
     publication.folder.rename(publication.place)
     _sync(parent)
     _point(LAST, publication.place)
@@ -302,7 +303,7 @@ def writing(
 
 
 def _free_place(parent: Path, iteration: int) -> Path:
-    """Return where the checkpoint goes: beside the one of the same iteration, if there is one, which is removed
+    """Return the path of the new checkpoint: beside the one of the same iteration, if there is one, which is removed
     afterwards."""
     names = itertools.chain([f"{iteration:06d}"], (f"{iteration:06d}-{count}" for count in itertools.count(2)))
     return next(place for name in names if not (place := parent / name).exists())
@@ -320,7 +321,7 @@ def _write_manifest(folder: Path, iteration: int, metrics: Mapping[str, float]) 
 
 
 def _point(name: str, place: Path) -> None:
-    """Make the link `name` lead to a checkpoint; there is no moment without it."""
+    """Make the link `name` lead to a checkpoint, atomically."""
     link = place.with_name(f".{name}.tmp")
     link.symlink_to(place.name)
     link.replace(place.with_name(name))
@@ -341,7 +342,7 @@ def _is_best(place: Path, metric: str | None) -> bool:
 
 
 def _prune(run_dir: Path, newest: Path, last: int) -> None:
-    """Remove what the newest one replaces, and all but so many of the last ones, but never where a link leads."""
+    """Remove checkpoints that the newest replaces, and all but the `last` newest; keep those that a link leads to."""
     numbered = published(run_dir)
     iteration = next(number for number, place in numbered if place == newest)
     older = [place for number, place in numbered if number < iteration]
@@ -351,12 +352,12 @@ def _prune(run_dir: Path, newest: Path, last: int) -> None:
     for place in [*superseded, *excess]:
         if place.resolve() not in linked:
             hidden = place.with_name(f".{place.name}.old")
-            place.rename(hidden)  # at once, so that nobody finds half of it
+            place.rename(hidden)  # atomic, so that no reader finds half of it
             shutil.rmtree(hidden)
 
 
 def _clear(parent: Path) -> None:
-    """Remove what a process that was killed has left unfinished."""
+    """Remove unfinished files of a process that was killed."""
     for path in [*parent.glob(".*.tmp"), *parent.glob(".*.old")]:
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
 

@@ -28,12 +28,13 @@ from embodyrl.tracking.clock import Clock, Phase
 from embodyrl.tracking.video import TiledVideo
 
 Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequence[EpisodeSpec | None]], StepResult]
-"""Executes a chunk of actions: (slots, number of the episode that each plays, actions, episode that follows)."""
+"""Executes a chunk of actions. Arguments: slots `[B]`, number of the episode that each plays `[B]`, actions
+`[B, C, D]`, and the next episode of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     episodes: int
     successes: int
@@ -43,7 +44,7 @@ class Evaluation:
     """Control steps."""
     seconds: float
     sampled: bool
-    """Actions were drawn from the policy's distribution; else they were its most likely ones."""
+    """True if actions were drawn from the policy's distribution; else they were its most likely ones."""
 
     @property
     def success_once(self) -> float:
@@ -56,7 +57,7 @@ class Evaluation:
         return wilson_interval(self.successes, self.episodes)
 
     def metrics(self) -> dict[str, float]:
-        """Under `eval/`."""
+        """Return the metrics, named `eval/...`."""
         low, high = self.interval
         return {
             "eval/success_once": self.success_once,
@@ -70,7 +71,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, metrics: Mapping[str, float], seconds: float) -> Evaluation:
-        """The evaluation that `metrics` came from."""
+        """Return the evaluation with these `metrics`."""
         episodes = int(metrics["eval/episodes"])
         return cls(
             episodes=episodes,
@@ -82,7 +83,7 @@ class Evaluation:
         )
 
     def line(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         low, high = self.interval
         sampled = " with sampled actions" if self.sampled else ""
         return (
@@ -93,6 +94,7 @@ class Evaluation:
 
 def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     """Confidence interval of a success rate, Wilson (1927), "Probable inference", with 95 % coverage at z = 1.96."""
+    # Not the normal approximation, whose interval has width 0 at rates of 0 and 1, where evaluations often are.
     rate = successes / trials
     centre = rate + z * z / (2 * trials)
     margin = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
@@ -101,12 +103,12 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 
 class VideoRecorder:
-    """Steps simulators for an evaluation and records what they do.
+    """Steps simulators for an evaluation and records a video.
 
     Args:
         manager: the simulators.
-        path: where the video goes.
-        episodes: those that are recorded: the first ones of the evaluation, a tile each.
+        path: of the video.
+        episodes: to record, the first of the evaluation; each is a tile.
     """
 
     def __init__(self, manager: EnvManager, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
@@ -124,7 +126,7 @@ class VideoRecorder:
         actions: NDArray[np.float32],
         following: Sequence[EpisodeSpec | None],
     ) -> StepResult:
-        """`EnvManager.step` with images; slot `slots[i]` plays episode `numbers[i]` of those that are recorded."""
+        """Step and record images; see `Step`. Slot `slots[i]` plays episode `numbers[i]` of those to record."""
         result, images = self._manager.step_recorded(slots, actions, following)
         for row, number in enumerate(numbers.tolist()):
             self._video.add(number, images[row])
@@ -144,7 +146,7 @@ class VideoRecorder:
 
 
 def held_out_episodes(config: Config) -> list[EpisodeSpec]:
-    """The episodes that every evaluation of a run plays."""
+    """Return the episodes that every evaluation of a run plays."""
     return evaluation_episodes(
         tasks=config.env.tasks,
         first_start_state=config.eval.first_start_state,
@@ -154,8 +156,8 @@ def held_out_episodes(config: Config) -> list[EpisodeSpec]:
 
 
 def evaluation_noise(config: Config, engine: HybridEngine) -> torch.Generator | None:
-    """The random stream that an evaluation draws a rank's actions from, the same for all of a run; None if it draws
-    none."""
+    """Return the random stream of a rank's actions in an evaluation, the same for every evaluation of a run; None
+    without `eval.sample`."""
     if not config.eval.sample:
         return None
     seed = derive_seed(config.seed, "evaluation", *engine.ranks.seed_indices)
@@ -169,17 +171,18 @@ def evaluate(
     video: VideoRecorder | None = None,
     noise: torch.Generator | None = None,
 ) -> Evaluation:
-    """Play `episodes` and report. Slots are refilled as they finish; those without an episode left are neither stepped
-    nor inferred. An episode that dies with its simulator is played again.
+    """Play `episodes` and return the result. A slot that finishes begins the next episode; slots without an episode
+    left are neither stepped nor inferred. An episode that is lost with its simulator is played again.
 
-    Without `noise` the policy takes its most likely actions; then it changes nothing which slot plays which episode, or
-    whether the first ones are recorded. With it actions are drawn, and the same number of slots draws the same ones.
+    Without `noise` the policy takes its most likely actions; then neither the number of slots nor the recording changes
+    a result. With `noise` actions are drawn, and the same number of slots draws the same ones.
     """
     start = time.perf_counter()
     finished: list[FinishedEpisode] = []
     recorded = engine.ranks.broadcast_from_rank0(0 if video is None else video.count)
     numbers = share_of_episodes(len(episodes), recorded, engine.ranks)
     with engine.rollout_mode(), engine.clock.measure(Phase.record):
+        # Recorded episodes are stepped one action at a time with an image each; the others at full speed afterwards.
         if video is not None:
             finished += _play(manager, engine, noise, episodes, numbers[: video.count], video.step)
             numbers = numbers[video.count :]
@@ -191,6 +194,7 @@ def evaluate(
     return Evaluation(
         episodes=len(finished),
         successes=sum(each.success for each in finished),
+        # Sorted, because a sum in floating point depends on the order in which episodes happened to finish.
         mean_return=float(np.mean(sorted(each.total_reward for each in finished))),
         mean_length=float(np.mean([each.length for each in finished])),
         seconds=time.perf_counter() - start,
@@ -199,13 +203,14 @@ def evaluate(
 
 
 def share_of_episodes(count: int, recorded: int, ranks: Ranks) -> list[int]:
-    """Numbers of the episodes that a rank plays: they take turns, and the first one gets those that are recorded."""
+    """Return the numbers of the episodes that a rank plays: ranks take turns, and the first also plays those that are
+    recorded."""
     others = range(recorded, count)[ranks.rank :: ranks.size]
     return [*range(recorded), *others] if ranks.is_first else list(others)
 
 
 def gather_episodes(finished: list[FinishedEpisode], ranks: Ranks) -> list[FinishedEpisode]:
-    """Return what all ranks played."""
+    """Return the episodes that all ranks played."""
     ranks.barrier()
     every = ranks.gather_values([dataclasses.asdict(episode) for episode in finished])
     return [FinishedEpisode(**episode) for each in every for episode in each] if ranks.size > 1 else finished
@@ -224,6 +229,7 @@ def _play(
         return []
     mode: Literal["train", "eval"] = "eval" if noise is None else "train"
     slots = np.arange(min(manager.num_envs, len(numbers)))
+    # Dealt out beforehand: which slot plays which episode must not depend on how fast simulators are.
     waiting = [deque(numbers[slot :: len(slots)]) for slot in range(len(slots))]
     playing = np.array([queue.popleft() for queue in waiting])
     tracker = EpisodeTracker(manager.num_envs)
@@ -239,6 +245,7 @@ def _play(
         finished += tracker.update(slots, result)
         lost += playing[slots[result.lost]].tolist()
         over = result.ended | result.lost
+        # A slot goes on if its episode does, or if another one waits for it, which its worker has begun already.
         running = np.array([bool(waiting[slot]) for slot in slots]) | ~over
         for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
@@ -248,7 +255,7 @@ def _play(
 
 @contextmanager
 def borrowed(manager: EnvManager, clock: Clock, in_progress: bool) -> Iterator[None]:
-    """Use the training simulators for something else and give them back as they were."""
+    """Save the training episodes before a block that uses their simulators, and restore them after it."""
     slots = list(range(manager.num_envs))
     with clock.measure(Phase.simulate):
         states = manager.get_state(slots) if in_progress else None

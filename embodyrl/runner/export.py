@@ -1,4 +1,4 @@
-"""From a checkpoint of a run to a folder that others can use: the policy in its public layout, with a model card."""
+"""Exporting a checkpoint to a folder that others can use: the policy in its public layout, with a model card."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ the package peft reads them, and `heads.safetensors`: the parts that learned in 
 
 
 class ExportError(UserError):
-    """Raised when a policy cannot be exported; nothing is left where it was to go."""
+    """Raised when a policy cannot be exported; the output folder is then not created."""
 
 
 def export(checkpoint: Path, loaded: LoadedConfig, out: Path, *, adapter: bool = False) -> str:
-    """Write a policy's folder; returns how it was checked, for people.
+    """Write a policy's folder; returns a description of the checks, for people.
 
     Args:
         checkpoint: verified folder.
         loaded: its config.
-        out: where to; must not exist.
-        adapter: of a run with `engine.lora`, write the adapters alone; otherwise they are added to the weights.
+        out: output folder; must not exist.
+        adapter: of a run with `engine.lora`, write only the adapters; otherwise they are merged into the weights.
 
     Raises:
         ExportError: `out` exists, there are no adapters, a file cannot be read or written, or what was written is not
@@ -105,7 +105,7 @@ def export(checkpoint: Path, loaded: LoadedConfig, out: Path, *, adapter: bool =
 
 
 def _why(error: Exception) -> str:
-    """Return what went wrong with a file; the first one, if several did."""
+    """Describe the error of a file; of the first, if there were several."""
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
         source, _, reason = error.args[0][0]
         return f"{source}: {reason}"
@@ -113,7 +113,7 @@ def _why(error: Exception) -> str:
 
 
 def _write(checkpoint: Path, folder: Path, config: Config, adapter: bool) -> str:
-    """Write the weights and what belongs to them, and read them again; returns how."""
+    """Write the weights and their files, and read them again; returns a description of that check."""
     has_adapters = not stands_alone(checkpoint / POLICY)
     if adapter:
         if not has_adapters:
@@ -130,7 +130,7 @@ def _write(checkpoint: Path, folder: Path, config: Config, adapter: bool) -> str
 
 
 def _write_adapter(policy: Path, folder: Path, config: Config) -> str:
-    """The adapters in peft's layout, and the heads that learned in full beside them."""
+    """Write the adapters in peft's layout, and the heads that learned in full."""
     if config.model.checkpoint is None:
         raise ExportError("the adapters belong to random weights that nobody else has: export them --merged")
     shutil.copytree(policy / ADAPTER_FOLDER, folder)
@@ -139,7 +139,7 @@ def _write_adapter(policy: Path, folder: Path, config: Config) -> str:
 
 
 def _write_merged(source: Path, folder: Path, config: Config) -> str:
-    """The policy with its adapters added to the weights, in its public layout."""
+    """Write the policy with its adapters merged into the weights, in its public layout."""
     below = dataclasses.replace(config.model, checkpoint=config.model.checkpoint or str(source))
     policy = build_policy(with_kept(below, source), None, chunk_size=config.rollout.chunk_size, seed=config.seed)
     add_adapters(policy, config.engine.lora, config.seed)
@@ -155,7 +155,7 @@ def _write_merged(source: Path, folder: Path, config: Config) -> str:
 
 
 def _compare_files(folder: Path, manifest: Manifest) -> None:
-    """That files were written as they are in the checkpoint."""
+    """Raise `ExportError` if a file differs from the checkpoint's."""
     for path in files_in(folder):
         if digest(path) != manifest.files[f"{POLICY}/{path.relative_to(folder)}"]["sha256"]:
             raise ExportError(f"{path.name} was not written as it is in the checkpoint: look at the disk")
@@ -190,12 +190,12 @@ def count_tensors(folder: Path) -> int:
 
 
 def model_card(config: Config, manifest: Manifest, *, adapter: bool = False) -> str:
-    """The text of a policy's README.
+    """Return the text of a policy's README.
 
     Args:
         config: of the run.
         manifest: of the checkpoint.
-        adapter: the folder holds adapters alone.
+        adapter: the folder holds only adapters.
     """
     base = config.model.checkpoint
     return CARD.format(
@@ -217,7 +217,7 @@ def model_card(config: Config, manifest: Manifest, *, adapter: bool = False) -> 
 
 
 def _header(config: Config) -> dict[str, Any]:
-    """Return what model hubs read."""
+    """Return the metadata for model hubs."""
     return {
         "library_name": "embodyrl",
         "pipeline_tag": "robotics",
@@ -232,7 +232,7 @@ def _observations(config: Config) -> str:
 
 
 def _results(manifest: Manifest) -> str:
-    """A row for the evaluation of this checkpoint."""
+    """Return the rows on the evaluation of this checkpoint."""
     found = manifest.metrics
     if not found:
         return "| evaluation | none after this iteration |\n"
@@ -248,7 +248,7 @@ def _merged_use(config: Config) -> str:
 
 
 def _python(config: Config) -> str:
-    """Return how to load it in Python, where that takes no simulator."""
+    """Return a sentence on loading the policy in Python."""
     if not SupportedModel.entry(config.model.name).standalone:
         return "In Python it is built together with its simulator (`embodyrl.models.build_policy`)."
     return f"In Python: `embodyrl.models.load_policy({config.model.name!r}, checkpoint='.')`."

@@ -1,4 +1,4 @@
-"""What a run says of itself for people: warnings that its numbers give reason for, and what became of simulators."""
+"""Warnings about a run's metrics, and reports on its simulator processes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ OFFLOADED = {
     "optimizer": "the optimiser's state is away while the policy acts",
     "reference": "the reference policy is away but for scoring a batch",
 }
-"""What leaves its place for a while, by the name in `memory/<name>_freed_mib`."""
+"""Messages about offloading, by the name in `memory/<name>_freed_mib`."""
 RATIO_ERROR = 1e-2
-"""A probability ratio that is farther from 1 before any weight changed is worth a warning: a clip is some 0.2 wide."""
+"""Largest distance of a probability ratio from 1, before any weight changed, without a warning. A clip is about 0.2."""
 IDLE_ITERATIONS = 3
-"""So many iterations in a row with nothing to learn from are worth a warning."""
+"""Number of iterations in a row without anything to learn from after which there is a warning."""
 SHOWN_SLOTS = 8
-"""So many slots are named in a message."""
+"""Number of envs that a message names at most."""
 
 
 class Warnings(Callback):
-    """Says what the metrics of an iteration give reason for, everything once.
+    """Warns about an iteration's metrics; each warning is shown once.
 
     Args:
         config: of the run.
-        precision: what forward passes compute in, for people.
-        message: says a line.
+        precision: data type of forward passes, for people.
+        message: shows a line.
     """
 
     def __init__(self, config: Config, precision: str, message: Callable[[str], None]) -> None:
@@ -41,7 +41,7 @@ class Warnings(Callback):
         self._idle = 0
 
     def warn(self, kind: str, text: str) -> None:
-        """Say a warning, of each kind the first one alone."""
+        """Show a warning, unless one of this kind was shown before."""
         self._once(kind, f"warning: {text}")
 
     def on_iteration(self, metrics: Mapping[str, float]) -> None:
@@ -59,7 +59,7 @@ class Warnings(Callback):
             self._message(text)
 
     def _warn_if_nothing_is_learned(self, metrics: Mapping[str, float]) -> None:
-        """Say so when iteration after iteration has nothing to learn from; again if that comes again."""
+        """Warn after `IDLE_ITERATIONS` iterations in a row without anything to learn from."""
         self._idle = self._idle + 1 if metrics.get("train/epochs") == 0 else 0
         if self._idle == IDLE_ITERATIONS:
             self._message(
@@ -70,7 +70,7 @@ class Warnings(Callback):
             )
 
     def _warn_if_ratios_start_elsewhere(self, metrics: Mapping[str, float]) -> None:
-        """Say that the update's forward passes do not give the log-probs of the rollout's."""
+        """Warn if the update's forward passes do not give the rollout's log-probs."""
         error = metrics.get("train/ratio_error_first_minibatch", 0.0)
         if error <= RATIO_ERROR:
             return
@@ -89,12 +89,12 @@ class Warnings(Callback):
 
 
 class SimulatorHealth:
-    """Follows which simulator processes died, and which slots did not come back from their states, over all ranks.
+    """Reports simulator processes that died, and slots that were not restored bit for bit, over all ranks.
 
     Args:
         manager: the simulators of this rank.
         engine: knows the other ranks.
-        progress: where both are counted.
+        progress: counts both.
         name: of the simulator.
         message: says a line.
     """
@@ -110,30 +110,31 @@ class SimulatorHealth:
         manager.count_restarts(progress.restarts)
 
     def report(self) -> dict[str, float]:
-        """Say what happened since the last call; returns metrics. All ranks must call it."""
+        """Report the deaths and mismatches since the last call; returns metrics. All ranks must call it."""
         return self._report_deaths() | self.report_mismatches()
 
     def _report_deaths(self) -> dict[str, float]:
-        """Say which simulator processes died and were replaced."""
+        """Report the simulator processes that died and were replaced."""
         own = [str(death) for death in self._manager.take_deaths()]
         deaths = [death for each in self._ranks.gather_values(own) for death in each]
         for death in deaths:
-            self._message(f"replaced a simulator process; what it was playing is invalid. {death}")
+            self._message(f"replaced a simulator process; its episodes are invalid. {death}")
         self._progress.restarts += len(deaths)
         self._manager.count_restarts(self._progress.restarts)
         return {"env/restarts": float(self._progress.restarts)} if self._progress.restarts else {}
 
     def report_mismatches(self, changed: str = "") -> dict[str, float]:
-        """Say once that slots do not come back from their states as they were; returns metrics. All ranks must call it.
+        """Report once that slots are not restored bit for bit; returns metrics. All ranks must call it.
 
         Args:
-            changed: how the simulators differ from those that the states are of, where they do.
+            changed: differences of the simulators to those that saved the states, if there are any.
         """
         first = self._ranks.rank * self._manager.num_envs
         own = [first + slot for slot in self._manager.take_mismatches()]
         slots = [slot for each in self._ranks.gather_values(own) for slot in each]
         self._progress.restore_mismatches += len(slots)
         if slots and self._progress.comes_back:
+            # A mismatch that another version explains is no fault of the simulator, so the next one is reported too.
             why = (
                 f"They were saved with other simulators: {changed}"
                 if changed
@@ -142,9 +143,8 @@ class SimulatorHealth:
                 "env/restore_mismatches counts, workers/env-*.log names the episodes"
             )
             self._message(
-                f"warning: simulator {self._name!r} did not come back from its saved states as it was, in "
-                f"{len(slots)} slots ({_some(slots)}). What they were playing is invalid: nothing is learned from it. "
-                + why
+                f"warning: simulator {self._name!r} did not restore its saved states bit for bit in {len(slots)} envs "
+                f"({_some(slots)}). Their episodes are invalid: nothing is learned from them. " + why
             )
             self._progress.comes_back = bool(changed)
         count = self._progress.restore_mismatches
@@ -152,5 +152,5 @@ class SimulatorHealth:
 
 
 def _some(slots: Sequence[int]) -> str:
-    """The first of these slots, in words."""
+    """Return the numbers of the first of these slots as text."""
     return ", ".join(map(str, slots[:SHOWN_SLOTS])) + (", ..." if len(slots) > SHOWN_SLOTS else "")

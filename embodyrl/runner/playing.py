@@ -1,4 +1,4 @@
-"""Policies that act outside of a run, and simulators that are stepped by hand.
+"""Policies that act outside of a run, and simulators that are stepped manually.
 
 Shapes: `B` slots, `C` actions in a chunk, `D` action dims.
 """
@@ -27,7 +27,7 @@ class LoadedPolicy:
     """A trained policy, ready to act.
 
     Args:
-        config: what it was trained with, or is to act with.
+        config: that it was trained with, or is to act with.
         engine: holds its weights.
     """
 
@@ -42,19 +42,19 @@ class LoadedPolicy:
 
     @property
     def chunk_size(self) -> int:
-        """`C`, actions in a decision."""
+        """`C`, actions in a chunk."""
         return self.policy.spec.chunk_size
 
     @property
     def action_dim(self) -> int:
-        """`D`, entries of an action."""
+        """`D`, dimensions of an action."""
         return self.policy.spec.action_dim
 
     def act(self, observation: Observation, *, sample: bool = False) -> NDArray[np.float32]:
-        """Decide for every slot of an observation.
+        """Choose a chunk of actions for every env of an observation.
 
         Args:
-            observation: of `B` slots, as `Envs` gives it: images uint8 `[B, V, H, W, 3]` or None, proprio float32
+            observation: of `B` envs, as `Envs` returns it: images uint8 `[B, V, H, W, 3]` or None, proprio float32
                 `[B, S]` or None, and `B` task descriptions.
             sample: draw from the policy's distribution instead of taking the most likely actions.
 
@@ -65,22 +65,22 @@ class LoadedPolicy:
 
 
 class Envs:
-    """Simulators in processes of their own, stepped by hand. A slot whose episode ends begins the next one at once.
+    """Simulators in processes of their own, stepped manually. An env whose episode ends begins the next one at once.
 
     Close them, or use them in a `with` block; they end with the thread that made them.
 
     Args:
         manager: started simulators.
         config: of the simulators.
-        seed: decides which training episodes the slots play.
+        seed: of the training episodes that the envs play.
     """
 
     manager: EnvManager
-    """What this is built on: single slots, states, rendering, asynchronous steps."""
+    """The interface below this one: single envs, states, rendering, asynchronous steps."""
     spec: SimulatorSpec
     """Task descriptions, action fields and limits, cameras, frequency."""
     num_envs: int
-    """`B`, the slots."""
+    """`B`, the number of envs."""
     chunk_size: int
     """`C`, actions per step."""
 
@@ -95,17 +95,17 @@ class Envs:
         """Episodes of the source that each slot has begun."""
 
     def reset(self, episodes: Sequence[EpisodeSpec] | None = None) -> Observation:
-        """Begin an episode in every slot, whatever it was doing.
+        """Begin an episode in every env, whatever it was playing.
 
         Args:
-            episodes: one for each slot; None: the next training episodes.
+            episodes: one for each env; None: the next training episodes.
 
         Returns:
             images uint8 `[B, V, H, W, 3]` (None without cameras), proprio float32 `[B, S]` (None without), and `B` task
             descriptions.
 
         Raises:
-            ValueError: there is not an episode for every slot.
+            ValueError: the number of episodes is not that of the envs.
             WorkerError: a simulator failed; only `close` works then.
         """
         if episodes is None:
@@ -114,13 +114,13 @@ class Envs:
         return _apart(self.manager.reset(self._slots, episodes))
 
     def step(self, actions: ArrayLike) -> StepResult:
-        """Execute a chunk of actions in every slot.
+        """Execute a chunk of actions in every env.
 
         Args:
             actions: `[B, C, D]` in the simulator's units; `[B, D]` where C is 1. Clipped to the action space.
 
         Returns:
-            rewards float32 and success bool `[B, C]` (0 and False for what was not executed), terminated and truncated
+            rewards float32 and success bool `[B, C]` (0 and False for actions not executed), terminated and truncated
             bool `[B]` (`ended` is either), steps int32 `[B]` (actions executed), `observation` (that of the next
             episode where one ended), and `final_observation` (at the end of the chunk, before any reset).
 
@@ -144,7 +144,7 @@ class Envs:
         return replace(result, observation=observation, final_observation=final)
 
     def close(self) -> None:
-        """End the simulators. Harmless when repeated."""
+        """End the simulators. May be called again."""
         self.manager.close()
 
     def __enter__(self) -> Self:
@@ -156,17 +156,17 @@ class Envs:
         self.close()
 
     def _following(self) -> list[EpisodeSpec]:
-        """The training episode that comes next in each slot."""
+        """Return the next training episode of each env."""
         return [self._source.episode(slot, number) for slot, number in enumerate(self._begun.tolist())]
 
 
 def _apart(observation: Observation) -> Observation:
-    """The same with images that the simulators do not draw into again."""
+    """Return the observation with a copy of its images, which the simulators do not draw into."""
     return observation if observation.images is None else replace(observation, images=observation.images.copy())
 
 
 class PolicyDemonstrator:
-    """Lets a policy decide; its chunks are carried out one action at a time.
+    """Lets a policy act; its chunks are executed one action at a time.
 
     Args:
         env: the simulator's config.

@@ -1,4 +1,4 @@
-"""Runs of several ranks: what the first one does about the others, and what those do."""
+"""Runs of several ranks: the first starts and supervises the others, which follow it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks
 
 ENDING_S = 30.0
-"""How long the other ranks may take to end after the first one is done [s]."""
+"""Longest time for the other ranks to end after the first [s]."""
 
 
 @contextmanager
 def leading(config: Config, place: RankInfo, run_dir: Path, checkpoint: Path | None) -> Iterator[Ranks | None]:
-    """Be the first rank for the length of a block: have the others start, tell them what it is about, see them end.
-    None where there are no others."""
+    """Be the first rank for the length of a block: start the others, send them run directory and checkpoint, and wait
+    for their end. Yields None if there are no others."""
     if place.size == 1:
         yield None
         return
@@ -89,4 +89,4 @@ def main(parent: str, run_dir: str, place: str) -> None:
     except (UserError, RunError) as error:
         sys.exit(explain(error))
     finally:
-        ignore_from_now_on()  # the first rank looks at how this one ends
+        ignore_from_now_on()  # the first rank reads this one's exit status

@@ -1,4 +1,4 @@
-"""Running out of memory: what it looks like, what is saved before it ends a run, and what helps."""
+"""Running out of memory: recognising it, saving the run before it ends, and settings that need less."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class OutOfMemoryError(RunError):
-    """Raised when memory of the machine or of the GPU runs out; its text says what takes less."""
+    """Raised when memory of the machine or of the GPU runs out; its text names settings that need less."""
 
 
 def iterate_or_rescue(runner: Runner) -> dict[str, float]:
     """Run one iteration; returns its metrics.
 
     Raises:
-        OutOfMemoryError: memory ran out in it. What was learned before is saved, if that was possible.
+        OutOfMemoryError: memory ran out. The iterations before are saved, if that was possible.
     """
     try:
         return runner.iterate()
@@ -41,8 +41,8 @@ def iterate_or_rescue(runner: Runner) -> dict[str, float]:
 
 
 def _rescue(runner: Runner) -> str:
-    """Save outside of the usual turn, without the episodes in progress; says what became of it. The last iteration may
-    have learned in part, which is no harm."""
+    """Save outside of the usual turn, without the episodes in progress; returns the outcome for people. The last
+    iteration may have made some of its optimiser steps, which does no harm."""
     if runner.is_saved:
         return "The iteration before it is saved"
     if runner.ranks.size > 1:
@@ -56,13 +56,13 @@ def _rescue(runner: Runner) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out. Torch has a class for it on GPUs alone."""
+    """Return whether an error means that memory ran out. Torch has a class for it only on GPUs."""
     on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def release(error: BaseException) -> None:
-    """Let go of what the functions that failed still hold, so that there is memory to save with."""
+    """Free the locals of the functions that failed, so that there is memory to save with."""
     traceback.clear_frames(error.__traceback__)
     gc.collect()
     if torch.cuda.is_available():
@@ -70,12 +70,12 @@ def release(error: BaseException) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what an error says, or what it is."""
+    """Return the first line of an error's text, or its type."""
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def remedies(config: Config) -> str:
-    """Settings that would take less memory and are not in use yet, for people."""
+    """Return the settings that need less memory and are not in use yet, for people."""
     engine, helps = config.engine, []
     if (size := _samples_at_once(config)) > 1:
         helps.append(f"engine.micro_batch_size={size // 2}")
@@ -91,7 +91,7 @@ def remedies(config: Config) -> str:
 
 
 def _samples_at_once(config: Config) -> int:
-    """Decisions or demonstrated samples that go through the model together in learning."""
+    """Return the number of chunks or demonstrated samples that go through the model together in learning."""
     if config.engine.micro_batch_size is not None:
         return config.engine.micro_batch_size
     if config.data.path is not None:

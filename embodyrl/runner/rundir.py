@@ -1,4 +1,4 @@
-"""The run directory: made once, never overwritten, used by one process at a time."""
+"""The run directory: created once, never overwritten, used by one process at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOG_FILE = "run.log"
 
 
 SOURCES: Sequence[KeyPath] = [("model", name) for name in BROUGHT]
-"""Settings that name files which a policy is made from."""
+"""Settings that name the files that a policy is built from."""
 
 
 class RunDirError(UserError):
@@ -74,7 +74,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing run directory.
+        """Open an existing run directory.
 
         Raises:
             RunDirError: it is not one.
@@ -92,19 +92,19 @@ class RunDir:
 
     @classmethod
     def shared(cls, path: Path) -> RunDir:
-        """A run directory that another rank has locked and writes."""
+        """Return a run directory that another rank has locked and writes."""
         directory = cls.__new__(cls)
         directory.path, directory._lock = path, None
         return directory
 
     def _clear(self) -> None:
-        """Remove what a process that was killed has left unfinished."""
+        """Remove unfinished files of a process that was killed."""
         for pattern in (".*.tmp", f"{VIDEOS}/.*.partial", MEETING_FILE):
             for path in self.path.glob(pattern):
                 path.unlink()
 
     def note(self, text: str) -> None:
-        """Append lines to run.log, with the time: what was on the screen, apart from the table."""
+        """Append lines to run.log, with the time; it holds what the screen showed except the table."""
         if self._lock is None:
             return
         now = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -124,8 +124,8 @@ def _what_to_do_with(path: Path) -> str:
 
 
 def write_config(folder: Path, loaded: LoadedConfig) -> None:
-    """Write the whole config into a run directory or a checkpoint, and where it and its plug-ins came from, signed if
-    there are any. Files that are there already are replaced as a whole."""
+    """Write the whole config into a run directory or a checkpoint, with the origin of it and of its plug-ins, which is
+    signed if there are any. Existing files are replaced atomically."""
     plugin_dir = loaded.plugin_dir.absolute()
     origin = {"source": loaded.source, "plugin_dir": str(plugin_dir)}
     named = claims(escape(to_plain(loaded.written)))
@@ -146,12 +146,12 @@ def read_config(
     Args:
         folder: of a run or a checkpoint.
         overrides: `key=value` from the command line.
-        not_needed: settings that name what need not be there.
-        trust: import its plug-ins, whoever made the folder.
+        not_needed: settings that name files which may be missing.
+        trust: import its plug-ins even if somebody else made the folder.
 
     Raises:
-        ConfigError: the config is not legal (any more), or a plug-in is not where it was.
-        UntrustedError: it has plug-ins, and is not a folder of this user's own.
+        ConfigError: the config is not valid (any more), or a plug-in has been moved.
+        UntrustedError: it has plug-ins, and the folder is not this user's own.
         RunDirError: the folder holds no config.
     """
     if not (folder / CONFIG_FILE).is_file():
@@ -161,7 +161,7 @@ def read_config(
 
 
 def mend(run_dir: Path, checkpoint: Path) -> str | None:
-    """Give a run directory back what it needs to go on and its checkpoint has as well; says so, if anything was."""
+    """Restore damaged files of a run directory from its checkpoint; returns a warning if there were any."""
     is_whole = {CONFIG_FILE: bool((run_dir / CONFIG_FILE).read_bytes().strip()), ORIGIN_FILE: _is_origin(run_dir)}
     damaged = [name for name, whole in is_whole.items() if not whole]
     for name in damaged:
@@ -172,7 +172,7 @@ def mend(run_dir: Path, checkpoint: Path) -> str | None:
 
 
 def _is_origin(folder: Path) -> bool:
-    """Return whether a folder's origin.json is what `write_config` writes."""
+    """Return whether a folder's origin.json has the form that `write_config` writes."""
     try:
         found = json.loads((folder / ORIGIN_FILE).read_text())
         return all(isinstance(found[name], str) for name in ("source", "plugin_dir"))
@@ -181,12 +181,13 @@ def _is_origin(folder: Path) -> bool:
 
 
 def sources_not_needed(checkpoint: Path) -> Sequence[KeyPath]:
-    """Settings that say what a policy was made from, which its checkpoint does without unless it is adapters."""
+    """Return the settings for a policy's source files, if its checkpoint does not need them: it does if it holds
+    adapters."""
     return SOURCES if stands_alone(checkpoint / POLICY) else ()
 
 
 def read_saved(checkpoint: Path, overrides: Sequence[str], *, trust: bool = False) -> LoadedConfig:
-    """The config of a checkpoint whose policy is only looked at, so that nothing learns from demonstrations, either.
+    """Load the config of a checkpoint whose policy only acts, so that demonstrations may be missing.
 
     Raises:
         ConfigError, RunDirError, UntrustedError: see `read_config`.

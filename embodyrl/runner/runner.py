@@ -44,9 +44,9 @@ class Runner:
 
     Args:
         loaded: the whole config, and where it came from.
-        directory: where everything goes.
-        manager, engine, collector, pipeline, sinks: what the config asks for, built by `build_runner`.
-        progress: how far the run is.
+        directory: of the run.
+        manager, engine, collector, pipeline, sinks: built from the config by `build.open_runner`.
+        progress: counters of the run so far.
         started: `time.monotonic()` when the program began, for wall-clock figures.
         demonstrations: to learn from, or None.
         callbacks: see `callbacks.Callback`.
@@ -103,15 +103,19 @@ class Runner:
 
         Raises:
             RunError: the run cannot go on.
-            BaseException: what a callback raised, once the run is saved.
+            BaseException: the error of a callback, once the run is saved.
         """
         with self.stopper, self._saver:
             if self._owes_evaluation():
                 self._log(self._evaluate())
+                # A signal left this evaluation out after the checkpoint was saved: save again with its metrics, as if
+                # it had been in time.
                 if self.progress.iteration:
-                    self._save()  # with what was found, as if it had been in time
+                    self._save()
             self._take_times()
             while self._goes_on():
+                # The order matters: evaluation before saving, so that a checkpoint holds its metrics and `best` can be
+                # chosen; all ranks come to every line, since each may exchange something.
                 self._refuse_offload()
                 metrics = iterate_or_rescue(self)
                 if self._is_evaluation_due():
@@ -134,7 +138,7 @@ class Runner:
             warn=self._warnings.warn,
         )
         start = time.perf_counter()
-        with self.clock.measure(Phase.train):  # what is neither deciding nor simulating serves learning
+        with self.clock.measure(Phase.train):  # time that no inner phase claims counts as learning
             self.pipeline.run(iteration)
         seconds = time.perf_counter() - start
         metrics = iteration.metrics | self._take_times("time/iteration")
@@ -149,7 +153,8 @@ class Runner:
         }
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate on held-out start states; the training episodes go on afterwards as if nothing had happened."""
+        """Evaluate on held-out start states, in the training simulators; training episodes continue afterwards
+        unchanged."""
         episodes = held_out_episodes(self.config)
         noise = evaluation_noise(self.config, self.engine)
         with borrowed(self.manager, self.clock, self.collector.in_progress), self._video(episodes) as video:
@@ -164,7 +169,7 @@ class Runner:
 
     @contextmanager
     def _video(self, episodes: Sequence[EpisodeSpec]) -> Iterator[VideoRecorder | None]:
-        """A video of this evaluation, if it is one of those that are recorded."""
+        """Yield the recorder of this evaluation's video; None if it is not one of those that are recorded."""
         video, number = self.config.tracking.video, len(self.progress.evaluations)
         if not video.episodes or number % video.every or not self.ranks.is_first:
             yield None
@@ -175,10 +180,10 @@ class Runner:
         self.message(f"recorded {path}")
 
     def _refuse_offload(self) -> None:
-        """End a run whose simulators are to be ended and brought back, if they do not come back as they were.
+        """End a run with `env.offload` whose simulators do not restore their states bit for bit.
 
         Raises:
-            RunError: that is so; what was learned is saved.
+            RunError: they do not; the run is saved.
         """
         if self.progress.comes_back or not self.config.env.offload:
             return
@@ -186,19 +191,20 @@ class Runner:
             self._save()
         self._report_saved(self._saver.wait())
         raise RunError(
-            f"env.offload is true, but simulator {self.config.env.name!r} does not come back from its saved states as "
-            f"it was, so that no episode would outlast an iteration. What was learned is saved. Go on with the "
-            f"simulators left where they are: embodyrl resume {self.run_dir} env.offload=false"
+            f"env.offload is true, but simulator {self.config.env.name!r} does not restore its saved states bit for "
+            f"bit, so no episode would outlast an iteration. The run is saved. Continue with the simulators kept "
+            f"running: embodyrl resume {self.run_dir} env.offload=false"
         )
 
     def _goes_on(self) -> bool:
         """Return whether there is another iteration: not at the end, not asked to stop, not good enough yet."""
+        # `agree` first and always: it is an exchange between ranks, which all of them must join.
         unfinished = self.progress.iteration < self.config.run.iterations
         return not self.stopper.agree() and unfinished and not self._is_good_enough()
 
     def _owes_evaluation(self) -> bool:
-        """Return whether an evaluation is due before anything else: the one before training, or one that a signal left
-        out."""
+        """Return whether an evaluation is due before the first iteration: the one before training, or one that a signal
+        left out."""
         iteration, config = self.progress.iteration, self.config.run
         if self.progress.latest:
             return False
@@ -210,7 +216,7 @@ class Runner:
         return target is not None and success is not None and success >= target
 
     def _finish(self) -> None:
-        """Save what is not saved yet, and write the summary."""
+        """Save the last iterations if they are not saved yet, and write summary and report."""
         if not self.is_saved:
             self._save()
         with self.clock.measure(Phase.save):
@@ -231,7 +237,7 @@ class Runner:
         return best or is_due(self.progress.iteration, self.config.run.save_every)
 
     def _take_times(self, what: str = "time/unlogged") -> dict[str, float]:
-        """Seconds since the last call: all of them under `what`, and how they are split beside it."""
+        """Return the seconds since the last call: the total as `what`, and those of each phase under its prefix."""
         taken = divide_waiting(self.clock.take(), self.manager.take_work().drawing)
         for phase in Phase:
             self.progress.phases_s[phase] = self.progress.phases_s.get(phase, 0.0) + taken[phase]
@@ -247,18 +253,18 @@ class Runner:
         self._saved_at = self.progress.iteration
 
     def save_without_copy(self) -> None:
-        """Write a checkpoint of this moment while nothing else happens, in as little memory as possible."""
+        """Write a checkpoint of this moment in the foreground, in as little memory as possible."""
         self._saver.wait()
         if (snapshot := self._snapshot()) is not None:
             self._report_saved([self._saver.save_now(snapshot)])
 
     @property
     def is_saved(self) -> bool:
-        """Whether the last iteration is in a checkpoint."""
+        """True if the last iteration is in a checkpoint."""
         return self._saved_at >= self.progress.iteration
 
     def _snapshot(self) -> Snapshot | None:
-        """Return what all ranks hold, on the first one, which saves it."""
+        """Return the state of all ranks to be saved, on the first rank; None on the others. All ranks must call it."""
         self.progress.wall_s = self.wall_s
         policy, state = self.engine.full_policy(), self._whole_state()
         if policy is None:
@@ -272,7 +278,8 @@ class Runner:
         )
 
     def _whole_state(self) -> TrainerState:
-        """The state of all ranks; it does not show how many there are."""
+        """Return the state of all ranks, in a form that does not depend on their number, so that a run can be resumed
+        with another."""
         slots = list(range(self.manager.num_envs))
         simulators = self.manager.get_state(slots) if self.collector.in_progress else []
         return TrainerState(
@@ -287,7 +294,7 @@ class Runner:
         )
 
     def _collector_state(self) -> dict[str, Any]:
-        """The state of all ranks' collectors, as if there was one."""
+        """Return the state of all ranks' collectors, joined as if there were one."""
         state: dict[str, Any] = join_slots(self.ranks.gather_values(self.collector.state_dict()))
         return state
 
@@ -297,16 +304,17 @@ class Runner:
             self.message(f"saved {saved.place}  ({saved.seconds:.1f} s{meanwhile})")
 
     def restore(self, state: TrainerState) -> None:
-        """Continue from a checkpoint's trainer state (the policy's weights and `progress` are there already).
+        """Continue from a checkpoint's trainer state; the policy's weights and `progress` have been loaded before.
 
         Raises:
-            DamageError: the state is not that of such a run.
+            DamageError: the state does not have the structure of this run's.
         """
         check_alike(state.counters.get("collector"), self._collector_state(), "the checkpoint's collector")
         check_alike(dict.fromkeys(state.engine), dict.fromkeys(self.engine.state_dict()), "the checkpoint's engine")
         self.engine.load_state_dict(state.engine)
         slots = self.manager.num_envs
         own = range(self.ranks.rank * slots, (self.ranks.rank + 1) * slots)
+        # Simulators before the collector, which reads their present observations.
         if state.simulators:
             self.manager.set_state(list(range(slots)), [state.simulators[slot] for slot in own])
         self.collector.load_state_dict(own_slots(state.counters["collector"], own))
@@ -314,16 +322,16 @@ class Runner:
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")
-            self.progress.comes_back = True  # so far as these are concerned
+            self.progress.comes_back = True  # the new version has not failed to restore anything yet
         self._simulators.report_mismatches(changed)
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the run began, over all processes that worked on it."""
+        """Seconds since the run began, summed over its resumes."""
         return self._earlier_s + time.monotonic() - self._started
 
     def summary(self) -> dict[str, Any]:
-        """Return what `summary.json` holds."""
+        """Return the contents of `summary.json`."""
         evaluations = self.progress.evaluations
         final = evaluations[max(evaluations, key=int)] if evaluations else {}
         return {
@@ -351,10 +359,10 @@ class Runner:
         return {"iteration": self.progress.iteration} | metrics
 
     def message(self, text: str) -> None:
-        """Say a line for people: in run.log, and in the sinks that show such."""
+        """Write a line for people to run.log, and to the sinks that show messages."""
         if not self.ranks.is_first:
             return
-        text = without_controls(text)  # some of it is said by simulators
+        text = without_controls(text)  # parts of it come from simulators
         self.directory.note(text)
         for sink in self.sinks:
             sink.message(text)

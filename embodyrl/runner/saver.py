@@ -23,12 +23,12 @@ from embodyrl.runner.state import TrainerState, cloned
 
 
 class SaveError(RunError):
-    """Raised when a checkpoint could not be written; those before it are as they were."""
+    """Raised when a checkpoint could not be written; earlier ones are unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a checkpoint is to hold."""
+    """Contents of a checkpoint."""
 
     iteration: int
     metrics: dict[str, float]
@@ -46,12 +46,12 @@ class Snapshot:
         write_config(folder, self.loaded)
 
     def apart(self) -> Snapshot:
-        """The same in memory of its own, on the CPU, so that the run can go on meanwhile."""
+        """Return a copy on the CPU that shares no memory, so that the run can continue while it is written."""
         return replace(self, policy=copy_to_cpu(self.policy), trainer=self.trainer.apart())
 
     @property
     def nbytes(self) -> int:
-        """About the size of the checkpoint, if the policy saves all of its weights."""
+        """Approximate size of the checkpoint if the policy saves all of its weights [bytes]."""
         weights: int = sum(each.nbytes for each in self.policy.state_dict().values())
         return weights + self.trainer.nbytes
 
@@ -64,7 +64,7 @@ class Saved:
     waited_s: float
     """Seconds that the run stood still for it."""
     seconds: float
-    """Seconds that it took altogether."""
+    """Seconds in total."""
 
 
 class Saver:
@@ -72,8 +72,8 @@ class Saver:
 
     Args:
         run_dir: of the run.
-        retention: which checkpoints stay.
-        in_background: copy what is to be saved, and write it while the run goes on.
+        retention: checkpoints to keep.
+        in_background: copy the state, and write it while the run continues.
     """
 
     def __init__(self, run_dir: Path, retention: Retention, *, in_background: bool) -> None:
@@ -126,7 +126,7 @@ class Saver:
         return self.wait() if self._pending is not None and self._pending.done() else []
 
     def wait(self) -> list[Saved]:
-        """The same, but waits for the one under way."""
+        """Wait for the checkpoint under way; returns what was published in the background since the last call."""
         pending, self._pending = self._pending, None
         return [] if pending is None else [pending.result()]
 
@@ -156,7 +156,8 @@ class Saver:
 
 
 def copy_to_cpu(policy: Policy) -> Policy:
-    """The same policy on the CPU, without gradients: what learns in memory of its own, what never changes shared."""
+    """Return the policy on the CPU, without gradients: weights that learn are copied, frozen ones shared."""
+    # Sharing frozen weights keeps a checkpoint of adapters from copying a whole model.
     copies: dict[int, object] = {}
     for parameter in policy.parameters():
         learns = parameter.requires_grad

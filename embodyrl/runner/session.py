@@ -1,4 +1,4 @@
-"""A run from its first line on the screen to its last: what the command line and Python start."""
+"""A run from its first line on the screen to its last, as the command line and Python start it."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ RESUMABLE = (
     *("run.", "tracking.", "env.workers", "env.numa", "env.offload", "env.max_restarts"),
     *("engine.offload", "engine.micro_batch_size", "engine.gradient_checkpointing", "engine.parallel."),
 )
-"""Settings that may change when a run goes on, because they do not change what is learned (micro-batches: but for
-rounding); a dot at the end stands for the whole section."""
+"""Settings that may change on resume, because they do not change what is learned (micro-batches: except by rounding).
+A dot at the end stands for the whole section."""
 FIXED = ("run.name", "run.dir")
-"""Settings of those sections that may not."""
+"""Settings of those sections that may not change."""
 SHOWN_TASKS = 3
 """More tasks are counted, not named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What became of a run."""
+    """The end of a run."""
 
     run_dir: Path
     exit_code: int = 0
-    """0: it came to its end, or a callback stopped it; 128 + number of the signal that stopped it."""
+    """0 if it was finished or a callback stopped it; 128 + number of the signal that stopped it."""
     spec: SimulatorSpec | None = None
-    """What its simulators offered, if it started any here."""
+    """The spec of its simulators, if this process started any."""
 
 
 def start(loaded: LoadedConfig, host: Host = PROGRAM) -> Ending:
@@ -68,7 +68,8 @@ def start(loaded: LoadedConfig, host: Host = PROGRAM) -> Ending:
 
 
 def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host: Host = PROGRAM) -> Ending:
-    """Go on from the last checkpoint of a run directory; `trust` runs its plug-ins, whoever made it."""
+    """Continue from the last checkpoint of a run directory; `trust` runs its plug-ins even if they were written
+    elsewhere."""
     started = time.monotonic()
     if is_follower():
         config = read_config(run_dir, overrides, SOURCES, trust=trust).config
@@ -80,13 +81,14 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
             show(directory, mended, host)
         sources = sources_not_needed(found.place)
         loaded = read_config(run_dir, overrides, sources, trust=trust)
-        if loaded.config.algorithm.kl_coef > 0.0:  # the policy stays near the one that the run began with
+        # The reference policy is the one that the run began with, so its sources are needed again.
+        if loaded.config.algorithm.kl_coef > 0.0:
             loaded = read_config(run_dir, overrides, trust=trust)
         refuse_another_run(read_config(found.place, [], sources, trust=trust).config, loaded.config)
         if is_over(Manifest.read(found.place), loaded.config) and _has_summary(run_dir):
             show(directory, f"{run_dir} is done. For more: embodyrl resume {run_dir} run.iterations=N", host)
             return Ending(run_dir=run_dir)
-        write_config(run_dir, loaded)  # what was changed stays changed when the run goes on once more
+        write_config(run_dir, loaded)  # changed settings stay changed at the next resume
         show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}", host)
         if found.warning is not None:
             show(directory, found.warning, host)
@@ -113,7 +115,7 @@ def _train(
 
 @contextmanager
 def held(directory: RunDir) -> Iterator[RunDir]:
-    """Release a run directory at the end; what goes wrong meanwhile goes into its log as well."""
+    """Release a run directory at the end of a block, and write the errors of the block into its log."""
     try:
         yield directory
     except Exception as error:
@@ -127,7 +129,7 @@ def held(directory: RunDir) -> Iterator[RunDir]:
 
 
 def show(directory: RunDir, text: str, host: Host) -> None:
-    """Put text into run.log, and on the screen if that is wanted."""
+    """Write text to run.log, and to the screen if the host shows progress."""
     text = without_controls(text)
     if host.progress:
         print(text, flush=True)
@@ -144,7 +146,7 @@ def _has_summary(run_dir: Path) -> bool:
 
 
 def is_over(manifest: Manifest, config: Config) -> bool:
-    """Return whether a run has nothing left to do: it has come to its end, and what that is worth is known."""
+    """Return whether a run has nothing left to do: it has done all iterations or is good enough, and was evaluated."""
     success, target = manifest.metrics.get("eval/success_once"), config.run.stop_at_success
     enough = manifest.iteration >= config.run.iterations or (target is not None and (success or 0.0) >= target)
     return success is not None and enough
@@ -169,7 +171,7 @@ def refuse_another_run(saved: Config, wanted: Config) -> None:
 
 
 def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
-    """The last lines on the screen: what came of it, and what to do next."""
+    """Return the last lines on the screen: the result, and commands for the next step."""
     evaluations = summary["evaluations"]
     rates = [f"{evaluations[key]['eval/success_once']:.2f}" for key in sorted(evaluations, key=int)]
     success = f"   success {' -> '.join(rates)}" if rates else ""
@@ -184,7 +186,7 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
 
 
 def header(loaded: LoadedConfig, run_dir: Path) -> str:
-    """The lines before the first iteration."""
+    """Return the lines before the first iteration."""
     config = loaded.config
     rows = [
         ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (--print-config shows them)"),
@@ -207,7 +209,7 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
 
 
 def machine(config: Config) -> str:
-    """Cores that this process may use, memory, and where and in what the policy will compute."""
+    """Return the row on the cores that this process may use, memory, and the policy's device and precision."""
     device = config.engine.device
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total / 2**30
@@ -223,7 +225,7 @@ def machine(config: Config) -> str:
 
 
 def computes_in(config: Config, *, on_gpu: bool) -> str:
-    """Return what forward passes compute in; as `engine.precision.choose_precision`, which has looked at the policy."""
+    """Predict the data type of forward passes without loading the policy; see `engine.compute.choose_precision`."""
     wanted = config.engine.precision
     if wanted is not Precision.auto:
         return wanted.value
@@ -232,17 +234,17 @@ def computes_in(config: Config, *, on_gpu: bool) -> str:
 
 
 def _held_in(options: ModelConfig) -> str | None:
-    """Type of the weights, where the model leaves the choice."""
+    """Return the data type of the weights, if the model has an option for it."""
     return getattr(options, "dtype", None)
 
 
 def placement(config: Config) -> str:
-    """Return how many ranks and simulator processes there will be, and what becomes of NUMA."""
+    """Return the row on ranks, simulator processes and NUMA nodes."""
     here, place = inventory(), rank_info_here(config)
     near = policy_gpu(config.engine.device, here)
     workers = plan_env_workers(own_share(config.env, place, here), here, near)
     processes = "1 simulator process" if len(workers) == 1 else f"{len(workers)} simulator processes"
-    ranks = "" if place.size == 1 else f"{place.size} ranks, each with {config.env.num_envs // place.size} slots in "
+    ranks = "" if place.size == 1 else f"{place.size} ranks, each with {config.env.num_envs // place.size} envs in "
     return f"{ranks}{processes}; {describe_binding(config.env.numa, here, workers, near)}"
 
 
@@ -253,25 +255,25 @@ def has_nvidia_gpu() -> bool:
 
 
 def model(config: Config) -> str:
-    """Name and origin of the policy, and what its weights are held in."""
+    """Return the row on the policy: name, origin, and the data type of its weights."""
     origin = "random weights" if config.model.checkpoint is None else f"weights from {config.model.checkpoint}"
     held = _held_in(config.model)
     return f"{config.model.name}, {origin}" + (f" held in {held}" if held else "")
 
 
 def simulator(config: Config) -> str:
-    """Tasks, images and slots."""
+    """Return the row on tasks, cameras and envs."""
     env = config.env
     more = f" and {len(env.tasks) - SHOWN_TASKS} other tasks" if len(env.tasks) > SHOWN_TASKS else ""
     images = f"   cameras {', '.join(env.cameras)} ({env.image_size[0]}x{env.image_size[1]})" if env.cameras else ""
     return (
-        f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{images}   {env.num_envs} slots, "
+        f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{images}   {env.num_envs} envs, "
         f"episodes of {env.max_episode_steps} steps"
     )
 
 
 def algorithm(config: Config) -> str:
-    """Return what an iteration consists of."""
+    """Return the row on the algorithm and the size of an iteration."""
     settings, rollout = config.algorithm, config.rollout
     if config.data.path is not None:
         data = config.data
@@ -279,10 +281,11 @@ def algorithm(config: Config) -> str:
             f"{settings.name}   {config.run.iterations} iterations of {data.steps} x {data.batch_size} chunks of "
             f"{rollout.chunk_size} action(s) from {data.path}"
         )
-    columns = config.env.num_envs * rollout.episodes_per_slot
-    decisions = rollout.num_chunks * columns
+    chunks = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
+    episodes = f" x {rollout.episodes_per_slot} episodes" if rollout.episodes_per_slot > 1 else ""
     return (
         f"{settings.name} ({settings.advantage.name}, {settings.loss.name})   {config.run.iterations} iterations of "
-        f"{rollout.num_chunks} x {columns} decisions of {rollout.chunk_size} action(s), "
-        f"{settings.epochs} epochs in minibatches of {decisions // settings.minibatches}"
+        f"{rollout.num_chunks} chunks x {config.env.num_envs} envs{episodes}, "
+        f"chunks of {rollout.chunk_size} action(s), "
+        f"{settings.epochs} epochs in minibatches of {chunks // settings.minibatches}"
     )

@@ -1,6 +1,6 @@
-"""What a run needs to go on, apart from the policy's weights: counters, optimiser, random streams, simulators' states,
-and what was collected and not learned from yet. Nested state lies in two files that run no code when they are read:
-safetensors for the tensors, JSON for the rest."""
+"""The state of a run besides the policy's weights: counters, optimiser, random streams, simulators' states, and surplus
+groups. Nested state is stored in two files that run no code when they are read: safetensors for the tensors, JSON for
+the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIMULATORS = "simulators"
 SURPLUS = "surplus.safetensors"
 TENSORS, STRUCTURE = ".safetensors", ".json"
 ADDED = {"restore_mismatches": 0, "comes_back": True}
-"""Counters that checkpoints did not have from the beginning."""
+"""Counters that the first checkpoints of this format lack, with the values that they get."""
 
 
 @dataclass(kw_only=True)
@@ -44,19 +44,19 @@ class Progress:
     restarts: int = 0
     """Simulator processes that died and were replaced."""
     restore_mismatches: int = 0
-    """Slots that did not come back from their saved states as they were, each time one did not."""
+    """Number of times that a slot was not restored bit for bit from its saved state."""
     comes_back: bool = True
-    """Whether slots come back as they were, so far as was seen; what another version of the simulator explains does not
+    """False once a slot was not restored bit for bit; mismatches that another version of the simulator explains do not
     count."""
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics of every evaluation, by iteration."""
 
     @classmethod
     def of(cls, state: TrainerState) -> Progress:
-        """The counters in a checkpoint.
+        """Return the counters in a checkpoint.
 
         Raises:
-            DamageError: they are not those of a run.
+            DamageError: some are missing, unknown or of a wrong type.
         """
         found = state.counters.get("progress")
         if isinstance(found, dict):
@@ -77,7 +77,7 @@ class Progress:
 
 @dataclass(kw_only=True)
 class TrainerState:
-    """Everything a run needs to go on, apart from the policy's weights."""
+    """Everything that a run needs to continue, besides the policy's weights."""
 
     counters: dict[str, Any]
     """JSON: iteration, env steps, collector, first evaluation, ..."""
@@ -86,7 +86,7 @@ class TrainerState:
     simulators: list[bytes]
     """State of every slot; empty if no episode is in progress."""
     surplus: TrajectoryBatch | None = None
-    """What was collected and not learned from yet."""
+    """Groups that were collected and not learned from yet."""
 
     def save(self, folder: Path) -> None:
         """Write into an existing folder."""
@@ -99,7 +99,7 @@ class TrainerState:
             self.surplus.save(folder / SURPLUS)
 
     def apart(self) -> TrainerState:
-        """The same in memory of its own, on the CPU."""
+        """Return a copy on the CPU that shares no memory, so that the run can continue while it is written."""
         waiting = self.surplus
         return TrainerState(
             counters=copy.deepcopy(self.counters),
@@ -110,7 +110,7 @@ class TrainerState:
 
     @property
     def nbytes(self) -> int:
-        """About the size of its files."""
+        """Approximate size of its files [bytes]."""
         surplus = () if self.surplus is None else self.surplus.data.values(True, True)
         tensors: int = sum(each.nbytes for each in [*tensors_in(self.engine), *surplus])
         return tensors + sum(map(len, self.simulators))
@@ -120,7 +120,7 @@ class TrainerState:
         """Read what `save` wrote; nothing that the files hold is executed.
 
         Raises:
-            DamageError: they are not what `save` writes.
+            DamageError: a file is missing or damaged.
         """
         try:
             return cls(
@@ -136,7 +136,7 @@ class TrainerState:
 
 
 def check_alike(found: Any, expected: Any, where: str) -> None:
-    """Compare what a checkpoint says with what a run of the same config says at its start.
+    """Compare the structure of a checkpoint's state with that of a run of the same config at its start.
 
     Raises:
         DamageError: names every value that is missing, unknown, of another type, or of another length.
@@ -161,7 +161,8 @@ def _differences(found: Any, expected: Any, name: str) -> Iterator[str]:
 
 
 def join_slots(states: Sequence[Any]) -> Any:
-    """Return what ranks say about their slots as what one would say about all: lists have an entry per slot."""
+    """Join the ranks' states of their slots into the state that one rank with all slots would have: every list in it
+    has an entry per slot."""
     first = states[0]
     if isinstance(first, list):
         return [entry for state in states for entry in state]
@@ -171,7 +172,7 @@ def join_slots(states: Sequence[Any]) -> Any:
 
 
 def own_slots(state: Any, slots: range) -> Any:
-    """Return what a state says about some of the slots; the inverse of `join_slots`."""
+    """Return the part of a joint state that belongs to some of the slots, the inverse of `join_slots`."""
     if isinstance(state, list):
         return state[slots.start : slots.stop]
     if isinstance(state, dict):
@@ -184,11 +185,11 @@ def save_tree(tree: Any, folder: Path, name: str) -> None:
 
     Args:
         tree: dicts (keys: str or int), lists and tuples of numbers, strings, None and tensors, nested at will.
-        folder: where to.
+        folder: to write into.
         name: of the files.
 
     Raises:
-        TypeError: it holds something else; names where.
+        TypeError: it holds something else; names the key.
     """
     tensors: dict[str, Tensor] = {}
     structure = _encode(tree, name, tensors)
@@ -207,7 +208,7 @@ def load_tree(folder: Path, name: str) -> Any:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """The same tree with another tensor for each of its tensors."""
+    """Return a tree with `function(tensor)` in place of each of its tensors."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, dict):
@@ -218,19 +219,19 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Every tensor of a tree."""
+    """Iterate over the tensors of a tree."""
     found: list[Tensor] = []
     map_tensors(lambda tensor: found.append(tensor) or tensor, tree)  # type: ignore[func-returns-value]
     return iter(found)
 
 
 def cloned(tensor: Tensor) -> Tensor:
-    """A copy on the CPU."""
+    """Return a copy on the CPU."""
     return tensor.detach().to("cpu", copy=True)
 
 
 def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """The node as JSON, in which an object with one key says what it stands for; its tensors go to `tensors`."""
+    """Encode a node as JSON, in which an object has one key that names its kind; its tensors go to `tensors`."""
     if isinstance(node, Tensor):
         if where in tensors:
             raise TypeError(f"two tensors of the state would be called {where}")
@@ -262,7 +263,7 @@ def _decode(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers without shared memory, which the format does not know (weights that are used twice)."""
+    """Return the tensors without shared memory, which safetensors refuses (weights that are used twice)."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

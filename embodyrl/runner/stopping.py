@@ -21,22 +21,22 @@ if TYPE_CHECKING:  # imports torch
     from embodyrl.engine.parallel import Ranks
 
 ONE_WISH_S = 2.0
-"""Signals that come within so many seconds of the first are the same wish: GNU timeout and batch systems signal the
-program and then its process group, and people press Ctrl-C twice [s]."""
+"""Signals within this time of the first are the same request: GNU timeout and batch systems signal the program and then
+its process group, and people press Ctrl-C twice [s]."""
 
 AGAIN_S = 0.5
-"""How soon an `Interrupted` that got lost is raised anew [s]."""
+"""Interval after which an `Interrupted` that was swallowed is raised again [s]."""
 
 CALLBACK = 0
-"""Stands for a callback where the number of a signal says who asked to stop."""
+"""Stands for a callback among the numbers of signals that asked to stop."""
 
 _fulfilled: list[float] = []
-"""When a wish came that a `Stopper` of this process heard first, as `time.monotonic` counts: what follows it until the
-program has ended is for closing, which a repetition of the wish must not interrupt."""
+"""Time (`time.monotonic`) of the request that a `Stopper` of this process received first. From then on the program
+closes, which a repetition of the request must not interrupt."""
 
 
 class Interrupted(BaseException):
-    """Raised by a signal in a command that has nothing to save, so that it closes what it opened.
+    """Raised by a signal in a command that has nothing to save, so that it releases its resources.
 
     Attributes:
         exit_code: 128 + number of the signal.
@@ -49,12 +49,12 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The program from here to its end, which a signal ends by an exception. Those that follow within `ONE_WISH_S` are
-    ignored, so that nothing disturbs what closes; a later one ends it at once. After a `Stopper` has heard one, only a
-    later Ctrl-C does.
+    """Run the program from here to its end; a signal ends it by an exception. Signals that follow within `ONE_WISH_S`
+    are ignored, so that closing is not disturbed; a later one ends the program at once. After a `Stopper` has received
+    one, only a later Ctrl-C does.
 
-    Python drops what is raised in a `__del__` or in the callback of a weak reference, as imports have many, and
-    libraries have bare `except:` clauses: an exception that nobody is handling any more is raised again.
+    Python drops exceptions raised in a `__del__` or in the callback of a weak reference, of which imports have many,
+    and libraries have bare `except:` clauses: an exception that is not being handled any more is raised again.
 
     Raises:
         Interrupted: a signal came.
@@ -92,8 +92,8 @@ def interruptible() -> Iterator[None]:
 
 
 def _is_handled(wanted: BaseException) -> bool:
-    """Return whether an `except` or a `finally` of this thread is at work because of an exception, also in the midst of
-    another one."""
+    """Return whether an `except` or a `finally` of this thread is handling an exception, also while it handles another
+    one."""
     error = sys.exc_info()[1]
     while error is not None and error is not wanted:
         error = error.__context__
@@ -101,25 +101,25 @@ def _is_handled(wanted: BaseException) -> bool:
 
 
 def end_program(number: int) -> NoReturn:
-    """End this process at once. Simulator processes die with it (parent-death signal), so nothing is left behind."""
+    """End this process at once. Simulator processes die with it (parent-death signal), so nothing is left over."""
     os._exit(128 + number)
 
 
 def raise_interrupt(number: int) -> NoReturn:
-    """Raise `KeyboardInterrupt`, as Python does where nobody else hears a Ctrl-C."""
+    """Raise `KeyboardInterrupt`, as Python does by default on Ctrl-C."""
     raise KeyboardInterrupt
 
 
 class Stopper:
-    """While active, turns a signal into a wish to stop. Those that follow change nothing, but for a second Ctrl-C that
-    does not come within `ONE_WISH_S` of the first: that is a person who does not want to wait.
+    """While active, turns a signal into a request to stop. Further signals change nothing, except a second Ctrl-C later
+    than `ONE_WISH_S` after the first: that is a person who does not want to wait.
 
-    Python hands signals to the main thread alone, so in another thread none is heard, and no handler is touched.
+    Python delivers signals only to the main thread, so in another thread none is received, and no handler is changed.
 
     Args:
         ranks: those of the run, which stop together; None: there is only this process.
-        unit: what is finished first, for people.
-        leave: what that second Ctrl-C does, given its number.
+        unit: the work that is finished first, for people.
+        leave: called on that second Ctrl-C with its number.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class Stopper:
         self._wish: int | None = None
         """Number of the signal that asks to stop, or `CALLBACK`."""
         self._first_at: dict[int, float] = {}
-        """When each of the signals came first, as `time.monotonic` counts."""
+        """Time (`time.monotonic`) of the first signal of each kind."""
         self._previous: dict[Signals, Any] = {}
 
     @property
     def stopped_by(self) -> str | None:
-        """Who asked to stop by the time of the last `agree`: the name of a signal, `callback`, or None for nobody."""
+        """What had asked to stop by the last `agree`: the name of a signal, `callback`, or None."""
         if self._agreed is None:
             return None
         return "callback" if self._agreed == CALLBACK else Signals(self._agreed).name
@@ -151,12 +151,14 @@ class Stopper:
         return 128 + self._agreed if self._agreed else 0
 
     def ask(self) -> None:
-        """Wish to stop on behalf of a callback; a signal's wish goes before that."""
+        """Request to stop on behalf of a callback; a signal's request takes precedence."""
         if self._wish is None:
             self._wish = CALLBACK
 
     def agree(self) -> bool:
-        """Agree on the wish of the first rank that has one; returns whether there is any. All ranks must ask."""
+        """Agree on the request of the first rank that has one; returns whether there is any. All ranks must call it."""
+        # Signals reach ranks at different moments; if each acted on its own, some would begin an iteration that the
+        # others have left.
         wishes = [self._wish] if self._ranks is None else self._ranks.gather_values(self._wish)
         self._agreed = next((wish for wish in wishes if wish is not None), None)
         if self._agreed is not None:
@@ -175,7 +177,7 @@ class Stopper:
         if self._wish is not None:
             _leave_dead_screens()
         if error is not None and self._ranks is not None:
-            # torchrun ends all ranks as soon as one has died; this one has something to say first.
+            # torchrun ends all ranks as soon as one has died; this one must print its error first.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -198,14 +200,14 @@ def _hint(number: int) -> str:
 
 
 def _say(text: str) -> None:
-    """Write a line to stderr, past Python's buffer, which a signal may have found half-way through something else."""
+    """Write a line to stderr, past Python's buffer, which may be in use when a signal arrives."""
     with contextlib.suppress(OSError):
         os.write(2, f"\n{text}\n".encode())
 
 
 def _leave_dead_screens() -> None:
-    """Where nobody reads stdout or stderr any more (a terminal that was closed, a `tee` that the same Ctrl-C has ended)
-    have it lead nowhere, so that a line for people does not keep a program from saving."""
+    """Redirect stdout or stderr to /dev/null if it has no reader any more (a terminal that was closed, a `tee` that the
+    same Ctrl-C has ended), so that printing a line does not keep a program from saving."""
     for descriptor in (1, 2):
         poll = select.poll()
         poll.register(descriptor, 0)
@@ -216,6 +218,6 @@ def _leave_dead_screens() -> None:
 
 
 def _restore(handlers: dict[Signals, Any]) -> None:
-    """Give signals back the handlers that they had; one that Python did not set cannot be, and is the system's own."""
+    """Restore the handlers of signals. One that Python did not set cannot be restored; the system's default is set."""
     for each, handler in handlers.items():
         signal.signal(each, signal.SIG_DFL if handler is None else handler)

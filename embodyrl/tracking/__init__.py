@@ -1,4 +1,4 @@
-"""Where metrics go."""
+"""Sinks for metrics, reports and videos."""
 
 from embodyrl.tracking.sinks import Sink, SinkContext
 

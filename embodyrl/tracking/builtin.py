@@ -1,4 +1,4 @@
-"""The metric sinks that come with embodyrl, declared by name."""
+"""The built-in metric sinks, declared by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: every second belongs to one phase."""
+"""Time measurement of a run: every second belongs to one phase."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 class Phase(StrEnum):
-    """What the main process is doing, or waiting for."""
+    """Work of the main process, or what it waits for."""
 
     simulate = "simulate"
-    """Waiting for simulators that compute physics, start or end, and for what they send."""
+    """Waiting for simulators that compute physics, start or end, and for their results."""
     render = "render"
     """Waiting for simulators that draw images."""
     infer = "infer"
-    """The policy decides."""
+    """The policy acts."""
     preprocess = "preprocess"
-    """Observations and demonstrations are made ready for the policy."""
+    """Observations and demonstrations are prepared for the policy."""
     record = "record"
-    """What came of decisions is noted in the batch, and the next episodes are drawn."""
+    """Results are written to the batch, and the next episodes are drawn."""
     train = "train"
     """Rewards, advantages, losses, gradients and optimiser steps."""
     sync = "sync"
@@ -37,18 +37,18 @@ class Phase(StrEnum):
 
 
 COMPUTING = frozenset({Phase.infer, Phase.preprocess, Phase.train, Phase.sync})
-"""Phases that leave work behind on a GPU, which must be done before another phase begins."""
+"""Phases that queue work on a GPU, which must be finished before another phase begins."""
 
 
 class Clock:
     """Adds up the wall-clock seconds of the thread that made it, by phase.
 
-    Each second counts once, for the innermost phase that is being measured; outside of all it is idle. What other
-    threads measure is not counted, since the thread that waits for them counts its waiting.
+    Each second counts once, for the innermost phase that is being measured; outside of all phases it is idle.
+    Measurements of other threads are not counted, since the thread that waits for them counts its waiting.
 
-    A GPU works on after the program has told it what to do. When a computing phase ends inside another one nothing is
-    waited for, which would only slow things down: the outer phase counts what is left. When the last of them ends,
-    `synchronize` is called first.
+    A GPU executes its work later than the program queues it. When a computing phase ends inside another one the clock
+    does not wait, which would only slow the program down: the outer phase counts the rest. When the outermost of them
+    ends, `synchronize` is called first.
 
     Args:
         synchronize: waits until the GPU is done; None where there is none.
@@ -63,11 +63,11 @@ class Clock:
         self._since = time.perf_counter()
 
     def measure(self, phase: Phase, *, detail: str | None = None) -> Span:
-        """A `with` block that belongs to `phase`; all of its seconds are counted under the name `detail` besides."""
+        """Return a context whose time belongs to `phase`; its seconds are also added to the entry `detail`."""
         return Span(self, phase, detail)
 
     def pulling(self, phase: Phase, items: Iterable[T]) -> Iterator[T]:
-        """The items; the time that they take to come belongs to `phase`."""
+        """Yield the items; the time of producing them belongs to `phase`."""
         iterator, end = iter(items), object()
         while True:
             with self.measure(phase):
@@ -77,7 +77,7 @@ class Clock:
             yield item  # type: ignore[misc]
 
     def switch(self, phase: Phase) -> Phase:
-        """Begin another phase; returns the one that it ends."""
+        """Begin another phase; returns the one before."""
         before = self._phase
         if before in COMPUTING and phase not in COMPUTING and self.synchronize is not None:
             self.synchronize()
@@ -91,7 +91,8 @@ class Clock:
         self._details[detail] += seconds
 
     def take(self) -> dict[str, float]:
-        """Seconds of every phase since the last call, which add up to the time between the calls, and details [s]."""
+        """Return the seconds of every phase since the last call, which add up to the time between the calls, and
+        details [s]."""
         self.switch(self._phase)
         taken = {str(phase): seconds for phase, seconds in self._seconds.items()} | self._details
         self._seconds = dict.fromkeys(Phase, 0.0)
@@ -124,11 +125,11 @@ class Span:
 
 
 def divide_waiting(seconds: Mapping[str, float], drawing: float) -> dict[str, float]:
-    """Seconds by phase, where waiting for simulators is divided between physics and drawing.
+    """Divide the time of waiting for simulators between physics and drawing; returns seconds by phase.
 
     Args:
-        seconds: as `Clock.take` gives them, all waiting under `simulate`.
-        drawing: share of drawing in what the simulators' processes did meanwhile, 0 .. 1.
+        seconds: of `Clock.take`, all waiting under `simulate`.
+        drawing: share of drawing in the simulator processes' working time, 0 .. 1.
     """
     waited = seconds[Phase.simulate]
     return {**seconds, Phase.simulate: waited * (1.0 - drawing), Phase.render: waited * drawing}

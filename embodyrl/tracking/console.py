@@ -41,13 +41,13 @@ ROLLOUTS = (
     Column(title="expl.var", key="train/explained_variance", width=8, format=".2f"),
     Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f"),
 )
-"""Of a run that plays."""
+"""Columns of a run with rollouts."""
 DEMONSTRATIONS = (
     Column(title="loss", key="train/loss", width=8, format=".4f"),
     Column(title="grad norm", key="train/grad_norm", width=9, format=".3f"),
     Column(title="learning rate", key="train/learning_rate", width=13, format=".2e"),
 )
-"""Of a run that learns from demonstrations alone."""
+"""Columns of a run that only learns from demonstrations."""
 
 
 class ConsoleSink:
@@ -84,7 +84,7 @@ class ConsoleSink:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the table as it is."""
+        """Stop updating the table."""
         if self._live is not None:
             self._live.stop()
 
@@ -96,7 +96,7 @@ class ConsoleSink:
         return [*cells, split_of_time(metrics), self._remaining(iteration)]
 
     def _remaining(self, iteration: int) -> str:
-        """Time that the remaining iterations will take, evaluations apart."""
+        """Return the time that the remaining iterations will take, without evaluations."""
         per_iteration = self._training_s / (iteration - self._context.start_iteration)
         seconds = round(per_iteration * (self._context.iterations - iteration))
         minutes, hours = seconds // 60, seconds // 3600
@@ -121,6 +121,6 @@ class ConsoleSink:
 
 
 def split_of_time(metrics: Mapping[str, float]) -> str:
-    """Shares of an iteration's time: of the phases that are shown, and of all others together [%]."""
+    """Return the shares of an iteration's time: of the phases shown, and of all others together [%]."""
     shares = [100.0 * metrics.get(f"time/{phase}", 0.0) / metrics["time/iteration"] for phase in SHOWN_PHASES]
     return "/".join(f"{share:3.0f}" for share in [*shares, 100.0 - sum(shares)]) + " %"

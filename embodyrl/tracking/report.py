@@ -1,4 +1,4 @@
-"""report.html: what a run came to, in one file that needs nothing else to be looked at."""
+"""report.html: the results of a run in one file that needs no other files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embodyrl.tracking.time_report import where_time_went
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
 GRAPH_FILE = "graph.mmd"
-"""Mermaid flow chart of the iteration, which a run leaves in its directory when it starts."""
+"""Mermaid flow chart of the iteration, which a run writes to its directory when it starts."""
 VIDEOS = "videos"
 """Folder of videos of evaluation episodes."""
 WIDTH, HEIGHT, MARGIN = 420, 200, 44
@@ -33,7 +33,7 @@ SUMMARY: Mapping[str, type | tuple[type, ...]] = {
     "config_hash": str,
     "versions": dict,
 }
-"""What a summary.json holds at least."""
+"""Keys that every summary.json has, with their types."""
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -82,11 +82,11 @@ CURVES = (
 
 
 class SummaryError(UserError):
-    """Raised when summary.json is not what a run leaves."""
+    """Raised when summary.json is missing or damaged."""
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Return what a run's summary.json holds.
+    """Return the contents of a run's summary.json.
 
     Raises:
         SummaryError: it is missing or damaged.
@@ -138,7 +138,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def videos(run_dir: Path) -> str:
-    """The section that shows the newest video and links to the others; empty for a run without videos."""
+    """Return the section that shows the newest video and links to the others; empty for a run without videos."""
     names = [f"{VIDEOS}/{path.name}" for path in sorted((run_dir / VIDEOS).glob("*.mp4"))]
     if not names:
         return ""
@@ -148,19 +148,19 @@ def videos(run_dir: Path) -> str:
 
 
 def drawn_iteration(path: Path) -> str:
-    """The section with the Mermaid text of the iteration; empty for a run that left none."""
+    """Return the section with the Mermaid text of the iteration; empty if there is none."""
     if not path.is_file():
         return ""
     return f"<h2>Iteration</h2>\n<pre>{html.escape(path.read_text(errors='replace'))}</pre>\n"
 
 
 def sorted_evaluations(summary: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """Iteration and metrics of every evaluation, in order."""
+    """Return iteration and metrics of every evaluation, in order."""
     return sorted(summary["evaluations"].items(), key=lambda item: int(item[0]))
 
 
 def evaluation_row(iteration: str, metrics: dict[str, float]) -> str:
-    """One row of the table."""
+    """Return one row of the table of evaluations."""
     cells = [
         iteration,
         f"{metrics['eval/success_once']:.2f}",
@@ -174,7 +174,7 @@ def evaluation_row(iteration: str, metrics: dict[str, float]) -> str:
 
 
 def draw(curve: Curve, rows: Sequence[dict[str, Any]]) -> str:
-    """A curve as an SVG figure; evaluations as points, everything else as a line. Empty if there is nothing to draw."""
+    """Draw a curve as an SVG figure: evaluations as points, other metrics as a line. Empty if there are no points."""
     series = {key: found for key in curve.keys if (found := points_of(key, rows))}
     points = [point for each in series.values() for point in each]
     if not points:
@@ -206,5 +206,5 @@ def draw(curve: Curve, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def points_of(key: str, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """`(env steps, value)` of every row that has the metric; iteration 0 stands at 0 env steps."""
+    """Return `(env steps, value)` of every row that has the metric; iteration 0 is at 0 env steps."""
     return [(row.get("env/total_steps", 0.0), row[key]) for row in rows if row.get(key) is not None]

@@ -1,4 +1,4 @@
-"""Where metrics go: the protocol of sinks, and those that write files."""
+"""The protocol of metric sinks, and the sinks that write files."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class SinkContext:
-    """What a sink may want to know about the run."""
+    """Facts about the run for a sink."""
 
     run_dir: Path
     """Folder of the run; exists."""
     iterations: int
     """Iterations that the run will have at its end."""
     start_iteration: int
-    """Iterations that were done before (0, or more when a run is resumed); what a sink wrote of later ones is
-    invalid."""
+    """Iterations that were done before (0, or more when a run is resumed); a sink's records of later ones are invalid.
+    """
 
 
 class Sink(Protocol):
     """Receives the metrics of a run. Built by calling the registered target with a `SinkContext`."""
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one finished iteration (1, 2, ...; 0 is the evaluation before training)."""
+        """Record the metrics of one finished iteration (1, 2, ...; 0 is the evaluation before training)."""
         ...
 
     def message(self, text: str) -> None:
-        """A line for people: an evaluation, a checkpoint, a warning."""
+        """Show a line for people: an evaluation, a checkpoint, a warning."""
         ...
 
     def close(self) -> None:
-        """The run is over; write what is still in memory."""
+        """Write everything that is still in memory; the run is over."""
         ...
 
 
 class JsonlSink:
-    """Appends to metrics.jsonl; numbers that JSON has no word for (nan, inf) become null."""
+    """Appends to metrics.jsonl; numbers that JSON cannot hold (nan, inf) become null."""
 
     def __init__(self, context: SinkContext) -> None:
         path = context.run_dir / METRICS_FILE
@@ -60,7 +60,7 @@ class JsonlSink:
         self._file.write(json.dumps({"iteration": iteration} | row) + "\n")
 
     def message(self, text: str) -> None:
-        """Messages are for people, not for this file."""
+        """Ignore messages, which are for people."""
 
     def close(self) -> None:
         """Close the file."""
@@ -68,14 +68,14 @@ class JsonlSink:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows of a metrics.jsonl, and how many other lines there are: cut short by a kill, or damaged."""
+    """Return the rows of a metrics.jsonl, and the number of invalid lines, cut short by a kill or damaged."""
     lines = path.read_text(errors="replace").splitlines()
     rows = [row for line in lines if (row := _row(line)) is not None]
     return rows, len(lines) - len(rows)
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """Return what a line says, if it is what `JsonlSink` writes; metrics by the names that they have now."""
+    """Return the row in a line that `JsonlSink` wrote, metrics by their present names; None for any other line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

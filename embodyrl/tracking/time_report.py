@@ -1,4 +1,4 @@
-"""The part of report.html that says where the time went: a stack of phases for every iteration, and their sums."""
+"""The section of report.html about time: a stack of phases for every iteration, and their sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from embodyrl.tracking.clock import Phase
 
 WIDTH, HEIGHT = 880, 160
 MOST_STACKS = 80
-"""More iterations are put together, so many to a stack that there are no more stacks than this."""
+"""Largest number of stacks; longer runs get several iterations in each."""
 COLOURS: Mapping[Phase, str] = {
     Phase.simulate: "#2563eb",
     Phase.render: "#60a5fa",
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 def where_time_went(rows: Sequence[Row]) -> str:
-    """The section, from the lines of metrics.jsonl; empty for a run that has none of iterations."""
+    """Return the section, from the rows of metrics.jsonl; empty for a run without iterations."""
     iterations = [row for row in rows if "time/iteration" in row]
     if not iterations:
         return ""
@@ -35,7 +35,7 @@ def where_time_went(rows: Sequence[Row]) -> str:
 
 
 def _stacks(rows: Sequence[Row]) -> str:
-    """A stack for each iteration, or for so many in a row."""
+    """Draw a stack for each iteration, or for each group of consecutive ones."""
     per_stack = -(-len(rows) // MOST_STACKS)
     groups = [rows[first : first + per_stack] for first in range(0, len(rows), per_stack)]
     heights = [sum(_sum(group, f"time/{phase}") for phase in Phase) / len(group) for group in groups]
@@ -59,7 +59,7 @@ def _stacks(rows: Sequence[Row]) -> str:
 
 
 def _table(iterations: Sequence[Row], evaluations: Sequence[Row]) -> str:
-    """Sums by phase, of iterations and of evaluations."""
+    """Return the table of sums by phase, of iterations and of evaluations."""
     lines = ["<tr><th>phase</th><th>iterations [s]</th><th>share</th><th>evaluations [s]</th><th>share</th></tr>"]
     totals = [_sum(iterations, "time/iteration"), _sum(evaluations, "time/eval")]
     for phase in Phase:

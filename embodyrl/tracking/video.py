@@ -1,4 +1,4 @@
-"""Videos of episodes: one tile per episode, labelled with what came of it, as an MP4 that every browser plays."""
+"""Videos of episodes: one tile per episode, labelled with its outcome, as an MP4 that every browser plays."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TiledVideo:
     appears under its name when the video is complete.
 
     Args:
-        path: where it goes; parent folders are made.
-        titles: what each tile shows, in a few words.
+        path: of the file; parent folders are created.
+        titles: of the tiles, in a few words.
         fps: images per second; the simulator's control frequency plays in real time.
     """
 
@@ -54,7 +54,7 @@ class TiledVideo:
         self._write_complete()
 
     def end(self, tile: int, *, success: bool) -> None:
-        """The episode of a tile is over: its last image stays, labelled with the outcome."""
+        """End the episode of a tile: its last image stays, labelled with the outcome."""
         self._tiles[tile].success = success
         self._write_complete()
 
@@ -78,7 +78,7 @@ class TiledVideo:
         self._container.mux(self._stream.encode(av.VideoFrame.from_ndarray(padded, format="rgb24")))
 
     def close(self) -> None:
-        """Finish the video. Tiles whose episodes are not over end where they are."""
+        """Finish the video. Tiles whose episodes are not over stop at their last image."""
         for tile in self._tiles:
             tile.cut = True
         self._write_complete()
@@ -93,7 +93,7 @@ class TiledVideo:
             self._partial.replace(self.path)
 
     def discard(self) -> None:
-        """Give the video up: nothing is left of it."""
+        """Delete the unfinished video."""
         self._container.close()
         self._partial.unlink(missing_ok=True)
 
@@ -121,11 +121,11 @@ class _Tile:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an image to show: the next one, or the last one for ever."""
+        """True if there is an image to show: the next one, or the last of an episode that is over."""
         return bool(self.waiting) or self.success is not None or self.cut
 
     def next_image(self) -> NDArray[np.uint8]:
-        """The next image with its strip of text."""
+        """Return the next image with its strip of text."""
         if self.waiting:
             self._last = self.waiting.popleft()
         if self._last is None:
@@ -135,7 +135,7 @@ class _Tile:
 
 
 def _scaled(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image scaled to the width of a tile."""
+    """Scale an image to the width of a tile."""
     if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
         raise ValueError(f"an image is {frame.dtype} {frame.shape}, want uint8 (H, W, 3)")
     height = max(1, round(frame.shape[0] * TILE / frame.shape[1]))
@@ -144,7 +144,7 @@ def _scaled(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _bar(width: int, title: str, success: bool | None) -> NDArray[np.uint8]:
-    """The strip above an image: the title, and the outcome once it is known."""
+    """Draw the strip above an image: the title, and the outcome once it is known."""
     color = _GREY if success is None else _GREEN if success else _RED
     bar = Image.new("RGB", (width, _BAR), color)
     draw, font = ImageDraw.Draw(bar), ImageFont.load_default(12)

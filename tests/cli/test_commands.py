@@ -153,7 +153,7 @@ def run_breaking(tmp_path: Path, error: str) -> subprocess.CompletedProcess[str]
 
 def test_a_users_mistake_that_only_shows_in_the_simulator_is_one_sentence(tmp_path: Path) -> None:
     done = run_breaking(tmp_path, "UserError('the cable is unplugged: plug it in')")
-    elsewhere = "; slot 0 of this worker is slot 1 of the run"  # where the second worker is the first to say so
+    elsewhere = "; env 0 of this worker is env 1 of the run"  # where the second worker is the first to say so
     assert done.returncode == 1
     announced = f"plug-in breaking: {tmp_path / 'breaking.py'}\n"
     assert done.stderr.replace(elsewhere, "") == f"{announced}error: the cable is unplugged: plug it in\n"

@@ -95,7 +95,7 @@ def test_a_slot_that_was_not_being_stepped_is_lost_as_well_and_says_so_at_its_ne
     assert result.lost.tolist() == [True, False]
     other = manager.step([1], actions(1))  # nothing is known that it could play next
     assert other.lost.tolist() == [True] and other.steps.tolist() == [0]
-    with pytest.raises(ValueError, match=r"slots \[1\] play no episode"):
+    with pytest.raises(ValueError, match=r"envs \[1\] play no episode"):
         manager.step([1], actions(1))
     manager.reset([1], [episode(3)])
     assert manager.step([1], actions(1)).observation.proprio[0, 1] == 1

@@ -56,7 +56,7 @@ def test_killed_between_calls(manager):
     with pytest.raises(WorkerDied) as caught:
         manager.step(ALL, actions(4))
     text = str(caught.value)
-    assert text.startswith(f"env worker 1 (pid {victim.pid}, slots 2..3) was killed by SIGKILL")
+    assert text.startswith(f"env worker 1 (pid {victim.pid}, envs 2..3) was killed by SIGKILL")
     assert "after 'reset'" in text or "during 'step'" in text
     assert (caught.value.role, caught.value.rank, caught.value.pid) == ("env", 1, victim.pid)
 
@@ -66,7 +66,7 @@ def test_killed_during_a_call(manager):
     with pytest.raises(WorkerDied) as caught:
         manager.step(ALL, actions(4, slot1=Do.DIE))
     text = str(caught.value)
-    assert f"env worker 0 (pid {victim.pid}, slots 0..1) was killed by SIGKILL" in text
+    assert f"env worker 0 (pid {victim.pid}, envs 0..1) was killed by SIGKILL" in text
     assert "during 'step'" in text
     assert text.endswith("the arm has come off")
     assert gone(victim.pid)
@@ -105,7 +105,7 @@ def test_an_exception_brings_its_traceback(manager):
     error = caught.value
     assert (error.type_name, error.rank) == ("ArithmeticError", 1)
     assert error.remote_message.startswith("cannot add 0.5")
-    assert "slot 0 of this worker is slot 2 of the run" in error.remote_message
+    assert "env 0 of this worker is env 2 of the run" in error.remote_message
     assert "toy_simulator.py" in error.remote_traceback
     assert "in step" in str(error)
     assert psutil.pid_exists(error.pid)  # raising does not end a worker
@@ -152,7 +152,7 @@ def test_a_hang_ends_at_the_deadline_and_shows_where(start):
         with pytest.raises(WorkerTimeout) as caught:
             manager.step(ALL, actions(4, slot0=Do.HANG))
         text = str(caught.value)
-        assert text.startswith(f"env worker 0 (pid {hung}, slots 0..1) did not answer 'step' within 1 s and was killed")
+        assert text.startswith(f"env worker 0 (pid {hung}, envs 0..1) did not answer 'step' within 1 s and was killed")
         assert "toy_simulator.py" in text  # the stack it was hanging in
         assert gone(hung)
         assert psutil.pid_exists(fine)
@@ -167,7 +167,7 @@ def test_numbers_that_are_not_finite_are_refused(manager, do):
     worker = manager.workers[1]
     assert (
         str(caught.value)
-        == f"env worker 1 (pid {worker.pid}, slots 2..3): {key} of slot 2 is {value} at step 2 of its episode"
+        == f"env worker 1 (pid {worker.pid}, envs 2..3): {key} of env 2 is {value} at step 2 of its episode"
     )
     assert isinstance(caught.value, WorkerError)
 
@@ -177,19 +177,19 @@ def test_the_step_of_a_bad_reward_inside_a_chunk():
     with EnvManager(config, chunk_size=3, plugins=["toy_simulator"]) as manager:
         manager.reset([0], [episode(1)])
         manager.step([0], actions(1, 3))
-        with pytest.raises(InvalidResult, match="reward of slot 0 is nan at step 6"):
+        with pytest.raises(InvalidResult, match="reward of env 0 is nan at step 6"):
             manager.step([0], actions(1, 3, slot0=Do.NAN_REWARD))
 
 
 def test_a_final_observation_that_is_not_finite_is_refused(start):
     with start(max_episode_steps=1) as manager:
         manager.reset(ALL, [episode(1)] * 4)
-        with pytest.raises(InvalidResult, match=r"observation\.proprio\[0\] of slot 3 is inf at step 1"):
+        with pytest.raises(InvalidResult, match=r"observation\.proprio\[0\] of env 3 is inf at step 1"):
             manager.step(ALL, actions(4, slot3=Do.INF_OBSERVATION), [episode(2)] * 4)
 
 
 def test_an_observation_of_the_wrong_shape_names_what_was_wanted(manager):
-    with pytest.raises(RemoteError, match=r"slots \[0, 1\]: proprio: got float32 \(2, 2\), want float32 \(2, 3\)"):
+    with pytest.raises(RemoteError, match=r"envs \[0, 1\]: proprio: got float32 \(2, 2\), want float32 \(2, 3\)"):
         manager.step(ALL, actions(4, slot0=Do.WRONG_SHAPE))
 
 

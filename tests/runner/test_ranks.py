@@ -72,7 +72,7 @@ def test_two_ranks_play_the_episodes_that_one_would(two: Run, small: Callable[..
     assert two.metrics()[1]["env/steps"] == one.metrics()[1]["env/steps"] == 4 * 24
     assert sorted(path.name for path in (two.path / "workers").glob("**/*env*.log")) == ["env-0.log", "env-0.log"]
     assert two.summary["env_steps"] == 4 * 4 * 24
-    assert "2 ranks, each with 2 slots in 1 simulator process;" in (two.path / "run.log").read_text()
+    assert "2 ranks, each with 2 envs in 1 simulator process;" in (two.path / "run.log").read_text()
 
 
 def test_imitation_has_the_same_curve_on_one_rank_and_two_and_when_their_number_changes(

@@ -87,8 +87,8 @@ def test_evaluations_void_what_is_in_progress_which_is_counted_and_said_once(tmp
     assert [row.get("env/restore_mismatches", 0.0) for row in rows(tmp_path)] == [0, 2, 4, 6]
     for text in (done.stdout, (tmp_path / "out" / "run.log").read_text()):
         words = " ".join(text.split())
-        assert words.count("did not come back from its saved states as it was, in 2 slots (0, 1)") == 1
-        assert "What they were playing is invalid" in words and "The one rule" in words
+        assert words.count("did not restore its saved states bit for bit in 2 envs (0, 1)") == 1
+        assert "Their episodes are invalid" in words and "The one rule" in words
     log = (tmp_path / "out" / "workers" / "env-0.log").read_text()
     assert "slot 0, step 8 (task 'go', start state" in log and "is not bit for bit the one that was saved" in log
 
@@ -96,7 +96,7 @@ def test_evaluations_void_what_is_in_progress_which_is_counted_and_said_once(tmp
 def test_offloading_is_refused_after_the_first_mismatch_and_the_run_goes_on_without(tmp_path: Path) -> None:
     refused = embodyrl(tmp_path, "run", "line.yaml", "env.offload=true", "run.eval_every=0", dice=True)
     assert refused.returncode == 1
-    assert "env.offload is true, but simulator 'line' does not come back" in refused.stderr
+    assert "env.offload is true, but simulator 'line' does not restore its saved states" in refused.stderr
     assert "embodyrl resume out env.offload=false" in refused.stderr and "Traceback" not in refused.stderr
     assert rows(tmp_path)[-1]["iteration"] == 2 and rows(tmp_path)[-1]["env/restore_mismatches"] == 2
     assert (tmp_path / "out" / "checkpoints" / "last").resolve().name == "000002"
@@ -112,12 +112,12 @@ def test_a_resume_with_another_version_says_so_and_voids_what_does_not_come_back
     settings = ("run.eval_every=0", "env.offload=true")
     assert embodyrl(tmp_path, "run", "line.yaml", "run.iterations=1", *settings, dice=False).returncode == 0
     same = embodyrl(tmp_path, "resume", "out", "run.iterations=2", dice=False)
-    assert same.returncode == 0 and "have changed" not in same.stdout and "come back" not in same.stdout
+    assert same.returncode == 0 and "have changed" not in same.stdout and "did not restore" not in same.stdout
     (tmp_path / "line.py").write_text(PLUGIN.replace('"1.0"', '"1.1"').replace("SPEED = 1.0", "SPEED = 2.0"))
     other = embodyrl(tmp_path, "resume", "out", "run.iterations=4", dice=False)
     assert other.returncode == 0, other.stderr
     log = " ".join((tmp_path / "out" / "run.log").read_text().split())
     assert "simulators have changed since the checkpoint was saved: line 1.0 " in log and " -> 1.1 " in log
-    assert log.count("did not come back from its saved states as it was, in 2 slots (0, 1)") == 1
+    assert log.count("did not restore its saved states bit for bit in 2 envs (0, 1)") == 1
     # These come back from states of their own, so offloading goes on and loses nothing more.
     assert [row.get("env/restore_mismatches", 0.0) for row in rows(tmp_path)[-2:]] == [2, 2]

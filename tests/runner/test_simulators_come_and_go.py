@@ -72,7 +72,7 @@ def test_a_run_goes_on_after_a_death_and_tells(tmp_path: Path) -> None:
     done = run_mortal(tmp_path, "restart")
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "out" / "run.log").read_text()
-    assert log.count("replaced a simulator process; what it was playing is invalid. env worker") == 1
+    assert log.count("replaced a simulator process; its episodes are invalid. env worker") == 1
     assert "was killed by SIGKILL" in log
     rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["iteration"] == 3 and rows[-1]["env/restarts"] == 1

@@ -1,4 +1,4 @@
-"""Whether a simulator is what the config asks for, and what it is told where the config says so in other words."""
+"""Checks that a simulator offers what the config asks for, and task descriptions of the config in place of its own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from embodyrl.registry import SIMULATORS
 
 
 def with_task_descriptions(spec: SimulatorSpec, descriptions: Mapping[str, str]) -> SimulatorSpec:
-    """Return what a simulator offers, with other task descriptions for some of its tasks.
+    """Return a simulator's spec with other task descriptions for some of its tasks.
 
     Raises:
-        UserError: there is no such task, or its own task description is also that of another one, so that a simulator's
-            task description does not tell which of them it plays.
+        UserError: there is no such task, or another task has the same description, so that the simulator's description
+            does not identify the task that it plays.
     """
     own = list(spec.tasks.values())
     for task in descriptions:
@@ -32,7 +32,7 @@ def with_task_descriptions(spec: SimulatorSpec, descriptions: Mapping[str, str])
 
 
 def check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
-    """Raise `UserError` if cameras were asked for and are not what the simulator shows."""
+    """Raise `UserError` if `env.cameras` names other cameras than the simulator has."""
     if config.cameras and list(spec.cameras) != config.cameras:
         raise UserError(
             f"env.cameras is {config.cameras}, but simulator {config.name!r} shows "
@@ -41,7 +41,7 @@ def check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
 
 
 def check_importable(config: EnvConfig) -> None:
-    """Raise `UserError` if the simulator or its options are defined where its processes do not look."""
+    """Raise `UserError` if the simulator or its options are defined in the main script, which no process imports."""
     target = SIMULATORS.entry(config.name).target if config.name in SIMULATORS else None
     for thing in (type(config), target):
         if getattr(thing, "__module__", None) == "__main__":

@@ -1,4 +1,4 @@
-"""What an EnvManager is given and what it returns, written to shared memory and read from there.
+"""Arguments and results of an EnvManager, written to shared memory and read from it.
 
 Shapes: `B` slots of a call, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W` pixels.
 """
@@ -19,20 +19,20 @@ from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation
 
 @dataclass(kw_only=True)
 class StepResult(ChunkResult):
-    """What became of one chunk in `B` slots.
+    """Result of one chunk in each of `B` slots.
 
-    `observation` is the first one of the next episode where the slot was reset at once. Images may be views of
-    memory that simulators draw into again later: `EnvManager` says how long they stay as they are. Everything else is
-    the caller's own.
+    `observation` is the first one of the next episode where the slot was reset at once. Images may be views of memory
+    that simulators draw into again: `EnvManager` states how long they stay valid. Everything else belongs to the
+    caller.
     """
 
     final_observation: Observation
-    """At the end of the chunk, before any reset: what a value estimate at the end of an episode needs.
+    """At the end of the chunk, before any reset, for the value estimate where a time limit cut the episode off.
     The same object as `observation` when no slot was reset."""
     lost: NDArray[np.bool_]
-    """`[B]`: the slot's process died and was replaced, or the slot did not come back from its saved state, so its
-    episode came to nothing: no action of this chunk counts, and what was learned from its earlier ones has no end. What
-    it plays next has begun, if that was known."""
+    """`[B]`: the slot's process died and was replaced, or the slot was not restored bit for bit, so its episode is
+    lost: no action of this chunk counts, and its earlier chunks have no end. Its next episode has begun, if one was
+    given."""
     step_images: NDArray[np.uint8] | None = None
     """`[B, C, V, H, W, 3]`: after every action, zeros where none was executed; None unless they are kept.
     Valid until the slot's next send."""
@@ -46,7 +46,7 @@ class StepResult(ChunkResult):
 
 
 class Work(NamedTuple):
-    """What the processes did, all together."""
+    """Working time of all processes together."""
 
     busy_s: float
     """Seconds at work on requests."""
@@ -81,10 +81,11 @@ class Writer:
         self._memory = memory
         self._tasks = tasks
         self._written: list[EpisodeSpec | None] = [None] * len(memory["has_next"])
-        """What each slot plays next."""
+        """The episode that is written for each slot. Collectors give the same object again until it begins, so most
+        calls write nothing."""
 
     def turn_images(self, chosen: Selection) -> None:
-        """Have the next images of these slots drawn beside those that were returned last."""
+        """Have the next images of these slots drawn into the buffer that does not hold those returned last."""
         self._memory["bank"][chosen.index] ^= 1
 
     def checked_actions(self, index: NDArray[np.int64], actions: ArrayLike) -> NDArray[np.float32]:
@@ -99,17 +100,17 @@ class Writer:
             raise ValueError(f"actions: got shape {chunk.shape}, want [B, C, D] = {want}")
         if not np.isfinite(chunk).all():
             row, action, dim = np.argwhere(~np.isfinite(chunk))[0]
-            raise ValueError(f"actions: slot {index[row]}, action {action}, dim {dim} is {chunk[row, action, dim]}")
+            raise ValueError(f"actions: env {index[row]}, action {action}, dim {dim} is {chunk[row, action, dim]}")
         return chunk
 
     def episodes(self, chosen: Selection, episodes: Sequence[EpisodeSpec | None]) -> None:
-        """Write what slot `i` of these plays next; None: nothing.
+        """Write the next episode of each of these slots; None: it has none.
 
         Raises:
             ValueError: a wrong number of episodes, or one of an unknown task.
         """
         if len(episodes) != len(chosen.numbers):
-            raise ValueError(f"got {len(episodes)} episodes for {len(chosen.numbers)} slots")
+            raise ValueError(f"got {len(episodes)} episodes for {len(chosen.numbers)} envs")
         for slot, episode in zip(chosen.numbers, episodes, strict=True):
             if episode is self._written[slot]:
                 continue
@@ -120,7 +121,7 @@ class Writer:
 
     def _episode(self, slot: int, episode: EpisodeSpec) -> None:
         if episode.task not in self._tasks:
-            raise ValueError(f"slot {slot}: task {episode.task!r} is not one of {self._tasks}")
+            raise ValueError(f"env {slot}: task {episode.task!r} is not one of {self._tasks}")
         self._memory["next_task_index"][slot] = self._tasks.index(episode.task)
         for name in NEXT_FIELDS:
             self._memory[f"next_{name}"][slot] = getattr(episode, name)
@@ -141,12 +142,12 @@ class Reader:
         self._kept = [name for name in ("step_images", "step_proprio") if name in memory]
 
     def records(self, chosen: Selection) -> NDArray[Any]:
-        """A copy of the small results of these slots, `[B]` records; see `memory.record_type`."""
+        """Copy the small results of these slots: `[B]` records, see `memory.record_type`."""
         records: NDArray[Any] = self._memory["record"].take(chosen.index)
         return records
 
     def observation(self, chosen: Selection, records: NDArray[Any]) -> Observation:
-        """Return what these slots show now."""
+        """Return the present observation of these slots."""
         return Observation(
             images=self._images(chosen),
             proprio=records["proprio"] if self._has_proprio else None,
@@ -156,7 +157,7 @@ class Reader:
     def final_observation(
         self, chosen: Selection, records: NDArray[Any], now: Observation, was_reset: NDArray[np.bool_]
     ) -> Observation:
-        """`now`, except in the slots that were reset, where it is what they showed before."""
+        """Return `now`, with the observation from before the reset in the slots that were reset."""
         images = proprio = None
         if now.images is not None:
             images = now.images.copy()
@@ -170,24 +171,25 @@ class Reader:
         return Observation(images=images, proprio=proprio, task_descriptions=tasks)
 
     def step_observations(self, chosen: Selection) -> dict[str, NDArray[Any]]:
-        """`step_images` and `step_proprio`, as far as they are kept."""
+        """Return `step_images` and `step_proprio`, those of them that are kept."""
         where = chosen.index if chosen.run is None else chosen.run
         return {name: self._memory[name][where] for name in self._kept}
 
     def _images(self, chosen: Selection) -> NDArray[np.uint8] | None:
-        """A view where these slots lie side by side, else a copy."""
+        """Return a view if these slots are consecutive and use the same buffer, else a copy."""
         if not self._has_images:
             return None
         banks = self._memory["bank"][chosen.index].tolist()
         if banks.count(banks[0]) < len(banks):
-            places = zip(banks, chosen.numbers, strict=True)
-            return np.stack([self._memory[IMAGES[bank]][slot] for bank, slot in places])
+            pairs = zip(banks, chosen.numbers, strict=True)
+            return np.stack([self._memory[IMAGES[bank]][slot] for bank, slot in pairs])
         images: NDArray[np.uint8] = self._memory[IMAGES[banks[0]]][chosen.index if chosen.run is None else chosen.run]
         return images
 
 
 def find_not_finite(records: NDArray[Any]) -> NotFinite | None:
-    """The first NaN or infinity among the float32 numbers of these records `[B]`."""
+    """Return the first NaN or infinity among the float32 numbers of these records `[B]`; None if all are finite."""
+    # One test for all float fields together: this runs for every step and nearly always ends here.
     if np.isfinite(records["numbers"]).all():
         return None
     for name in ("rewards", "final_proprio", "proprio"):

@@ -1,7 +1,7 @@
-"""EnvManager: the simulator slots of a run, in processes of their own.
+"""EnvManager: the simulated environments of a run, in processes of their own.
 
 Shapes: `B` slots of a call, `C` actions in a chunk, `D` action dims. The manager knows nothing about tasks or learning:
-the caller says which episode each slot plays, when it steps and with which actions.
+the caller chooses the episode of each slot, when it steps and with which actions.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ _STATE_HEAD = struct.Struct("<q??")
 
 
 class InvalidResult(WorkerError):
-    """Raised when a simulator returned a reward or an observation that is NaN or infinite; slot and step are named."""
+    """Raised when a simulator returned a reward or an observation that is NaN or infinite; names env and step."""
 
 
 class EnvManager:
     """Starts the simulator processes and serves their slots.
 
-    Arrays that go in are copied, arrays that come out are the caller's own, except for images: those of consecutive
-    slots are a view of the memory that simulators draw into. Each slot has two places for its images, which take
-    turns, so an observation stays as it is while the chunk decided on it is simulated: until the second next `send`,
-    `reset` or `observe` of one of its slots. Copy what is to last longer.
+    Arguments are copied, and arrays in results belong to the caller, except for images: those of consecutive slots are
+    a view of the memory that simulators draw into. Each slot has two image buffers, which take turns, so an observation
+    stays valid while the chunk chosen for it is simulated: until the second next `send`, `reset` or `observe` of one of
+    its slots. Copy what is to last longer.
 
-    A process that dies or hangs ends the run, or is replaced (`env.on_worker_death`). Then what its slots were playing
-    is lost: the next result of each says so (`StepResult.lost`), and nothing goes on from an earlier state. So is what
-    a slot was playing that does not come back from its state as it was. After any other `WorkerError` (a simulator
-    raised, or a result was not finite) only `close` still works.
+    A process that dies or hangs ends the run, or is replaced (`env.on_worker_death`). Then the episodes of its slots
+    are lost: `StepResult.lost` is True in the next result of each, and nothing goes on from an earlier state. The
+    episode of a slot that is not restored bit for bit from its saved state is lost too. After any other `WorkerError`
+    (a simulator raised, or a result was not finite) only `close` still works.
 
     Args:
         config: the simulator, the number of slots and of processes, and the deadlines.
         chunk_size: `C`, actions per step.
         every_step: keep the observation after every action (`StepResult.step_images`, `step_proprio`).
         plugins: modules that the processes import first.
-        plugin_path: folder in which they may be, besides what is installed.
+        plugin_path: folder with such modules, besides what is installed.
         log_dir: folder for the processes' output; None: kept only while they run.
-        launcher: where the processes run; None: on this machine. With one given, the three above are its business.
+        launcher: starts the processes; None: on this machine. If given, the three above are not used.
         near: the GPU to which observations go, so that processes run close to it.
 
     Raises:
-        UserError: the slots cannot be spread over the processes, or the simulator cannot be built for a reason that
-            the user can mend.
+        UserError: the slots cannot be divided evenly among the processes, or the simulator cannot be built for a reason
+            that the user can fix.
         WorkerError: a process failed to start.
     """
 
@@ -96,10 +96,10 @@ class EnvManager:
         self._requests: list[Request | None] = [None] * self.num_envs
         self._sent = np.zeros(self.num_envs, bool)
         self._lost = np.zeros(self.num_envs, bool)
-        """Slots whose episode died with its process or did not come back, which nobody was told yet."""
+        """Mask of the slots whose episode was lost, until the next result reports it."""
         self._mismatches: list[int] = []
         self._offloaded: dict[int, bytes] | None = None
-        """States of the slots that were playing when the processes were ended for a while."""
+        """States of the slots that were playing when `offload` ended the processes; None while the processes run."""
         self._needs_reset = np.ones(self.num_envs, bool)
         self._steps = np.zeros(self.num_envs, np.int64)
         self._work_taken = np.zeros(2)
@@ -108,12 +108,14 @@ class EnvManager:
             launcher = launcher or LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=log_dir)
             self._start(config, launcher, near)
         except BaseException as error:
+            # Also on Ctrl-C: the caller gets no object that could end the processes that have started.
             self.close()
             if isinstance(error, RemoteError) and error.is_user_error:
                 raise UserError(error.remote_message) from error
             raise
 
     def _start(self, config: EnvConfig, launcher: Launcher, near: Gpu | None) -> None:
+        # The memory is laid out by what the simulator offers, which only the started processes know.
         pool = self._pool = WorkerPool(config, launcher, near, self._lose)
         pool.start()
         self.spec = with_task_descriptions(self._agreed_spec(pool), config.task_descriptions)
@@ -143,7 +145,8 @@ class EnvManager:
         return self._processes.workers
 
     def reset(self, slots: Slots, episodes: Sequence[EpisodeSpec]) -> Observation:
-        """Start `episodes[i]` in slot `slots[i]`, whatever it was doing; returns the first observations, in that order.
+        """Start `episodes[i]` in slot `slots[i]`, whatever it was playing; returns the first observations, in that
+        order.
 
         Raises:
             ValueError: wrong slots or episodes.
@@ -152,16 +155,17 @@ class EnvManager:
         chosen = self._idle(slots)
         for slot, episode in zip(chosen.numbers, episodes, strict=False):
             if episode is None:
-                raise ValueError(f"slot {slot}: got no episode")
+                raise ValueError(f"env {slot}: got no episode")
         self._writer.episodes(chosen, episodes)
         self._writer.turn_images(chosen)
         self._begin(chosen)
         return self._observation(chosen)
 
     def _begin(self, chosen: Selection) -> None:
-        """Start the episodes that are written in `next_*`, once more where a process dies over it."""
+        """Start the episodes that are written in `next_*`; repeated in the slots of a process that dies meanwhile."""
         self._lost[chosen.index] = False
         self._steps[chosen.index] = 0
+        # Until the reset has succeeded there is no episode to lose, so a death here marks nothing as lost.
         self._needs_reset[chosen.index] = True
         left: Selection | None = chosen
         while left is not None:
@@ -173,7 +177,8 @@ class EnvManager:
     def step(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
     ) -> StepResult:
-        """`send` and `receive` in one."""
+        """Execute a chunk in each slot and wait for the result: `send` and `receive` in one."""
+        # Without the bookkeeping of requests by slot that `send` and `receive` need: this is the loop of lockstep.
         chosen = self._prepare(slots, actions, next_episodes)
         playing = self._still_playing(chosen)
         if playing is not None:
@@ -182,13 +187,13 @@ class EnvManager:
         return self._result(chosen)
 
     def send(self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None) -> None:
-        """Have slots execute a chunk each, and return at once.
+        """Start executing a chunk in each slot, and return at once.
 
         Args:
-            slots: which; each must be playing an episode, with no chunk under way.
+            slots: each must be playing an episode, with no chunk under way.
             actions: float32 `[B, C, D]` in the simulator's units.
-            next_episodes: what slot `i` plays if its episode ends in this chunk, so that it is reset without another
-                round trip; None (or no list at all): it stays as it ended and must be `reset` before it steps again.
+            next_episodes: the episode that slot `i` begins if its present one ends in this chunk, so that it is reset
+                without another round trip. None (or no list at all): it must be `reset` before it steps again.
 
         Raises:
             ValueError: wrong slots, actions or episodes.
@@ -201,6 +206,8 @@ class EnvManager:
             return
         with self._noting_failure:
             requests = self._processes.step(playing)
+        # One request serves all slots of a process, which may be received in other groupings. A slot whose process was
+        # dead and has been replaced has none, and is lost.
         for request, share in zip(requests, playing.shares, strict=True):
             for slot in share.slots:
                 self._requests[slot] = request
@@ -215,7 +222,7 @@ class EnvManager:
         chosen = self._find(slots)
         if False in self._sent[chosen.index].tolist():
             idle = chosen.index[~self._sent[chosen.index]]
-            raise ValueError(f"slots {idle.tolist()} have no chunk under way: send first")
+            raise ValueError(f"envs {idle.tolist()} have no chunk under way: send first")
         requests = dict.fromkeys([self._requests[slot] for share in chosen.shares for slot in share.slots])
         if pending := [request for request in requests if request is not None]:
             self._finish(pending)
@@ -223,13 +230,13 @@ class EnvManager:
         return self._result(chosen)
 
     def receive_ready(self, at_least: int) -> tuple[NDArray[np.int64], StepResult]:
-        """Wait until at least so many slots have executed the chunks that were sent, and receive all that have.
+        """Wait until at least `at_least` slots have executed the chunks that were sent, and receive all that have.
 
-        A chunk that a process got for several slots at once is ready in all of them at the same time. The deadline of
-        each chunk counts from when its process got to it, so a slot that hangs is noticed though others go on.
+        Chunks that were sent to several slots of a process at once are ready at the same time. The deadline of each
+        chunk counts from when its process began with it, so a slot that hangs is noticed while others go on.
 
         Returns:
-            Their numbers, ascending, and the result in that order.
+            The slots' numbers, ascending, and the result in that order.
 
         Raises:
             ValueError: fewer slots have a chunk under way.
@@ -238,7 +245,7 @@ class EnvManager:
         self._check_usable()
         under_way = np.flatnonzero(self._sent)
         if not 1 <= at_least <= len(under_way):
-            raise ValueError(f"cannot wait for {at_least} slots: {len(under_way)} have a chunk under way")
+            raise ValueError(f"cannot wait for {at_least} envs: {len(under_way)} have a chunk under way")
         while True:
             ready = [slot for slot in under_way.tolist() if self._requests[slot] is None]
             if len(ready) >= at_least:
@@ -251,12 +258,12 @@ class EnvManager:
     def step_recorded(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
     ) -> tuple[StepResult, list[NDArray[np.uint8]]]:
-        """`step`, and a video of it: images for people after every executed action, before any reset.
+        """Step as `step` does, and record a video: images for people after every executed action, before any reset.
 
-        The same trajectories as with `step`, at the cost of an image and a copy through a pipe for every action.
+        Trajectories are those of `step`. It costs an image and a copy through a pipe for every action.
 
         Returns:
-            The result, and uint8 `[steps[i], H, W, 3]` for slot `slots[i]`.
+            The result, and images uint8 `[steps[i], H, W, 3]` for slot `slots[i]`.
 
         Raises:
             ValueError: see `send`.
@@ -269,9 +276,9 @@ class EnvManager:
         return self._result(chosen), [videos.get(slot, nothing) for slot in chosen.numbers]
 
     def get_state(self, slots: Slots) -> list[bytes]:
-        """One self-contained state per slot, for `set_state` of any manager of the same simulator.
+        """Return one self-contained state per slot, for `set_state` of any manager of the same simulator.
 
-        The state of a slot whose episode was lost says just that.
+        The state of a slot whose episode was lost holds only that fact.
 
         Raises:
             ValueError: wrong slots, or a chunk is under way.
@@ -289,7 +296,7 @@ class EnvManager:
         """Continue slots from states of `get_state`, of these or other slots, in this or another run.
 
         Returns:
-            The slots that did not come back as they were saved; what they were playing is lost.
+            The slots that were not restored bit for bit; their episodes are lost.
 
         Raises:
             ValueError: wrong slots or number of states, or a chunk is under way.
@@ -297,7 +304,7 @@ class EnvManager:
         """
         chosen = self._idle(slots)
         if len(states) != len(chosen.numbers):
-            raise ValueError(f"got {len(states)} states for {len(chosen.numbers)} slots")
+            raise ValueError(f"got {len(states)} states for {len(chosen.numbers)} envs")
         by_slot = dict(zip(chosen.numbers, states, strict=True))
         for slot, state in by_slot.items():
             self._steps[slot], self._needs_reset[slot], self._lost[slot] = _STATE_HEAD.unpack_from(state)
@@ -305,6 +312,8 @@ class EnvManager:
         if playing is None:
             return []
         bodies = [[by_slot[slot][_STATE_HEAD.size :] for slot in share.slots] for share in playing.shares]
+        # A process answers with the slots, as it numbers them, whose restored state differs from the saved one. A slot
+        # between two episodes has nothing to lose.
         replies = self._call("set_state", playing, bodies)
         different = [
             slot
@@ -317,7 +326,7 @@ class EnvManager:
         return different
 
     def observe(self, slots: Slots) -> Observation:
-        """The current observations of slots.
+        """Return the current observations of slots.
 
         Raises:
             ValueError: wrong slots, or a chunk is under way.
@@ -331,7 +340,7 @@ class EnvManager:
         return self._observation(chosen)
 
     def render(self, slots: Slots) -> NDArray[np.uint8]:
-        """Images of slots for people, uint8 `[B, H, W, 3]`. Not for the hot path.
+        """Return images of slots for people, uint8 `[B, H, W, 3]`; too slow for every step.
 
         Raises:
             ValueError: wrong slots, or a chunk is under way.
@@ -341,14 +350,14 @@ class EnvManager:
         images = self._by_slot(chosen, self._call("render", chosen))
         missing = [slot for slot in chosen.numbers if slot not in images]
         if missing:
-            raise RuntimeError(f"slots {missing} have no image: what they were playing died with its process")
+            raise RuntimeError(f"envs {missing} have no image: their episodes were lost with their process")
         return np.stack([images[slot] for slot in chosen.numbers])
 
     def offload(self) -> int:
-        """Keep the states of all slots that play, and end the processes until they are needed again.
+        """Save the states of all slots that play, and end the processes until they are needed again.
 
         Returns:
-            Bytes of memory that this frees: what the processes used and shared with nobody. 0 if they are gone already.
+            Bytes of memory that this frees: those that only these processes used. 0 if they had ended before.
 
         Raises:
             ValueError: a chunk is under way.
@@ -364,12 +373,13 @@ class EnvManager:
         return freed
 
     def onload(self) -> None:
-        """Start the processes again and continue bit for bit where `offload` stopped; what does not come back so is
-        lost. Every other method does that by itself, so calling it only says when.
+        """Start the processes again and continue bit for bit where `offload` stopped; an episode that cannot be
+        restored so is lost. Every other method calls it when needed; calling it only chooses the moment.
 
         Raises:
             WorkerError: see the class.
         """
+        # Cleared first: `set_state` below looks slots up, which calls this method again.
         states, self._offloaded = self._offloaded, None
         if states is None:
             return
@@ -379,28 +389,28 @@ class EnvManager:
             self.set_state(list(states), list(states.values()))
 
     def take_deaths(self) -> list[WorkerError]:
-        """Processes that died and were replaced since the last call."""
+        """Return the errors of processes that died and were replaced since the last call."""
         deaths, self._processes.deaths = self._processes.deaths, []
         return deaths
 
     def take_mismatches(self) -> list[int]:
-        """Slots that did not come back from a state as they were saved, since the last call; one entry each time."""
+        """Return the slots that were not restored bit for bit since the last call; one entry each time."""
         mismatches, self._mismatches = self._mismatches, []
         return mismatches
 
     def count_restarts(self, restarts: int) -> None:
-        """Say how many processes were replaced in the run so far, by whomever; `env.max_restarts` limits them."""
+        """Set how many processes were replaced in the run so far, by all ranks; `env.max_restarts` limits them."""
         self._processes.restarts = restarts
 
     def take_work(self) -> Work:
-        """Return what the processes did since the last call."""
+        """Return the processes' working time since the last call."""
         total = self._arrays["work"][:, :2].sum(0)
         busy, drawing = (total - self._work_taken).tolist()
         self._work_taken = total
         return Work(busy_s=busy, drawing_s=drawing)
 
     def close(self) -> None:
-        """End the processes, within a few seconds whatever they are doing. Harmless when repeated."""
+        """End the processes, within a few seconds even if they hang. May be called again."""
         self._closed = True
         if self._pool is not None:
             self._pool.stop(_CLOSE_S if self._failure is None else _CLOSE_AFTER_FAILURE_S)
@@ -423,7 +433,8 @@ class EnvManager:
         return self._pool
 
     def _call(self, method: str, chosen: Selection, bodies: Sequence[object] | None = None) -> list[Any]:
-        """Return what every process that serves some of the slots answers; `GONE` where it died and was replaced."""
+        """Call a method in every process that serves some of the slots; returns their replies, `GONE` for a process
+        that died and was replaced."""
         with self._noting_failure:
             return self._processes.replies(self._processes.ask(method, chosen, bodies))
 
@@ -434,20 +445,21 @@ class EnvManager:
         self._requests = [None if request in requests else request for request in self._requests]
 
     def _lose(self, slots: range) -> None:
-        """The process of these slots died; another one serves them and knows nothing of what they were playing."""
+        """Mark the episodes of a process that died and was replaced as lost."""
         for slot in slots:
             self._lost[slot] = not self._needs_reset[slot]
 
     def _still_playing(self, chosen: Selection) -> Selection | None:
-        """Those of the slots whose episode was not lost; None if there are none."""
+        """Return the slots whose episode was not lost; None if there are none."""
         lost = self._lost[chosen.index]
+        # For a few booleans `in` on a list is cheaper than a reduction; every call comes here.
         if True not in lost.tolist():
             return chosen
         return None if lost.all() else self._find(chosen.index[~lost])
 
     @staticmethod
     def _by_slot(chosen: Selection, replies: Sequence[Sequence[T]]) -> dict[int, T]:
-        """Return what the processes returned for each of their slots, without those that died."""
+        """Return the processes' replies by slot, without those of processes that died."""
         found: dict[int, T] = {}
         for share, values in zip(chosen.shares, replies, strict=True):
             if values is not GONE:
@@ -476,18 +488,19 @@ class EnvManager:
         chosen = self._find(slots)
         if True in self._sent[chosen.index].tolist():
             busy = chosen.index[self._sent[chosen.index]]
-            raise ValueError(f"slots {busy.tolist()} are busy with a chunk: receive it first")
+            raise ValueError(f"envs {busy.tolist()} are busy with a chunk: receive it first")
         return chosen
 
     def _prepare(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None
     ) -> Selection:
-        """Check and write what slots need to execute a chunk; see `send`."""
+        """Check and write the arguments of `send`; returns the slots."""
         chosen = self._idle(slots)
         index = chosen.index
         if True in self._needs_reset[index].tolist():
             over = index[self._needs_reset[index]].tolist()
-            raise ValueError(f"slots {over} play no episode (none was started, or it ended): reset them first")
+            raise ValueError(f"envs {over} play no episode (none was started, or it ended): reset them first")
+        # Actions are checked before anything is written, so that a refused call leaves the envs ready to step.
         chunk = self._writer.checked_actions(index, actions)
         self._writer.episodes(chosen, [None] * len(index) if next_episodes is None else next_episodes)
         self._arrays["actions"][index] = chunk
@@ -501,10 +514,11 @@ class EnvManager:
         assert self._memory is not None, "used before the start or after close"
         return self._memory
 
-    def _bury(self, chosen: Selection) -> NDArray[np.bool_]:
-        """Clear the results of slots whose episode was lost and start what they play next; returns which, `[B]`."""
+    def _clear_lost(self, chosen: Selection) -> NDArray[np.bool_]:
+        """Clear the results of slots whose episode was lost and start their next one; returns their mask `[B]`."""
         lost: NDArray[np.bool_] = self._lost[chosen.index]
         if True in lost.tolist():
+            # The shared memory still holds the chunk before, or what the process wrote before it died.
             slots = chosen.index[lost]
             for name in ("rewards", "success", "terminated", "truncated", "steps"):
                 self._arrays[name][slots] = 0
@@ -515,9 +529,11 @@ class EnvManager:
         return lost
 
     def _result(self, chosen: Selection) -> StepResult:
-        lost = self._bury(chosen)
+        lost = self._clear_lost(chosen)
         index, records = chosen.index, self._reader.records(chosen)
         ended = records["terminated"] | records["truncated"]
+        # The worker has reset these slots itself: `observation` is the next episode's first one, and the last one of
+        # the episode that ended is in `final_*`.
         was_reset = ended & self._arrays["has_next"][index]
         self._check_finite(chosen, records, was_reset)
         self._steps[index] += records["steps"]
@@ -537,7 +553,8 @@ class EnvManager:
         return self._reader.observation(chosen, records)
 
     def _check_finite(self, chosen: Selection, records: NDArray[Any], was_reset: NDArray[np.bool_] | None) -> None:
-        """Raise `InvalidResult` if a reward or an observation is not finite. `was_reset [B]`: given after a step."""
+        """Raise `InvalidResult` if a reward or an observation is not finite. `was_reset` is a mask `[B]` after a step,
+        None after anything else."""
         bad = find_not_finite(records)
         if bad is None:
             return
@@ -550,7 +567,7 @@ class EnvManager:
             step = 0 if of_next_episode else step + int(records["steps"][bad.row])
         worker = self._processes.selections.worker_of(slot)
         error = self._noting_failure.failure = InvalidResult(
-            f"{worker}: {key} of slot {slot} is {bad.value} at step {step} of its episode",
+            f"{worker}: {key} of env {slot} is {bad.value} at step {step} of its episode",
             role=worker.spec.role,
             rank=worker.spec.rank,
             pid=worker.pid,
@@ -559,8 +576,8 @@ class EnvManager:
 
 
 class _NotingFailure:
-    """A `with` block for exchanges with the processes: whatever interrupts one leaves it unfinished, and the manager
-    cannot be used after."""
+    """A `with` block around exchanges with the processes that keeps the error that interrupted one. Replies that were
+    not read would be taken for those of the next request, so the manager cannot be used afterwards."""
 
     failure: BaseException | None = None
 

@@ -1,9 +1,9 @@
-"""The shared-memory segment through which observations, actions and results travel, and what lies where in it.
+"""The shared-memory segment through which observations, actions and results travel, and its layout.
 
-Shapes: `B` simulator slots of the whole run, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras,
-`H, W` pixels. Row `b` of every array belongs to slot `b` and is written by one side at a time: by the parent while the
-slot is idle, by the slot's worker while it is busy. The segment is a memfd: it has no name, so nothing is left behind
-however a run ends.
+Shapes: `B` slots of the whole run, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W`
+pixels. Row `b` of every array belongs to slot `b` and is written by one side at a time: by the parent while the slot is
+idle, by the slot's worker while it is busy. That is why no lock is needed. The segment is a memfd: it has no name, so
+nothing is left over however a run ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from embodyrl.envs.types import SimulatorSpec
 
 _ALIGNMENT = 64
 NEXT_FIELDS = ("start_state", "seed", "group")
-"""Integer fields of an EpisodeSpec; each has an array `next_<field>`. The task travels as an index, `next_task`."""
+"""Integer fields of an EpisodeSpec; each has an array `next_<field>`. The task travels as `next_task_index`."""
 
 
 IMAGES = ("images_0", "images_1")
-"""The two places for a slot's images: while one shows what was decided on, the next ones are drawn into the other."""
+"""The two buffers for a slot's images: while one holds the last observation, the next is drawn into the other."""
 
 Array = tuple[tuple[int, ...], "np.dtype[Any]"]
 """Shape and type of one array."""
@@ -69,14 +69,16 @@ def pack(arrays: Mapping[str, Array]) -> Layout:
 
 
 def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int, *, every_step: bool = False) -> Layout:
-    """The arrays for `num_slots` (B) slots of this simulator and chunks of `chunk_size` (C) actions.
+    """Lay out the arrays for `num_slots` (B) slots of this simulator and chunks of `chunk_size` (C) actions.
 
-    `record` is described at `record_type`. `images_0` and `images_1` take turns: `bank` says which one shows the next
-    observation. `final_images` belong to the last observation of an episode after which the slot was reset at once,
-    `step_*` are the observations after every action if those are kept. `stepping` says which slots of a process the
-    doorbell is rung for. `has_next` and `next_*` say which episode to start. `work` are the seconds that a process has
-    worked and, of these, drawn, in the row of its first slot; a row fills a cache line, since others write the next
-    one.
+    - `record`: see `record_type`.
+    - `images_0`, `images_1`: take turns; `bank` is the number of the one that holds the next observation.
+    - `final_images`: the last observation of an episode after which the slot was reset at once.
+    - `step_*`: the observations after every action, if those are kept.
+    - `stepping`: mask of the slots for which a process' doorbell is rung.
+    - `has_next`, `next_*`: the episode to start.
+    - `work`: seconds that a process has worked and, of these, drawn, in the row of its first slot. A row fills a cache
+      line, because another process writes the next row.
     """
     arrays: dict[str, Array] = {
         "actions": ((num_slots, chunk_size, spec.action_dim), np.dtype("float32")),
@@ -98,10 +100,10 @@ def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int, *, every_step: 
 
 
 def record_type(spec: SimulatorSpec, chunk_size: int) -> np.dtype[Any]:
-    """The small results of one slot side by side, so that one copy fetches them all.
+    """Return the record of one slot's small results, side by side so that one copy fetches them all.
 
-    `task` is the index of the task whose task description is shown, `final_*` belong to the last observation of an
-    episode after which the slot was reset at once. `numbers` are all the float32 fields, so that one look finds what is
+    `task_index` is that of the task description shown, `final_*` belong to the last observation of an episode after
+    which the slot was reset at once. `numbers` overlaps all the float32 fields, so that one test finds a number that is
     not finite. The record fills whole cache lines: neighbours may be written by other processes.
     """
     proprio = {name: (spec.proprio_dim,) for name in ("proprio", "final_proprio") if spec.proprio_dim}
@@ -114,6 +116,8 @@ def record_type(spec: SimulatorSpec, chunk_size: int) -> np.dtype[Any]:
         ("success", ("bool", (chunk_size,))),
     ]
     fields += [("terminated", "bool"), ("truncated", "bool")]
+    # Floats come first, so that `numbers` can span them from offset 0. numpy aligns records to the largest field only,
+    # hence the offsets by our own count.
     offsets: list[int] = []
     end = 0
     for _, kind in fields:
@@ -140,7 +144,7 @@ class Segment:
 
     Args:
         fd: file descriptor of the memory; the segment owns it from now on.
-        layout: what lies where.
+        layout: of its arrays.
     """
 
     def __init__(self, fd: int, layout: Layout) -> None:
@@ -148,6 +152,7 @@ class Segment:
         self._close_fd = weakref.finalize(self, os.close, fd)
         self.layout = layout
         self._arrays: dict[str, NDArray[Any]] = {}
+        # The arrays hold the mapping, so it lives as long as any view of it, also after `close`.
         memory = mmap.mmap(fd, layout.num_bytes)
         for name, field in layout.fields.items():
             array = np.frombuffer(memory, field.dtype, field.num_bytes // field.dtype.itemsize, field.offset)
@@ -156,7 +161,7 @@ class Segment:
 
     @classmethod
     def create(cls, layout: Layout) -> Segment:
-        """A new segment, all zero."""
+        """Create a segment of zeros."""
         fd = os.memfd_create("embodyrl-envs", os.MFD_CLOEXEC)
         os.ftruncate(fd, layout.num_bytes)
         return cls(fd, layout)
@@ -168,10 +173,11 @@ class Segment:
         return name in self._arrays
 
     def part(self, slots: range) -> dict[str, NDArray[Any]]:
-        """Views of the rows of these slots, by name."""
+        """Return views of the rows of these slots, by name."""
         return {name: array[slots.start : slots.stop] for name, array in self._arrays.items()}
 
     def close(self) -> None:
-        """Let go of the memory; it is freed when the last view and the last process have. Harmless when repeated."""
+        """Release the memory; it is freed once the last view and the last process have released it. May be called
+        again."""
         self._arrays = {}
         self._close_fd()

@@ -1,4 +1,4 @@
-"""The processes behind an EnvManager: started, asked, replaced where they die, measured, ended."""
+"""The simulator processes of an EnvManager: started, called, replaced when they die, measured, ended."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from embodyrl.placement.plan import WorkerSpec, inventory, plan_env_workers
 from embodyrl.placement.topology import Gpu
 
 GONE: Final = object()
-"""What stands for the reply of a process that died and was replaced."""
+"""Stands for the reply of a process that died and was replaced."""
 
 PAUSE_S = 1.0
-"""Pause after a process has died while it started, before it is started once more [s]; each one doubles it."""
+"""Pause between a death during the start and the next attempt [s]; every further death doubles it."""
 LONGEST_PAUSE_S = 30.0
 
 
@@ -35,10 +35,10 @@ class WorkerPool:
     """The processes that serve the slots of a run, by rank.
 
     Args:
-        config: the simulator, the number of processes, the deadlines, and what to do when one of them dies.
-        launcher: where they run.
+        config: the simulator, the number of processes, the deadlines, and `env.on_worker_death`.
+        launcher: starts the processes.
         near: the GPU to which observations go.
-        on_replaced: called with the slots of a process that died, once another one serves them; they play nothing.
+        on_replaced: called with the slots of a process that died, once another one serves them; they play no episode.
     """
 
     workers: list[Worker]
@@ -53,13 +53,13 @@ class WorkerPool:
         self._plan = plan_env_workers(config, inventory(), near)
         self._memory: Segment | None = None
         self.restarts = 0
-        """Processes that died and were replaced in the run so far, of which `env.max_restarts` may."""
+        """Number of processes that died and were replaced in the run so far, at most `env.max_restarts`."""
         self.deaths: list[WorkerError] = []
-        """The same, until somebody takes note and clears the list."""
+        """Their errors, until `EnvManager.take_deaths` clears the list."""
         self.workers = []
 
     def start(self) -> None:
-        """Start all processes; with `attach` called before, they serve that memory."""
+        """Start all processes; if `attach` was called before, they serve that memory."""
         specs = self._plan
         self.workers = self._launcher.start(
             specs, EnvWorker, [(spec, self._config) for spec in specs], timeout=self._config.startup_timeout_s
@@ -69,11 +69,11 @@ class WorkerPool:
             self.attach(self._memory)
 
     def start_again(self) -> None:
-        """Start all processes after `stop`; one that dies over it is replaced like any other."""
+        """Start all processes after `stop`; one that dies during its start is replaced like any other."""
         self._until_started(self.start)
 
     def attach(self, memory: Segment) -> None:
-        """Have all processes use this memory, and those that are started later."""
+        """Have all processes use this memory, also those that are started later."""
         self._memory = memory
         self._attach(self.workers)
 
@@ -83,11 +83,11 @@ class WorkerPool:
         self._gather([worker.request("attach", layout, fds=[fd]) for worker in workers])
 
     def call_all(self, method: str) -> list[Any]:
-        """Return what every process answers to `method()`."""
+        """Return the reply of every process to `method()`."""
         return self._gather([worker.request(method) for worker in self.workers])
 
     def ask(self, method: str, chosen: Selection, bodies: Sequence[object] | None = None) -> list[Request | None]:
-        """Ask every process that serves some of the slots for `method(*slots)`, or `method(slots, bodies[i])`.
+        """Request `method(*slots)`, or `method(slots, bodies[i])`, from every process that serves some of the slots.
 
         Returns:
             One request per share of the selection; None where the process was dead and has been replaced.
@@ -103,9 +103,9 @@ class WorkerPool:
         return requests
 
     def step(self, chosen: Selection) -> list[Request | None]:
-        """`ask("step", chosen)` by doorbell: which slots are meant lies in shared memory, beside their actions.
+        """Do what `ask("step", chosen)` does by doorbell: the slots are named in shared memory, beside their actions.
 
-        A process that is still busy, with a chunk of other slots, gets a message instead, which waits for its turn.
+        A process that is still busy with a chunk of other slots gets a message instead, which waits for its turn.
         """
         assert self._memory is not None
         stepping, timeout = self._memory["stepping"], self._config.step_timeout_s
@@ -113,6 +113,7 @@ class WorkerPool:
         for share in chosen.shares:
             worker = share.worker
             try:
+                # A busy process may still have to read `stepping` for its present chunk.
                 if worker.is_idle:
                     served = worker.spec.slots
                     stepping[served.start : served.stop] = share.mask
@@ -125,9 +126,10 @@ class WorkerPool:
         return requests
 
     def replies(self, requests: Sequence[Request | None]) -> list[Any]:
-        """The replies to these requests; `GONE` for those of processes that died and have been replaced."""
+        """Return the replies to these requests; `GONE` for those of processes that died and have been replaced."""
         if self._config.on_worker_death is OnWorkerDeath.fail:
             return self._gather([request for request in requests if request is not None])
+        # One by one, so that one death does not take the other replies with it; the deadline is that of all together.
         deadline = time.monotonic() + self._config.step_timeout_s
         return [self._reply(request, deadline) for request in requests]
 
@@ -141,26 +143,27 @@ class WorkerPool:
             return GONE
 
     def any_replied(self, requests: Sequence[Request]) -> list[Request]:
-        """Wait until at least one of these requests has its reply, or its process has died; returns all of those."""
+        """Wait until at least one of these requests has its reply, or its process has died; returns all that have."""
         try:
             return self._launcher.wait_any(requests)
         except (WorkerDied, WorkerTimeout) as error:
             if self._config.on_worker_death is OnWorkerDeath.fail:
                 raise
+            # Their `replies` will meet the same error and replace the process.
             return [request for request in requests if request.worker.spec.rank == error.rank]
 
     def _gather(self, requests: Sequence[Request]) -> list[Any]:
         return self._launcher.gather(requests, timeout=self._config.step_timeout_s)
 
     def _replace(self, error: WorkerDied | WorkerTimeout) -> None:
-        """Start another process in place of the one that died, if that is wanted and still allowed."""
+        """Start another process in place of the one that died, if the config wants it and still allows it."""
         self._count(error)
         spec = self._plan[error.rank]
         self._until_started(lambda: self._start_one(spec))
         self._on_replaced(spec.slots)
 
     def _count(self, error: WorkerDied | WorkerTimeout) -> None:
-        """Count a process that died; raises if none is to be replaced, or none any more."""
+        """Count a process that died; raises if it may not be replaced."""
         if self._config.on_worker_death is OnWorkerDeath.fail:
             raise error
         self.restarts += 1
@@ -176,16 +179,17 @@ class WorkerPool:
         self.deaths.append(error)
 
     def _until_started(self, start: Callable[[], None]) -> None:
-        """Call `start`, again where a process dies over it: each of these deaths counts, so that there is an end."""
+        """Call `start` until no process dies meanwhile. Each of these deaths counts, so `env.max_restarts` ends it."""
         for failed in itertools.count():
             try:
                 return start()
             except (WorkerDied, WorkerTimeout) as error:
                 self._count(error)
-            time.sleep(min(PAUSE_S * 2**failed, LONGEST_PAUSE_S))  # what kills it, full memory say, may pass
+            # The cause, such as full memory, may pass: exponential backoff.
+            time.sleep(min(PAUSE_S * 2**failed, LONGEST_PAUSE_S))
 
     def _start_one(self, spec: WorkerSpec) -> None:
-        """Start a process in place of another one."""
+        """Start a process in place of another one, which may still hang."""
         self._launcher.stop([self.workers[spec.rank]], timeout=0.0)
         [worker] = self._launcher.start(
             [spec], EnvWorker, [(spec, self._config)], timeout=self._config.startup_timeout_s
@@ -195,7 +199,8 @@ class WorkerPool:
         self._attach([worker])
 
     def unique_memory(self) -> int:
-        """Bytes that the processes use and share with nobody; one that has died uses none."""
+        """Return the bytes of memory that only these processes use (USS); one that has died uses none."""
+        # Resident size would count the packages that all forked processes share once for each of them.
         import psutil
 
         total = 0
@@ -205,7 +210,7 @@ class WorkerPool:
         return total
 
     def stop(self, timeout: float) -> None:
-        """End the processes: ask them to, wait `timeout` [s] for all together, then kill. Harmless when repeated."""
+        """End the processes: ask them to, wait `timeout` [s] for all together, then kill. May be called again."""
         self._launcher.stop(self.workers, timeout=timeout)
 
 
@@ -213,6 +218,7 @@ Slots = Sequence[int] | NDArray[np.int64]
 """Numbers of slots, each once, in any order; results come in the same order."""
 
 _MAX_KNOWN = 4096
+"""Selections that are remembered at most; ready_batch may meet any subset of the slots."""
 
 
 class Share(NamedTuple):
@@ -222,11 +228,11 @@ class Share(NamedTuple):
     slots: list[int]
     """Ascending, as the run numbers them."""
     local: tuple[int, ...]
-    """The same slots as the process numbers them."""
+    """The same slots, numbered within the process."""
     arguments: tuple[int, ...]
-    """How the process is told by a message: all of its slots are not spelt out."""
+    """The slots as a message names them: `local`, or none if it is all slots of the process."""
     mask: NDArray[np.bool_]
-    """How it is told by the doorbell: for each slot of the process, whether it is meant."""
+    """The slots as the doorbell names them: a mask of all slots of the process."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +240,7 @@ class Selection:
     """The slots of a call."""
 
     index: NDArray[np.int64]
-    """As they were named, `[B]`."""
+    """Slot numbers in the caller's order, `[B]`."""
     numbers: list[int]
     """The same as a list."""
     shares: list[Share]
@@ -244,7 +250,7 @@ class Selection:
 
 
 class Selections:
-    """Looks slots up. Calls repeat themselves, so what was found once is kept.
+    """Looks slots up. Calls repeat themselves, so selections are remembered.
 
     Args:
         workers: the processes, by rank; each serves as many slots as the others.
@@ -256,11 +262,11 @@ class Selections:
         self._known: dict[bytes, Selection] = {}
 
     def worker_of(self, slot: int) -> Worker:
-        """The process that serves a slot."""
+        """Return the process that serves a slot."""
         return self._workers[slot // self._share]
 
     def find(self, slots: Slots) -> Selection:
-        """The selection of these slots.
+        """Return the selection of these slots.
 
         Raises:
             ValueError: there are none, or one is named twice or does not exist.

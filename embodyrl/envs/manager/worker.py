@@ -1,6 +1,6 @@
 """The inside of a simulator process: the simulator's slots, served from shared memory.
 
-Slots are numbered from 0 within the process; a note on every error says what they are called in the whole run.
+Slots are numbered from 0 within the process; a note on every error gives their number in the whole run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _RESULTS = ("rewards", "success", "terminated", "truncated", "steps")
 
 
 def _serving(method: Callable[Concatenate[EnvWorker, P], T]) -> Callable[Concatenate[EnvWorker, P], T]:
-    """Note how long `method` works, and add to what it raises how the simulator's slot numbers read in the whole
-    run."""
+    """Measure the time that `method` takes, and add to its errors the slots' numbers in the whole run."""
 
     @functools.wraps(method)
     def wrapped(self: EnvWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,7 +36,7 @@ def _serving(method: Callable[Concatenate[EnvWorker, P], T]) -> Callable[Concate
             return method(self, *args, **kwargs)
         except Exception as error:
             if self.first_slot:
-                error.add_note(f"slot 0 of this worker is slot {self.first_slot} of the run")
+                error.add_note(f"env 0 of this worker is env {self.first_slot} of the run")
             raise
         finally:
             self._note_work(time.perf_counter() - start)
@@ -62,6 +61,7 @@ class EnvWorker:
         self._all = range(len(spec.slots))
         self._simulator: Simulator = SIMULATORS.load(config.name)(config, len(spec.slots))
         self._tasks = list(self._simulator.spec.tasks)
+        # Reversed, so that of tasks with the same description the first keeps its index.
         self._index_of_description = {
             task_description: index
             for index, task_description in reversed(list(enumerate(self._simulator.spec.tasks.values())))
@@ -78,10 +78,11 @@ class EnvWorker:
         return self._simulator.spec
 
     def attach(self, layout: Layout, fd: int) -> None:
-        """Use this segment from now on. What is there stays there."""
+        """Use this segment from now on; its contents stay."""
         self._segment = Segment(fd, layout)
         self._arrays = self._segment.part(self._slots)
-        for array in self._arrays.values():  # who touches a page first gives it its NUMA node
+        # A page lands on the NUMA node of the process that first writes to it: it should be this one.
+        for array in self._arrays.values():
             array[...] = array.copy()
         self._kept = [name for name in ("step_images", "step_proprio") if name in self._arrays]
 
@@ -94,19 +95,20 @@ class EnvWorker:
     def step(self, *slots: int) -> None:
         """Execute the chunks in `actions` in these slots (none given: all).
 
-        Where an episode ends and `has_next` is set, its last observation goes to `final_*` and the next one starts.
+        Where an episode ends and `has_next` is set, its last observation goes to `final_*` and the next episode starts.
         """
         self._step(slots or self._all, video=None)
 
     @_serving
     def on_ring(self) -> None:
-        """`step` as the doorbell asks for it: in the slots that `stepping` names."""
+        """Do what `step` does, in the slots of the mask `stepping`; called by the doorbell."""
         wanted = self._arrays["stepping"].tolist()
         self._step(self._all if all(wanted) else tuple(slot for slot in self._all if wanted[slot]), video=None)
 
     @_serving
     def step_recorded(self, *slots: int) -> list[NDArray[np.uint8]]:
-        """The same; returns for every slot the images for people after each executed action, `[n, H, W, 3]`."""
+        """Do what `step` does; returns for every slot the images for people after each executed action, uint8
+        `[n, H, W, 3]`."""
         chosen = slots or self._all
         video: list[list[NDArray[np.uint8]]] = [[] for _ in chosen]
         self._step(chosen, video)
@@ -119,17 +121,17 @@ class EnvWorker:
 
     @_serving
     def get_state(self, *slots: int) -> list[bytes]:
-        """One state per slot (none given: all)."""
+        """Return one state per slot (none given: all)."""
         return list(self._simulator.get_state(slots or self._all))
 
     @_serving
     def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> list[int]:
-        """Continue these slots from these states; returns those that did not come back as they were saved."""
+        """Continue these slots from these states; returns those that were not restored bit for bit."""
         return list(self._simulator.set_state(slots, states) or ())
 
     @_serving
     def render(self, *slots: int) -> NDArray[np.uint8]:
-        """Images of these slots (none given: all) for people, uint8 `[B, H, W, 3]`."""
+        """Return images of these slots (none given: all) for people, uint8 `[B, H, W, 3]`."""
         return self._simulator.render(slots or self._all)
 
     def close(self) -> None:
@@ -140,7 +142,8 @@ class EnvWorker:
         self._simulator.close()
 
     def _note_work(self, seconds: float) -> None:
-        """Add to what all processes that served these slots have worked [s]."""
+        """Add to the working time of all processes that served these slots [s]."""
+        # Added, not set: a process that replaces another one continues its count.
         work, drawn = self._arrays["work"][0], rendering_seconds()
         work[0] += seconds
         if drawn != self._drawn:
@@ -148,6 +151,8 @@ class EnvWorker:
             self._drawn = drawn
 
     def _step(self, slots: Sequence[int], video: list[list[NDArray[np.uint8]]] | None) -> None:
+        # A slot whose episode ends is reset here, in the same call: the parent pays no second round trip. Its last
+        # observation is kept separately, because the value at a time limit is that of this one.
         result = self._execute(slots, video)
         self._write_result(slots, result)
         ended = result.terminated | result.truncated
@@ -160,7 +165,8 @@ class EnvWorker:
         self._reset(_at(slots, np.flatnonzero(ended)))
 
     def _execute(self, slots: Sequence[int], video: list[list[NDArray[np.uint8]]] | None) -> ChunkResult:
-        """Execute the chunks, one action at a time if somebody wants to see what happens in between."""
+        """Execute the chunks, one action at a time if observations or images in between are kept."""
+        # A simulator may write into its actions (clipping in place), which must not change those in shared memory.
         actions = self._arrays["actions"]
         chunk = actions.copy() if slots is self._all else actions[list(slots)]
         if video is None and not self._kept:
@@ -174,6 +180,7 @@ class EnvWorker:
                 for row, image in zip(rows, self._simulator.render(seen), strict=True):
                     video[row].append(image)
 
+        # Rows of actions that are not executed would otherwise show the chunk before.
         for name in self._kept:
             self._arrays[name][list(slots)] = 0
         return step_singly(self._simulator, slots, chunk, look)
@@ -208,7 +215,7 @@ class EnvWorker:
             raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {promise} {name}")
 
     def _write_images(self, slots: Sequence[int], images: NDArray[np.uint8]) -> None:
-        """Write the images of these slots to the places where the parent will look."""
+        """Write the images of these slots to the buffers from which the parent will read them."""
         every = self._arrays["bank"].tolist()
         banks = [every[slot] for slot in slots]
         if banks.count(banks[0]) == len(banks):  # nearly always
@@ -219,6 +226,7 @@ class EnvWorker:
             self._write(name, _at(slots, rows), images[rows])
 
     def _task_indices(self, slots: Sequence[int], task_descriptions: Sequence[str]) -> NDArray[np.int64]:
+        # Descriptions seldom change from one step to the next; comparing two lists is cheaper than looking all up.
         if self._shown[0] == task_descriptions:
             return self._shown[1]
         try:
@@ -231,7 +239,7 @@ class EnvWorker:
             ) from None
 
     def _write(self, name: str, slots: Sequence[int], value: NDArray[Any], *, column: int | None = None) -> None:
-        """Write one row per slot (or one entry of it), after checking that the simulator returned what it promises."""
+        """Write one row per slot (or one entry of it), after checking its shape and type against the spec."""
         rows = self._arrays[name] if column is None else self._arrays[name][:, column]
         got = np.asarray(value)
         if slots is self._all and got.shape == rows.shape and got.dtype is rows.dtype:
@@ -246,26 +254,26 @@ class EnvWorker:
         rows[list(slots)] = got
 
     def _name(self, slots: Sequence[int]) -> str:
-        return f"slots {list(slots)}"
+        return f"envs {list(slots)}"
 
 
 def _at(slots: Sequence[int], rows: NDArray[np.int64]) -> list[int]:
-    """The slots in these rows."""
+    """Return the slots in these rows."""
     return [slots[row] for row in rows.tolist()]
 
 
 Look = Callable[[int, list[int], Observation], None]
-"""Called after action `number` with the rows that executed it and what they show now."""
+"""Called after action `number` with the rows that executed it and their observations."""
 
 
 def step_singly(simulator: Simulator, slots: Sequence[int], actions: NDArray[np.float32], look: Look) -> ChunkResult:
-    """The same as `simulator.step_chunk(slots, actions)`, with `look` called after every action.
+    """Return the result of `simulator.step_chunk(slots, actions)`, with `look` called after every action.
 
     Args:
-        simulator: whose slots are stepped.
-        slots: which, `B`.
+        simulator: the one to step.
+        slots: `B` of its slots.
         actions: `[B, C, D]`.
-        look: see `Look`. Slots whose episode has ended execute nothing more and are not shown again.
+        look: see `Look`. Slots whose episode has ended execute nothing more and are not passed to it again.
     """
     batch, chunk = actions.shape[:2]
     result = nothing_executed(batch, chunk)

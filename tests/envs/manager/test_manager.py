@@ -137,7 +137,7 @@ def test_without_a_next_episode_a_slot_stays_at_its_end(manager):
     result = manager.step(ALL, actions(4, slot2=Do.END))
     assert result.final_observation is result.observation
     assert manager.observe([2]).proprio[0, 1] == 1
-    with pytest.raises(ValueError, match=r"slots \[2\] play no episode"):
+    with pytest.raises(ValueError, match=r"envs \[2\] play no episode"):
         manager.step(ALL, actions(4))
     manager.reset([2], [episode(1)])
     manager.step(ALL, actions(4))
@@ -167,11 +167,11 @@ def test_send_and_receive_in_different_groupings(manager):
     manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
     manager.send([0, 2], actions(2))
     manager.send([1], actions(1))
-    with pytest.raises(ValueError, match=r"slots \[2\] are busy"):
+    with pytest.raises(ValueError, match=r"envs \[2\] are busy"):
         manager.send([2, 3], actions(2))
-    with pytest.raises(ValueError, match=r"slots \[1\] are busy"):
+    with pytest.raises(ValueError, match=r"envs \[1\] are busy"):
         manager.get_state([1])
-    with pytest.raises(ValueError, match=r"slots \[3\] have no chunk under way"):
+    with pytest.raises(ValueError, match=r"envs \[3\] have no chunk under way"):
         manager.receive([2, 3])
     apart = [manager.receive([2]), manager.receive([1, 0])]
     manager.reset(ALL, [episode(slot, seed=slot) for slot in ALL])
@@ -226,7 +226,7 @@ def test_ready_slots_are_served_while_a_slow_one_is_under_way():
         assert rounds > 2
         slots, _ = manager.receive_ready(4)
         assert slots.tolist() == [0, 1, 2, 3]
-        with pytest.raises(ValueError, match="cannot wait for 1 slots: 0 have a chunk under way"):
+        with pytest.raises(ValueError, match="cannot wait for 1 envs: 0 have a chunk under way"):
             manager.receive_ready(1)
 
 
@@ -270,20 +270,20 @@ def test_wrong_actions(manager):
         manager.step(ALL, np.zeros((4, 2)))
     bad = actions(4)
     bad[3, 0, 1] = np.nan
-    with pytest.raises(ValueError, match="slot 3, action 0, dim 1 is nan"):
+    with pytest.raises(ValueError, match="env 3, action 0, dim 1 is nan"):
         manager.step(ALL, bad)
     manager.step(ALL, actions(4))  # nothing was sent: the manager goes on
 
 
 def test_wrong_episodes(manager):
-    with pytest.raises(ValueError, match="got 1 episodes for 4 slots"):
+    with pytest.raises(ValueError, match="got 1 episodes for 4 envs"):
         manager.reset(ALL, [episode()])
     with pytest.raises(ValueError, match="'multiply' is not one of"):
         manager.reset([0], [episode(task="multiply")])
 
 
 def test_a_reset_needs_an_episode(manager):
-    with pytest.raises(ValueError, match="slot 0: got no episode"):
+    with pytest.raises(ValueError, match="env 0: got no episode"):
         manager.reset([0], [None])
 
 
@@ -308,7 +308,7 @@ def test_the_state_of_an_ended_slot_is_still_ended(manager):
 
 
 def test_wrong_number_of_states(manager):
-    with pytest.raises(ValueError, match="got 1 states for 2 slots"):
+    with pytest.raises(ValueError, match="got 1 states for 2 envs"):
         manager.set_state([0, 1], [b""])
 
 

@@ -61,7 +61,7 @@ def test_offloading_twice_or_before_anything_was_played_or_closing_meanwhile_is_
         pids = [worker.pid for worker in manager.workers]
         assert manager.offload() == 0 and [worker.pid for worker in manager.workers] == pids  # not started for nothing
         assert manager.step([0, 2], actions(2)).steps.tolist() == [1, 1]
-        with pytest.raises(ValueError, match=r"slots \[1, 3\] play no episode"):
+        with pytest.raises(ValueError, match=r"envs \[1, 3\] play no episode"):
             manager.step([1, 3], actions(2))
         manager.offload()
 
@@ -76,7 +76,7 @@ def test_a_chunk_under_way_is_not_torn_apart():
     with start() as manager:
         manager.reset(ALL, [episode(1)] * 4)
         manager.send([0], actions(1))
-        with pytest.raises(ValueError, match=r"slots \[0\] are busy"):
+        with pytest.raises(ValueError, match=r"envs \[0\] are busy"):
             manager.offload()
         manager.receive([0])
 
