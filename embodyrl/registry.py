@@ -143,8 +143,8 @@ class SimulatorEntry(Entry):
     simulator knows."""
     action_dim: str | None = None
     """The same of an action."""
-    sentence: str | None = None
-    """`module:function` that says what a policy is told about a task."""
+    task_description: str | None = None
+    """`module:function` that returns the task description of a task."""
     graphics: str | None = None
     """`opengl` or `vulkan`: what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use."""
     rendering_checks: str | None = None
