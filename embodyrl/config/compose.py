@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
+from hydra import version
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 
 from embodyrl.config.fields import chosen_name, component_sections
 from embodyrl.config.files import (
@@ -192,13 +196,8 @@ def _merge_in_hydras_order(
     settings: Settings, source: Source, group_overrides: Mapping[str, str], documents: dict[Path, Document]
 ) -> list[ConfigIssue]:
     """Merge the files as the defaults lists say; returns what Hydra objects to."""
-    chosen = [f"{group}={_quoted(option)}" for group, option in group_overrides.items()]
-    overrides = [f"hydra.searchpath=[{_quoted(f'file://{source.folders[1]}')}]", *chosen]
     try:
-        with warnings.catch_warnings(), initialize_config_dir(str(source.path.parent), version_base="1.3"):
-            warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects
-            loader = GlobalHydra.instance().config_loader()
-            order = loader.compute_defaults_list(source.path.stem, overrides, RunMode.RUN).defaults
+        order = _hydras_order(source, group_overrides)
     except Exception as error:  # Hydra raises many kinds; all of them are about the defaults list
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if isinstance(error, RecursionError):
@@ -207,13 +206,35 @@ def _merge_in_hydras_order(
         return [ConfigIssue("defaults", f"defaults: {why}", "mend the list", place)]
     for item in order:
         package = str(item.package or "")
-        if package.split(".")[0] != "hydra":
-            path = source.path if item.primary else find_config(source.folders, str(item.config_path))
-            assert path is not None, f"Hydra found {item.config_path}, we did not"
-            if path not in documents:
-                documents[path] = read_document(path, readable_path(path))
-            settings.merge(documents[path], tuple(package.split(".")) if package else ())
+        path = source.path if item.primary else find_config(source.folders, str(item.config_path))
+        assert path is not None, f"Hydra found {item.config_path}, we did not"
+        if path not in documents:
+            documents[path] = read_document(path, readable_path(path))
+        settings.merge(documents[path], tuple(package.split(".")) if package else ())
     return []
+
+
+def _hydras_order(source: Source, group_overrides: Mapping[str, str]) -> list[ResultDefault]:
+    """Return the files of the defaults lists in the order in which Hydra merges them. Hydra's public `compose` would
+    read its own ten config files (launchers, logging, ...) as well, which takes longer than ours, and merge the values
+    without their places."""
+    version.setbase("1.3")
+    Plugins.instance()  # registers what reads file:// folders
+    folders = ConfigSearchPathImpl()
+    for folder in source.folders:
+        folders.append("embodyrl", f"file://{folder}")
+    chosen = [f"{group}={_quoted(option)}" for group, option in group_overrides.items()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects
+        return list(
+            create_defaults_list(
+                CachingConfigRepository(ConfigRepository(folders)),
+                config_name=source.path.stem,
+                overrides_list=OverridesParser.create().parse_overrides(chosen),
+                prepend_hydra=False,
+                skip_missing=False,
+            ).defaults
+        )
 
 
 def _quoted(text: str) -> str:
