@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -66,6 +67,21 @@ def split_arguments(words: list[str] | None) -> tuple[str | None, list[str]]:
                 f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, for instance seed=2"
             )
     return source, rest
+
+
+def check_options(arguments: Sequence[str]) -> None:
+    """Answer an option's old name with its new one, before the parser calls it unknown.
+
+    Raises:
+        CommandLineError: an option was renamed.
+    """
+    options = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    if options <= {"--help", "--version"}:  # they answer at once, without the config's modules
+        return
+    from embodyrl.config.renames import OPTIONS, newest_name
+
+    for old in sorted(options & OPTIONS.keys()):
+        raise CommandLineError(f"unknown option {old!r} - renamed to {newest_name(old, OPTIONS)!r}")
 
 
 def _is_override(word: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from embodyrl.cli.arguments import ConfigArguments, Elsewhere, ImageFormat, Keep, Trust, split_arguments
+from embodyrl.cli.arguments import ConfigArguments, Elsewhere, ImageFormat, Keep, Trust, check_options, split_arguments
 from embodyrl.errors import RunError, UserError, explain, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.version import __version__
@@ -311,6 +311,7 @@ def main() -> None:
     """Entry point: runs a command, and turns errors that a user can mend into one sentence and an exit code."""
     try:
         with interruptible():
+            check_options(sys.argv[1:])
             app(prog_name="embodyrl")
     except (UserError, RunError) as error:
         if os.environ.get("EMBODYRL_DEBUG") == "1":

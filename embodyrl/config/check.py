@@ -22,7 +22,7 @@ from embodyrl.config.fields import (
 )
 from embodyrl.config.files import UNREADABLE, list_options
 from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
-from embodyrl.config.renames import new_name_of, renamed_below
+from embodyrl.config.renames import new_name_of, renamed_below, renamed_component
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
 from embodyrl.errors import UserError, has_controls, near_match, without_controls
 from embodyrl.registry import Registry
@@ -201,7 +201,7 @@ class _Checker:
     def component(self, registry: Registry[Any], name: str, path: KeyPath) -> None:
         """Check that a component is registered, and that what it needs is installed."""
         if name not in registry:
-            self.fault(path, registry.unknown(name), "")
+            self.fault(path, registry.unknown(name), renamed_component(registry.kind, name))
             return
         for requirement in registry.entry(name).missing():
             message = f"{registry.kind} {name!r} is not installed (it needs the package {requirement.module!r})"

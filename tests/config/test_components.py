@@ -10,7 +10,6 @@ import pytest
 
 from embodyrl.config import ConfigUse, load_config, renames, to_commented_yaml, to_plain
 from embodyrl.config.build import differences
-from embodyrl.config.renames import SETTINGS
 
 PPO = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
 OLD = Path(__file__).parent / "saved_by_an_earlier_version.yaml"
@@ -191,21 +190,6 @@ def test_the_program_says_how_a_setting_is_called_now(workplace):
     )
 
 
-def test_every_setting_that_was_renamed_is_where_it_is_said_to_be(workplace):
-    for place in SETTINGS.values():
-        *sections, name = place.split(".")
-        owners = [("reward", "srpo"), ("advantage", "gae"), ("advantage", "grpo")]
-        owners += [("loss", "ppo"), ("loss", "decoupled_ppo"), ("loss", "cpgd")]
-        found = [
-            hasattr(
-                getattr(load_config(None, [f"algorithm.{key}={value}"], use=ConfigUse.show).config.algorithm, key), name
-            )
-            for key, value in owners
-            if sections == ["algorithm", key]
-        ]
-        assert any(found) or (sections == ["algorithm"] and name == "max_collections"), place
-
-
 def saved_in(workplace, text: str):
     """What an earlier version wrote into the folder of a run, as it is read now."""
     workplace.write('{"source": "my.yaml", "plugin_dir": "/nowhere"}', "run/origin.json")
@@ -276,11 +260,11 @@ def test_a_saved_config_with_old_keys_is_read_by_the_table(workplace, renamed):
     ).config
     text = to_commented_yaml(now)
     assert saved_in(workplace, text) == now
-    names = {"seed: 77777": "first: 77777", "chunks:": "turns:", "instructions:": "sentences:"}
+    names = {"first_start_state: 77777": "first: 77777", "num_chunks:": "turns:", "task_descriptions:": "sentences:"}
     for new, old in {**names, "hidden_sizes:": "width:"}.items():
         assert text.count(f"\n  {new}") == 1
         text = text.replace(f"\n  {new}", f"\n  {old}")
-    lines = [line for line in text.splitlines() if not line.startswith("    ranks:")]
+    lines = [line for line in text.splitlines() if not line.startswith("    world_size:")]
     lines.insert(lines.index("engine:") + 1, f"  shards: {{ranks: {now.engine.parallel.world_size}}}")
     assert saved_in(workplace, "\n".join(lines)) == now
 
