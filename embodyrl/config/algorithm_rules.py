@@ -236,7 +236,7 @@ def weights_can_be_computed_with(config: Config) -> Iterator[ConfigIssue]:
     if held == Precision.bfloat16 and config.engine.precision is Precision.float32:
         yield ConfigIssue(
             ("engine.precision", "model.dtype"),
-            "engine.precision = float32, but model.dtype = bfloat16 holds the weights in bfloat16, without the digits",
+            "engine.precision = float32, but weights held in model.dtype = bfloat16 are computed with in bfloat16",
             "set engine.precision to auto, or model.dtype to float32",
         )
 

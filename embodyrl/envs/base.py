@@ -3,7 +3,8 @@
 A backend implements a `Slot` (one environment that plays one task) and a `SlotSimulator` that builds it. Stepping a
 chunk, time limits, checks of inputs and outputs, task switching, and saving and restoring states come from this module.
 
-Shapes: `B` simulator slots (envs), `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W` pixels.
+Shapes: `B` simulator slots (envs), `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras,
+`H, W` pixels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Data types between simulators, the EnvManager and policies; numpy only.
 
-Shapes: `B` simulator slots (envs), `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W` pixels.
+Shapes: `B` simulator slots (envs), `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras,
+`H, W` pixels.
 """
 
 from __future__ import annotations
