@@ -339,7 +339,8 @@ def _gripper(field: ActionField, controller: Any) -> ActionField:
 
 
 def _scale(config: Any, low: Any, high: Any) -> float | None:
-    """Return the size of an action of 1 in the controller's own unit, or None if it differs between entries."""
+    """Return the size of an action of 1 in the controller's own unit, or None if its limits are not one symmetric
+    number."""
     if not config.normalize_action:
         return 1.0
     limits = np.unique(np.abs(np.hstack([low, high]).astype(np.float64))) if low is not None else np.zeros(0)
