@@ -1,8 +1,8 @@
 # `make run` and `make test` need nothing but git, make and python3 (3.11 or newer): they set up .venv themselves.
 PYTHON ?= python3
-# Which torch: auto (CUDA where an NVIDIA GPU is, else the CPU build), cpu or cuda.
+# Build of torch: auto (CUDA if there is an NVIDIA GPU, else CPU), cpu or cuda.
 TORCH ?= auto
-# A config file for `make run`, and arguments for the command behind `run`, `test` and `bench`.
+# A config file for `make run`, and arguments for the commands of `run`, `test` and `bench`.
 CONFIG ?=
 ARGS ?=
 
@@ -25,7 +25,7 @@ test:  ## Run the tests in minutes, one process per usable core (ARGS='-n 0': in
 	@$(SETUP) metaworld maniskill vla data dev
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
-test-all:  ## Run all tests: also storms of kills, every variant, more random cases, published sizes
+test-all:  ## Run all tests: also repeated kills, every variant, more random cases, published sizes
 	@$(SETUP) metaworld maniskill vla data dev
 	@$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=all $(ARGS)
 
@@ -36,7 +36,7 @@ check:  ## Lint, check formatting, types and the layers of the architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench:  ## Measure the speed that the README states, beside Stable-Baselines3
+bench:  ## Measure the speed that the README states, next to Stable-Baselines3
 	@$(SETUP) metaworld maniskill vla data dev
 	@$(BIN)/python benchmarks/vs_sb3.py $(ARGS)
 

@@ -1,5 +1,4 @@
-"""Errors that a user can mend. The command line prints them as one sentence, without a traceback, and exits with 1
-or 2."""
+"""Errors that a user can fix. The command line prints them in one line, without a traceback, and exits with 1 or 2."""
 
 from __future__ import annotations
 
@@ -10,45 +9,45 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""C0 without tab and newline, DEL, C1, and what turns the direction of writing round."""
+"""C0 except tab and newline, DEL, C1, and the marks that reverse the direction of writing."""
 
 
 def has_controls(value: object) -> bool:
-    """Return whether a value is a text with characters by which it could do more to a terminal than be shown."""
+    """Return whether a value is a text with control characters, which could change a terminal's state."""
     return isinstance(value, str) and _CONTROLS.search(value) is not None
 
 
 def without_controls(text: str) -> str:
-    """A text that a terminal only shows: control characters but newline and tab are written out."""
+    """Return a text in which control characters except newline and tab are escaped, safe to print on a terminal."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def near_match(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the entry of `known` that `name` was probably meant to be, or None.
+    """Return the entry of `known` most similar to `name`, or None.
 
     Args:
-        name: what was written.
-        known: what there is.
-        cutoff: how much alike they must be, from 0 to 1.
+        name: the name as written.
+        known: the legal names.
+        cutoff: least similarity, 0 .. 1.
     """
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str], *, lead: str = "", otherwise: str = "") -> str:
-    """Return the question whether `name` was meant to be one of `known`, with `lead` in front; `otherwise` if none is
+    """Return the hint `did you mean ...?` with the near match among `known`, after `lead`; `otherwise` if none is
     near."""
     near = near_match(name, known)
     return f"{lead}did you mean {near!r}?" if near else otherwise
 
 
 class UserError(ValueError):
-    """Raised for a mistake that the user can mend; its text says what is wrong, what was found, and what to do."""
+    """Raised for a mistake that the user can fix. Its text names the fault, the value found, and the remedy."""
 
     exit_code: ClassVar[int] = 1
-    """What the command line exits with: 1 the run failed, 2 the request is wrong and nothing was started."""
+    """Exit code of the command line: 1 the run failed, 2 the request is wrong and nothing was started."""
     prefix: ClassVar[str] = "error: "
-    """What the command line puts before the text."""
+    """Text that the command line prints in front."""
 
 
 class UnknownNameError(UserError):
@@ -60,7 +59,7 @@ class DuplicateNameError(UserError):
 
 
 class MissingPackageError(UserError):
-    """Raised when a component needs a package that is not installed; the text carries the install command."""
+    """Raised when a component needs a package that is not installed; the text contains the install command."""
 
 
 class PluginError(UserError):
@@ -68,17 +67,16 @@ class PluginError(UserError):
 
 
 class RunError(RuntimeError):
-    """Raised when a run cannot go on for a reason that is not the user's config: a simulator died, a loss is not a
-    number."""
+    """Raised when a run cannot continue for a reason outside the config: a simulator died, a loss is not finite."""
 
     @property
     def for_people(self) -> str:
-        """The text that the command line prints."""
+        """Text that the command line prints."""
         return str(self)
 
 
 def explain(error: UserError | RunError) -> int:
-    """Print an error to stderr; returns the exit code that it stands for."""
+    """Print an error to stderr; returns its exit code."""
     if isinstance(error, UserError):
         prefix, text, exit_code = error.prefix, str(error), error.exit_code
     else:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, synced, then renamed."""
+"""Atomic writes of files: written beside their place, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write a file to, which takes its place when the block ends without an exception. Whoever
-    looks meanwhile finds the old file, or none; a process that is killed leaves a `.tmp`, no half of a file."""
+    """Give a path beside `path` to write to; the file replaces `path` when the block ends without an exception. Readers
+    find the old file or the new one, never a part; a killed process leaves a `.tmp`."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
@@ -23,6 +23,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file, in place of one that may be there."""
+    """Write a text file atomically, replacing an existing one."""
     with replacing(path) as temporary:
         temporary.write_text(text)

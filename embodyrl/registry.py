@@ -1,8 +1,8 @@
-"""Names -> components, imported only when they are used.
+"""Registries of components by name. A component is imported on first use.
 
-Built-in components are declared by name in one module per registry (its `home`), which imports nothing heavy. Third
-parties add theirs through an entry point of the registry's group, or by calling `register` in a module that the YAML
-lists under `plugins:`.
+Built-in components are declared in one module per registry (its `home`), which imports nothing heavy. Installed
+packages add theirs through entry points of the registry's group; users call `register` in a module that the YAML lists
+under `plugins:`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ E = TypeVar("E", bound="Entry")
 
 
 @functools.cache
-def _entry_points() -> Any:  # its class is another one in Python 3.12
-    """Those of all installed packages; reading them takes as long as checking a config."""
+def _entry_points() -> Any:  # the class differs between Python 3.11 and 3.12
+    """Return the entry points of all installed packages, read once: that takes as long as checking a config."""
     return importlib.metadata.entry_points()
 
 
@@ -39,15 +39,15 @@ class Requirement:
     """A package that a component imports, and the command that installs it."""
 
     module: str
-    """Name to import, as in `import mani_skill`."""
+    """Name of the module, as in `import mani_skill`."""
     install: str
     """Command that installs it."""
 
     def is_met(self) -> bool:
-        """Return whether the package can be found (it is not imported)."""
+        """Return whether the package is installed, without importing it."""
         try:
             return importlib.util.find_spec(self.module) is not None
-        except ModuleNotFoundError:  # the package around a submodule is missing
+        except ModuleNotFoundError:  # the parent package of a submodule is missing
             return False
 
 
@@ -66,23 +66,23 @@ class SystemLibrary(Requirement):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One registered component, and what is to be known of it without importing it."""
+    """A registered component, and what is known of it without importing it."""
 
     name: str
     target: Any
-    """The component, or `module:object` where it is imported from on first use."""
+    """The component, or `module:object` to import it from on first use."""
     summary: str
     """One line for `embodyrl list`."""
     options: str | type | None = None
     """Dataclass of the component's own options (the class, or `module:object`); it becomes part of the config
     schema."""
     requires: Sequence[Requirement] = ()
-    """Packages that it imports."""
+    """Packages that it needs."""
     source: str = "built-in"
-    """Where it comes from."""
+    """Origin: `built-in`, `entry point NAME` or `plug-in`."""
 
     def missing(self) -> list[Requirement]:
-        """Requirements that are not installed here."""
+        """Return the requirements that are not installed."""
         return [requirement for requirement in self.requires if not requirement.is_met()]
 
     def load(self) -> Any:
@@ -100,7 +100,7 @@ class Entry:
         return load_target(self.target) if isinstance(self.target, str) else self.target
 
     def load_options(self) -> type | None:
-        """The options dataclass, imported if need be."""
+        """Return the options dataclass, imported if necessary; None if the component has no options."""
         return load_target(self.options) if isinstance(self.options, str) else self.options
 
 
@@ -111,23 +111,23 @@ class ModelEntry(Entry):
     critic: bool
     """Whether it predicts values."""
     max_chunk: int | None = None
-    """Most actions that one decision can hold; None: no limit."""
+    """Largest chunk [actions] that it can predict; None: no limit."""
     usual_chunk: int = 1
-    """Actions per decision of its public checkpoints."""
+    """Chunk size of its public checkpoints [actions]."""
     blocks: bool | None = None
-    """Whether it consists of layers that can be recomputed, sharded and adapted; None: its `parallel_plan` says so."""
+    """Whether it consists of layers that can be recomputed, sharded and adapted; None: see its `parallel_plan`."""
     standalone: bool = False
     """Whether it can be built from its checkpoint without a simulator."""
     check: str | None = None
-    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault that
-    the model finds in it, without importing torch."""
+    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault,
+    without importing torch."""
     kept: Mapping[str, Any] = field(default_factory=dict)
-    """Options that a saved policy keeps where a config leaves them null (`options_to_save` says what they have become);
-    with what they were where nothing says it."""
+    """Options that a saved policy keeps where a config leaves them null (see `options_to_save`), with their values in
+    policies that did not save them."""
     notes: str | None = None
-    """`module:function` that says of the whole config what `embodyrl validate` should note about it."""
+    """`module:function` that takes the whole config and returns notes for `embodyrl validate`."""
     published: str | None = None
-    """What its published size is called, if one was published."""
+    """Name of its published size, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,32 +135,35 @@ class SimulatorEntry(Entry):
     """A simulator backend. Target: callable (config, num_slots) -> `envs.Simulator`."""
 
     tasks: str | None = None
-    """`module:function` that lists all task names without importing the simulator; None: only the simulator knows."""
+    """`module:function` that returns all task names without importing the simulator; None: known only to the running
+    simulator."""
     cameras: str | None = None
-    """The same for camera names."""
+    """`module:function` that returns all camera names; None: as with tasks."""
     state_dim: str | None = None
-    """`module:function` that says of its part of a config how many numbers a state has, or None where only the
-    simulator knows."""
+    """`module:function` that takes the section `env` and returns the size of the state (S), or None if only the running
+    simulator knows it."""
     action_dim: str | None = None
-    """The same of an action."""
+    """`module:function` that returns the size of an action (D), in the same way."""
     task_description: str | None = None
-    """`module:function` that says what a policy is told about a task."""
+    """`module:function` that returns the task description of a task."""
     graphics: str | None = None
-    """`opengl` or `vulkan`: what MuJoCo or SAPIEN draws with, so that its processes are told which driver to use."""
+    """Graphics interface of its renderer, `opengl` (MuJoCo) or `vulkan` (SAPIEN); decides the driver variables of its
+    processes."""
     rendering_checks: str | None = None
-    """`module:function` that tells `embodyrl doctor` how to try whether the simulator renders here: takes the machine's
-    `placement.plan.Inventory`, returns a list of `placement.graphics.RenderingCheck`."""
+    """`module:function` for `embodyrl doctor`: takes the machine's `placement.plan.Inventory` and returns a list of
+    `placement.graphics.RenderingCheck`."""
     preload: Sequence[str] | None = None
-    """Modules that are imported once before its processes are forked, see `placement.child`; None: it is not safe."""
+    """Modules to import once before its processes are forked, see `placement.child`; None: forking is not safe."""
     check: str | None = None
-    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault that
-    the simulator finds in it, without importing the simulator."""
+    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault,
+    without importing the simulator."""
     check_here: str | None = None
-    """The same for what it finds missing on this machine."""
+    """`module:function` that yields the same for what this machine lacks."""
     assets: str | None = None
-    """`module:function` that tells `embodyrl doctor` which downloads are here, and what to do for others, or ""."""
+    """`module:function` for `embodyrl doctor` that returns which downloads are present, and the remedy for missing ones
+    or ""."""
     fills_gpu: str | None = None
-    """`module:function` that says of its part of a config whether each process computes on a GPU of its own."""
+    """`module:function` that takes the section `env` and returns whether each process occupies a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +171,9 @@ class AlgorithmEntry(Entry):
     """The stages of an iteration. Target: callable (config) -> list of `pipelines.Stage`."""
 
     critic: bool | None = None
-    """Whether its stages pass a critic's values on; None: either will do."""
+    """Whether its stages provide a critic's values; None: works with and without."""
     demonstrations: bool = False
-    """Whether it learns from those of `data.path`."""
+    """Whether it learns from the demonstrations of `data.path`."""
     check: str | None = None
     """As with models."""
 
@@ -184,9 +187,9 @@ class AdvantageEntry(Entry):
     whole: bool
     """Whether it needs whole episodes."""
     group: bool | str = False
-    """Whether it compares the episodes of a group, or `module:function` that says so of its options."""
+    """Whether it compares the episodes of a group, or `module:function` that takes its options and returns this."""
     actions: bool = False
-    """Whether it works on rewards of actions, too."""
+    """Whether it supports rewards per action (`algorithm.reward_level: action`)."""
     check: str | None = None
     """As with models."""
 
@@ -203,7 +206,7 @@ class LossEntry(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardEntry(Entry):
-    """What is learned from."""
+    """A reward to learn from."""
 
     whole: bool
     """Whether it needs whole episodes."""
@@ -213,36 +216,36 @@ class RewardEntry(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterEntry(Entry):
-    """Which groups are learned from."""
+    """A filter of groups."""
 
     group: bool = True
-    """False for one that keeps all groups."""
+    """Whether it drops groups."""
     check: str | None = None
     """As with models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageEntry(Entry):
-    """What a stage of an iteration does: names of columns and resources, see `pipelines.Stage`."""
+    """A stage function, with the columns and resources that it uses, see `pipelines.Stage`."""
 
     reads: Sequence[str] = ()
-    """What it looks at."""
+    """Columns and resources that it reads."""
     writes: Sequence[str] = ()
     """Columns that it adds."""
     changes: Sequence[str] = ()
-    """What it replaces, uses up or alters."""
+    """Columns and resources that it replaces or changes."""
 
 
 class Registry(Generic[E]):
     """A table of components of one kind.
 
     Args:
-        kind: what the entries are, for messages: `model`, `simulator`.
+        kind: name of the kind in messages: `model`, `simulator`.
         home: module that declares the built-in entries when it is imported, or `module:function` that declares them
-            when it is called; no other registry may have the same one.
+            when it is called. Each registry needs its own.
         group: entry-point group through which installed packages add entries; each entry point names a module or a
             callable that calls `register`.
-        entry: dataclass of its entries, which says what has to be told of a component.
+        entry: dataclass of its entries; its fields are the arguments of `register`.
     """
 
     def __init__(self, kind: str, *, home: str, group: str, entry: type[E]) -> None:
@@ -253,19 +256,19 @@ class Registry(Generic[E]):
         self._entries: dict[str, E] = {}
         self._filled = False
         self._source = "plug-in"
-        """Where entries that are registered now come from."""
+        """Source of entries that are registered now."""
 
     def register(self, name: str, target: Any, **known: Any) -> None:
         """Add a component.
 
         Args:
-            name: what configs call it.
+            name: its name in configs.
             target: the component, or `module:object`.
-            known: the other fields of the registry's entries (`AdvantageEntry`, ...), `summary` and `options` included.
+            known: the other fields of the registry's entries (`AdvantageEntry`, ...), with `summary` and `options`.
 
         Raises:
             DuplicateNameError: the name is taken.
-            TypeError: a field is missing, or there is none of that name.
+            TypeError: a required field is missing, or the entry has no such field.
         """
         self._fill()
         if name in self._entries:
@@ -276,7 +279,7 @@ class Registry(Generic[E]):
         self._entries[name] = self.entry_type(name=name, target=target, source=self._source, **known)
 
     def _require_fields(self, name: str, known: Mapping[str, Any]) -> None:
-        """Refuse what an entry does not have, and what it lacks, each in one sentence."""
+        """Raise TypeError for fields that the entry type does not have, and for missing required ones."""
         what, entry = f"{self.kind} {name!r}", self.entry_type.__name__
         fields = {each.name: each for each in dataclasses.fields(self.entry_type)}
         for set_here in ("name", "target", "source"):
@@ -298,12 +301,12 @@ class Registry(Generic[E]):
             )
 
     def names(self) -> list[str]:
-        """All registered names, sorted."""
+        """Return all registered names, sorted."""
         self._fill()
         return sorted(self._entries)
 
     def entries(self) -> list[E]:
-        """All entries, sorted by name."""
+        """Return all entries, sorted by name."""
         return [self._entries[name] for name in self.names()]
 
     def __contains__(self, name: object) -> bool:
@@ -311,7 +314,7 @@ class Registry(Generic[E]):
         return name in self._entries
 
     def entry(self, name: str) -> E:
-        """The entry called `name`.
+        """Return the entry called `name`.
 
         Raises:
             UnknownNameError: with the near match and the full list.
@@ -322,7 +325,7 @@ class Registry(Generic[E]):
         return self._entries[name]
 
     def unknown(self, name: str) -> str:
-        """The sentence that says `name` is not registered, with the near match and the full list."""
+        """Return the message for a name that is not registered, with the near match and the full list."""
         hint = did_you_mean(name, self.names(), lead=" - ")
         return f"{self.kind} {name!r} is not registered{hint} (registered: {', '.join(self.names()) or 'none'})"
 
@@ -331,7 +334,7 @@ class Registry(Generic[E]):
         return self.entry(name).load()
 
     def _fill(self) -> None:
-        """Register what comes with embodyrl and with installed packages, once and before anything else."""
+        """Register the components of embodyrl and of installed packages, once, before any other."""
         if self._filled:
             return
         self._filled = True
@@ -349,7 +352,7 @@ class Registry(Generic[E]):
             except Exception as error:
                 raise PluginError(
                     f"entry point {point.name!r} of group {self.group} ({point.value}) failed: {error!r}; "
-                    f"uninstall or mend the package that provides it"
+                    f"uninstall or fix the package that provides it"
                 ) from error
         self._source = "plug-in"
 
@@ -381,33 +384,33 @@ LOSSES = Registry("loss", home="embodyrl.algorithms.builtin:declare_losses", gro
 REWARDS = Registry(
     "reward", home="embodyrl.algorithms.builtin:declare_rewards", group="embodyrl.rewards", entry=RewardEntry
 )
-"""What is learned from."""
+"""Rewards to learn from."""
 
 FILTERS = Registry(
     "filter", home="embodyrl.algorithms.builtin:declare_filters", group="embodyrl.filters", entry=FilterEntry
 )
-"""Which groups are learned from."""
+"""Filters of groups."""
 
 ENCODERS = Registry(
     "encoder", home="embodyrl.algorithms.builtin:declare_encoders", group="embodyrl.encoders", entry=Entry
 )
-"""What turns the observations of an episode into a vector. Target: callable (images, proprio, dim=) -> `[E]`."""
+"""Encoders of the observations of an episode. Target: callable (images, proprio, dim=) -> vector `[E]`."""
 
 STAGES = Registry("stage", home="embodyrl.pipelines.builtin_stages", group="embodyrl.stages", entry=StageEntry)
-"""What a stage of an iteration does. Target: callable (iteration) -> None."""
+"""Stage functions of an iteration. Target: callable (iteration) -> None."""
 
 OPTIMIZERS = Registry("optimizer", home="embodyrl.engine.builtin", group="embodyrl.optimizers", entry=Entry)
-"""What steps weights along gradients. Target: callable (groups of parameters, `config.schema.OptimizerConfig`) -> torch
-optimiser whose state is all in `state_dict`, so that it can be saved and moved."""
+"""Optimizers. Target: callable (parameter groups, `config.schema.OptimizerConfig`) -> torch optimizer. Its whole state
+must be in `state_dict`, so that it can be saved and offloaded."""
 
 SINKS = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks", entry=Entry)
-"""Where metrics go. Target: callable (context) -> `tracking.Sink`."""
+"""Sinks of metrics. Target: callable (context) -> `tracking.Sink`."""
 
 EXPERTS = Registry("expert", home="embodyrl.data.builtin_experts", group="embodyrl.experts", entry=Entry)
-"""Who demonstrates the tasks of a simulator, under the simulator's name. Target: callable (env config) ->
+"""Scripted experts, each under the name of its simulator. Target: callable (env config) ->
 `data.experts.Demonstrator`."""
 
 
 def all_registries() -> list[Registry[Any]]:
-    """Every registry of this module."""
+    """Return every registry of this module."""
     return [thing for thing in globals().values() if isinstance(thing, Registry)]

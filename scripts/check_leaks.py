@@ -1,4 +1,4 @@
-"""What did finished commands leave behind: processes, shared memory, temporary files?
+"""Report processes, shared memory and temporary files that finished commands left behind.
 
     python scripts/check_leaks.py --mark TEXT --shm-before "NAMES" --temporary DIR
 
@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 
 PATIENCE_S = 10.0
-"""Processes that are on their way out get this long."""
+"""Time that processes have to end [s]."""
 OUR_SHARED_MEMORY = ("psm_", "embodyrl", "sem.mp-", "torch_")
 OUR_TEMPORARY_FILES = ("embodyrl", "psm_")
 
 
 def processes(mark: str) -> list[str]:
-    """Processes with the mark in their environment, except this one and its ancestors."""
+    """Return the processes with the mark in their environment, except this one and its ancestors."""
     kin = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
@@ -35,14 +35,14 @@ def processes(mark: str) -> list[str]:
 
 
 def shared_memory(before: set[str]) -> list[str]:
-    """New entries of /dev/shm with names like those that we give."""
+    """Return new entries of /dev/shm with the name prefixes of this project."""
     folder = Path("/dev/shm")
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return [f"/dev/shm/{name}" for name in sorted(names - before) if name.startswith(OUR_SHARED_MEMORY)]
 
 
 def temporary_files(folder: Path) -> list[str]:
-    """Entries of the temporary folder with names like those that we give."""
+    """Return entries of the temporary folder with the name prefixes of this project."""
     return [str(path) for path in sorted(folder.iterdir()) if path.name.startswith(OUR_TEMPORARY_FILES)]
 
 

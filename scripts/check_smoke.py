@@ -1,4 +1,4 @@
-"""Look at a short run's output: did the policy learn?
+"""Check in a short run's output that the policy learned.
 
 python scripts/check_smoke.py RUN_DIR --at-least 0.5
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def faults(run_dir: Path, at_least: float) -> list[str]:
-    """Return what is wrong with the run, in sentences."""
+    """Return the faults of the run, as text."""
     summary = json.loads((run_dir / "summary.json").read_text())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     rates = [row["eval/success_once"] for row in rows if "eval/success_once" in row]

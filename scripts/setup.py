@@ -133,7 +133,7 @@ class Venv:
 
 
 def watch(process: subprocess.Popen[bytes], log_path: Path) -> int:
-    """Wait for an installer, with a sign of life every 20 s; it does not outlive this process."""
+    """Wait for an installer and print a line every 20 s. The installer does not outlive this process."""
     try:
         while True:
             try:
@@ -148,7 +148,7 @@ def watch(process: subprocess.Popen[bytes], log_path: Path) -> int:
 
 
 def prepare(venv: Venv, made_here: bool) -> None:
-    """See that the environment exists and starts, and that pip is in it unless `uv` installs.
+    """Make sure that the environment exists and starts, and that pip is in it unless `uv` installs.
 
     Args:
         venv: the environment.
@@ -197,7 +197,7 @@ def bootstrap_pip(venv: Venv) -> None:
 
 
 def pinned(package: str) -> str:
-    """The requirement with the version that constraints.txt asks for."""
+    """Return the requirement with the version of constraints.txt."""
     found = re.search(rf"^{package}==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     if not found:
         raise SetupError(f"constraints.txt does not pin {package}: add a line {package}==<version>.")
@@ -205,7 +205,7 @@ def pinned(package: str) -> str:
 
 
 def install_torch(venv: Venv, build: str, with_vision: bool) -> None:
-    """Install torch before all else, because everybody else's requirement would bring the CUDA build."""
+    """Install torch first, because the requirements of other packages would install the CUDA build."""
     version, present = venv.torch_build()
     if pinned("torch") != f"torch=={version}" or build not in ("any", present):
         install_build(venv, "torch", build)
@@ -236,7 +236,7 @@ def install_build(venv: Venv, package: str, build: str) -> None:
 
 
 def set_up(venv: Venv, wheel: Path | None, extras: set[str], build: str) -> None:
-    """Bring the environment to where it should be; returns at once if it is there."""
+    """Bring the environment up to date; returns at once if it is."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     known = set(project["project"]["optional-dependencies"])
     if extras - known:
@@ -255,17 +255,17 @@ def set_up(venv: Venv, wheel: Path | None, extras: set[str], build: str) -> None
         return
     with Path(__file__).open() as lock:
         take_turn(lock)
-        if is_done():  # the other one did it
+        if is_done():  # by another set-up in the meantime
             return
         state = venv.state()
         prepare(venv, made_here=state.get("path") == str(venv.path))
         before = {"path": str(venv.path), "extras": sorted(set(state.get("extras", ())) & known)}
         extras = extras | set(before["extras"])
-        venv.stamp.unlink(missing_ok=True)  # killed amid it, a package may be half there: the next call begins anew
+        venv.stamp.unlink(missing_ok=True)  # if killed now, a package may be half installed: the next call starts over
         try:
             install(venv, wheel, extras, build)
         except SetupError:
-            venv.stamp.write_text(json.dumps(before) + "\n")  # what is there is whole
+            venv.stamp.write_text(json.dumps(before) + "\n")  # the environment is unchanged
             raise
         done = {"key": key, "path": str(venv.path), "extras": sorted(extras), "torch": venv.torch_build()[1]}
         venv.stamp.write_text(json.dumps(done) + "\n")
@@ -273,7 +273,7 @@ def set_up(venv: Venv, wheel: Path | None, extras: set[str], build: str) -> None
 
 
 def install(venv: Venv, wheel: Path | None, extras: set[str], build: str) -> None:
-    """Install torch, embodyrl with its extras, and what goes without its own requirements; see that all starts."""
+    """Install torch, embodyrl with its extras, and packages without their requirements; check that all start."""
     install_torch(venv, build, bool(extras & NEEDS_TORCHVISION))
     names = f"[{','.join(sorted(extras))}]" if extras else ""
     target = [f"{wheel}{names}"] if wheel else ["-e", f".{names}"]
@@ -296,7 +296,7 @@ def take_turn(lock: IO[str]) -> None:
 
 
 def main() -> int:
-    """Read the command line, set up, and turn failures into sentences."""
+    """Read the command line, set up, and turn failures into messages."""
     parser = argparse.ArgumentParser(description="Set up the project's virtual environment.")
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="extras of pyproject.toml to install")
     parser.add_argument("--torch", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA where a GPU is")

@@ -1,7 +1,8 @@
-"""The words of the command line that several commands share, or that take one of a few values; quick to import."""
+"""Arguments and options that several commands share, or that take one of a few values. Quick to import."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -33,30 +34,30 @@ Elsewhere = Annotated[
 
 
 class Keep(StrEnum):
-    """Which episodes are kept."""
+    """Episodes to keep."""
 
     successes = "successes"
     all = "all"
 
 
 class ImageFormat(StrEnum):
-    """How images are kept."""
+    """Format of images in a dataset."""
 
     image = "image"
     video = "video"
 
 
 class CommandLineError(UserError):
-    """Raised when the words after a command make no sense."""
+    """Raised when the arguments of a command are illegal."""
 
     exit_code = 2
 
 
 def split_arguments(words: list[str] | None) -> tuple[str | None, list[str]]:
-    """Tell the config from the overrides: the first word is the config unless it is KEY=VALUE.
+    """Split arguments into the config and the overrides. The first is the config unless it is KEY=VALUE.
 
     Raises:
-        CommandLineError: a later word is not KEY=VALUE.
+        CommandLineError: a later argument is not KEY=VALUE.
     """
     rest = list(words or [])
     source = rest.pop(0) if rest and not _is_override(rest[0]) else None
@@ -66,6 +67,21 @@ def split_arguments(words: list[str] | None) -> tuple[str | None, list[str]]:
                 f"{word!r} is neither the config (that comes first, once) nor KEY=VALUE, for instance seed=2"
             )
     return source, rest
+
+
+def check_options(arguments: Sequence[str]) -> None:
+    """Answer an option's old name with its new one, before the parser calls it unknown.
+
+    Raises:
+        CommandLineError: an option was renamed.
+    """
+    options = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    if options <= {"--help", "--version"}:  # they answer at once, without the config's modules
+        return
+    from embodyrl.config.renames import OPTIONS, newest_name
+
+    for old in sorted(options & OPTIONS.keys()):
+        raise CommandLineError(f"unknown option {old!r} - renamed to {newest_name(old, OPTIONS)!r}")
 
 
 def _is_override(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""What can be checked about a machine: each check says what it found, and what to do where something is missing."""
+"""Checks of a machine for `embodyrl doctor`: each reports its finding, with a remedy if something is missing."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from embodyrl.registry import SimulatorEntry, load_target
 
 GIB = 2**30
 LEAST_MEMORY = 2 * GIB
-"""A run with one simulator process and a small policy takes about this much."""
+"""Memory of a run with one simulator process and a small policy [bytes], roughly."""
 LEAST_SHM = 64 * 2**20
 LEAST_DISK = GIB
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     ok = "ok"
     absent = "absent"
-    """Not there; only some runs need it."""
+    """Missing, but only some runs need it."""
     fault = "FAULT"
-    """Not there, or broken, and needed."""
+    """Missing or broken, and needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +48,22 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A check under way: its process, and how to read what comes of it."""
+    """A check in progress: its process, and the function that judges the result."""
 
     probe: Probe
     judge: Callable[[Any, ProbeFailed | None], CheckResult]
-    """What the process printed, or how it failed -> finding."""
+    """Takes the output of the process, or its failure; returns the finding."""
 
 
 def judged(subject: str, is_fine: bool, found: str, remedy: str, *, needed: bool = True) -> CheckResult:
-    """A finding whose remedy is only said where something is wrong."""
+    """Return a finding; its remedy is kept only if something is wrong."""
     if is_fine:
         return CheckResult(subject=subject, status=Status.ok, found=found)
     return CheckResult(subject=subject, status=Status.fault if needed else Status.absent, found=found, remedy=remedy)
 
 
 def python() -> CheckResult:
-    """The interpreter."""
+    """Check the interpreter's version."""
     version = sys.version.split()[0]
     return judged(
         "Python", sys.version_info >= (3, 11), f"{version} ({sys.executable})", "use Python 3.11 or newer: make setup"
@@ -78,7 +78,7 @@ print(json.dumps([torch.__version__, torch.version.cuda, names]))
 
 
 def start_torch(machine: Inventory, *, needs_cuda: bool) -> Started:
-    """Return whether torch can be imported, and fits the GPUs that the kernel shows."""
+    """Start the check that torch can be imported and matches the GPUs that the kernel reports."""
 
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         if failure is not None:
@@ -96,7 +96,7 @@ def start_torch(machine: Inventory, *, needs_cuda: bool) -> Started:
 
 
 def cpus(machine: Inventory) -> CheckResult:
-    """CPUs that exist, that this process may use, and that can be busy at once."""
+    """Report the CPUs of the machine, those allowed to this process, and the control group's limit."""
     total, allowed = os.cpu_count() or 1, len(machine.cpus)
     limits = [f"{allowed} of {total} allowed"] if allowed < total else [f"{total}"]
     if machine.cores < allowed:
@@ -106,7 +106,7 @@ def cpus(machine: Inventory) -> CheckResult:
 
 
 def memory() -> CheckResult:
-    """Memory that a run can have."""
+    """Check the free memory."""
     state = psutil.virtual_memory()
     return judged(
         "memory",
@@ -117,7 +117,7 @@ def memory() -> CheckResult:
 
 
 def shared_memory(place: Path = Path("/dev/shm")) -> CheckResult:
-    """The folder for shared memory, which torch uses between its processes (simulators need none of it)."""
+    """Check the folder for shared memory, which torch uses between its processes (simulators do not)."""
     if not place.is_dir():
         return judged("/dev/shm", False, "missing", "mount it: containers have it by default", needed=False)
     size = shutil.disk_usage(place)
@@ -126,7 +126,7 @@ def shared_memory(place: Path = Path("/dev/shm")) -> CheckResult:
 
 
 def disk(folder: Path) -> CheckResult:
-    """Space where runs are written; the folder itself need not exist yet."""
+    """Check the free space for runs; the folder need not exist yet."""
     place = folder.resolve()
     while not place.is_dir():
         place = place.parent
@@ -138,7 +138,7 @@ def disk(folder: Path) -> CheckResult:
 
 
 def simulator(entry: SimulatorEntry, *, needed: bool) -> CheckResult:
-    """Return whether a simulator's packages and libraries are here."""
+    """Check that a simulator's packages and libraries are installed."""
     missing = entry.missing()
     if missing:
         found = f"lacks {', '.join(requirement.module for requirement in missing)}"
@@ -147,16 +147,16 @@ def simulator(entry: SimulatorEntry, *, needed: bool) -> CheckResult:
 
 
 def _versions(entry: SimulatorEntry) -> str:
-    """Names and versions of the packages that a simulator requires."""
+    """Return the names and versions of the packages that a simulator requires."""
     packages = metadata.packages_distributions()
     names = dict.fromkeys(name for need in entry.requires for name in packages.get(need.module, ())[:1])
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
 def assets(entry: SimulatorEntry) -> CheckResult | None:
-    """Return which of a simulator's downloads are here; None for one that has none, or is not here itself.
+    """Report which of a simulator's downloads are present; None for a simulator without downloads, or not installed.
 
-    Whether a config's own downloads are here is one of the rules that it is checked by.
+    The downloads that a config needs are checked by the rules of the config.
     """
     report = entry.assets
     if report is None or entry.missing():
@@ -166,7 +166,7 @@ def assets(entry: SimulatorEntry) -> CheckResult | None:
 
 
 def start_rendering(check: RenderingCheck, *, needed: bool) -> Started:
-    """Return whether something renders, as a simulator says how to try it."""
+    """Start a rendering check that a simulator declares."""
 
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         if result is not None:
@@ -186,7 +186,7 @@ print(json.dumps(av.__version__))
 
 
 def start_videos(*, needed: bool) -> Started:
-    """Return whether evaluation episodes can be recorded."""
+    """Start the check that evaluation videos can be encoded."""
 
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         found = f"PyAV {result} writes H.264" if failure is None else str(failure)

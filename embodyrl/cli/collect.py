@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from embodyrl.envs.manager import EnvManager
 
 ATTEMPTS_PER_EPISODE = 20
-"""Gives up after so many attempts for every episode that was asked for."""
+"""Most attempts per requested episode."""
 SAY_EVERY_S = 5.0
 
 
 class RequestError(UserError):
-    """Raised when what is asked for cannot be recorded; nothing was started."""
+    """Raised when the request cannot be recorded; nothing was started."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line says; `embodyrl collect --help` explains it."""
+    """Options of the command line, see `embodyrl collect --help`."""
 
     out: Path
     episodes: int
     keep: Keep
     policy: Path | None
-    """A checkpoint."""
+    """Checkpoint of the policy to record; None: the scripted expert."""
     sample: bool
     pushes: float
     after_success: int
@@ -50,10 +50,10 @@ class Options:
 
 
 def checkpoint_of(policy: Path | None) -> Path | None:
-    """The checkpoint of what `--policy` names, if that is given.
+    """Return the checkpoint that `--policy` names, or None without it.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no checkpoint.
     """
     if policy is None:
         return None
@@ -63,18 +63,18 @@ def checkpoint_of(policy: Path | None) -> Path | None:
 
 
 def not_needed(checkpoint: Path | None) -> Sequence[KeyPath]:
-    """Settings that may name what is not there: nothing learns from a dataset, and neither the scripted expert nor a
-    checkpoint is made from the files of the config's model."""
+    """Return the settings whose files need not exist: recording reads no dataset, and neither the scripted expert nor a
+    checkpoint needs the files of the config's model."""
     from embodyrl.runner.rundir import SOURCES, sources_not_needed
 
     return [("data", "path"), *(SOURCES if checkpoint is None else sources_not_needed(checkpoint))]
 
 
 def destination(loaded: LoadedConfig, out: Path | None) -> Path:
-    """Return where a recording goes: to `--out`, or to where a config that learns from it will look.
+    """Return the folder of the recording: `--out`, else data.path, where a config that learns from it reads.
 
     Raises:
-        RequestError: neither says where.
+        RequestError: both are missing.
     """
     path = loaded.config.data.path
     if out is None and path is None:
@@ -129,7 +129,7 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
 
 
 def _check(loaded: LoadedConfig, options: Options) -> None:
-    """Look for mistakes before anything starts."""
+    """Check the request before anything starts."""
     env = loaded.config.env
     if options.out.exists():
         raise RequestError(f"{options.out} exists already and is never overwritten: name another folder, or remove it")
@@ -151,7 +151,7 @@ def _check(loaded: LoadedConfig, options: Options) -> None:
 
 @contextmanager
 def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager, Demonstrator]]:
-    """The simulators and who plays in them."""
+    """Open the simulators and the demonstrator: the scripted expert or a policy."""
     from embodyrl.data.experts import scripted_expert
     from embodyrl.runner.build import build_saved, open_simulators
     from embodyrl.runner.checkpoint import POLICY
@@ -171,7 +171,7 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager,
 
         from embodyrl.runner.playing import PolicyDemonstrator
 
-        assert weights is not None, "nobody else plays"
+        assert weights is not None, "without an expert there is a policy"
         engine = build_saved(config, manager, weights)
         with engine.rollout_mode():
             yield manager, PolicyDemonstrator(config.env, engine, "train" if options.sample else "eval")
@@ -187,7 +187,7 @@ def _title(loaded: LoadedConfig, options: Options) -> str:
 
 @dataclass(kw_only=True)
 class _Count:
-    """How many episodes there are so far, for people."""
+    """Counts of episodes so far, for the screen."""
 
     wanted: int
     played: int = 0
@@ -199,7 +199,7 @@ class _Count:
         self._started = self._said = time.monotonic()
 
     def note(self, attempt: Attempt, kept: bool) -> None:
-        """Count an attempt, and say every few seconds how far it is."""
+        """Count an attempt, and print the progress every few seconds."""
         self.played += 1
         self.successes += attempt.success
         self.kept += kept
@@ -209,7 +209,7 @@ class _Count:
             print(f"  {self.kept} of {self.wanted} episodes, {self.successes} of {self.played} successful", flush=True)
 
     def closing(self, options: Options, stopped: bool) -> str:
-        """The last lines."""
+        """Return the last lines of the screen output."""
         seconds = time.monotonic() - self._started
         rate = f"{self.successes} of {self.played} attempts successful ({self.successes / max(self.played, 1):.0%})"
         start = "stopped" if stopped else "done"

@@ -1,4 +1,4 @@
-"""`embodyrl doctor`: what this machine has for a run, what is missing, and what to do about it."""
+"""`embodyrl doctor`: reports what this machine has for a run, what is missing, and the remedies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.registry import SIMULATORS, SimulatorEntry, load_target
 
 DEADLINE_S = 60.0
-"""Longest time for all that is tried out in other processes, which run side by side [s]."""
+"""Longest time for all checks in other processes, which run in parallel [s]."""
 
 STYLES = {Status.ok: "green", Status.absent: "yellow", Status.fault: "bold red"}
 
 
 def run(loaded: LoadedConfig | None) -> int:
-    """Print the table; returns the exit code: 1 if something needed is missing or broken.
+    """Print the table; returns the exit code, 1 if something needed is missing or broken.
 
     Args:
-        loaded: check what this config needs, and all of that is needed; None: check everything.
+        loaded: check the needs of this config, all of which must be met; None: check everything.
     """
     findings = examine(loaded)
     console = Console()
@@ -39,7 +39,7 @@ def run(loaded: LoadedConfig | None) -> int:
 
 
 def examine(loaded: LoadedConfig | None) -> list[CheckResult]:
-    """All findings, in the order of the table."""
+    """Return all findings, in the order of the table."""
     machine = inventory()
     started = _start(loaded, machine)
     deadline = time.monotonic() + DEADLINE_S
@@ -53,7 +53,7 @@ def examine(loaded: LoadedConfig | None) -> list[CheckResult]:
 
 
 def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
-    """Begin what takes seconds; torch comes first."""
+    """Start the checks that take seconds; torch is the first."""
     config = loaded.config if loaded is not None else None
     started = [checkup.start_torch(machine, needs_cuda=config is not None and config.engine.device is Device.cuda)]
     videos = config is not None and config.tracking.video.episodes > 0
@@ -66,8 +66,8 @@ def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
 
 
 def _rendering_checks(simulator: SimulatorEntry | None, machine: Inventory) -> list[RenderingCheck]:
-    """Return what a simulator says how to try; of one that does not say (and of None), what those with its graphics
-    say."""
+    """Return the rendering checks that a simulator declares. For a simulator without any (and for None), return those
+    of the simulators with the same graphics."""
     if simulator is not None and simulator.rendering_checks is not None:
         declared = [simulator.rendering_checks]
     else:
@@ -79,7 +79,7 @@ def _rendering_checks(simulator: SimulatorEntry | None, machine: Inventory) -> l
 
 
 def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[CheckResult]:
-    """Return what can be seen at once."""
+    """Run the checks that take no time."""
     config = loaded.config if loaded is not None else None
     folder = Path("runs") if config is None or config.run.dir is None else Path(config.run.dir)
     findings = [
@@ -117,7 +117,7 @@ def _table(findings: Sequence[CheckResult]) -> Table:
 
 
 def verdict(findings: Sequence[CheckResult], loaded: LoadedConfig | None) -> str:
-    """The last line."""
+    """Return the last line."""
     faults = [finding.subject for finding in findings if finding.status is Status.fault]
     absent = [finding.subject for finding in findings if finding.status is Status.absent]
     if faults:

@@ -1,4 +1,4 @@
-"""`embodyrl graph`: the iteration that a config asks for, as a Mermaid flow chart."""
+"""`embodyrl graph`: prints the iteration of a config as a Mermaid flow chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embodyrl list`: what there is, and whether it can be used here."""
+"""`embodyrl list`: lists registered components and configs, and whether they can be used here."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _show_registry(console: Console, registry: Registry[Any]) -> None:
 
 
 def plural(noun: str) -> str:
-    """`loss` -> `losses`."""
+    """Return the plural of a kind: `loss` -> `losses`."""
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from embodyrl.cli.arguments import ConfigArguments, Elsewhere, ImageFormat, Keep, Trust, split_arguments
+from embodyrl.cli.arguments import ConfigArguments, Elsewhere, ImageFormat, Keep, Trust, check_options, split_arguments
 from embodyrl.errors import RunError, UserError, explain, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.version import __version__
@@ -31,7 +31,7 @@ app = typer.Typer(
 def run(
     words: ConfigArguments = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Write the whole config, with comments, and start nothing.")
+        bool, typer.Option("--print-config", help="Print the whole config, with comments, and start nothing.")
     ] = False,
     trust: Trust = False,
 ) -> None:
@@ -43,7 +43,7 @@ def run(
     if print_config:
         sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=ConfigUse.show, trust=trust).written))
         sys.stdout.flush()
-        load_config(source, overrides, use=ConfigUse.elsewhere, trust=trust)  # says on stderr what does not go together
+        load_config(source, overrides, use=ConfigUse.elsewhere, trust=trust)  # reports conflicts of settings on stderr
         return
     loaded = load_config(source, overrides, use=ConfigUse.run, trust=trust)
     raise typer.Exit(train.run(loaded))
@@ -57,7 +57,7 @@ def resume(
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Go on with a run from its last checkpoint, as if it had never stopped."""
+    """Continue a run from its last checkpoint, as if it had never stopped."""
     from embodyrl.cli import train
 
     raise typer.Exit(train.resume(run_dir, overrides or [], trust=trust))
@@ -94,12 +94,12 @@ def export(
         bool,
         typer.Option(
             "--adapter/--merged",
-            help="Of a run with engine.lora: write the adapters alone, as peft reads them, or add them to the weights.",
+            help="Of a run with engine.lora: write only the adapters, as peft reads them, or add them to the weights.",
         ),
     ] = False,
     trust: Trust = False,
 ) -> None:
-    """Write a policy in its model's public layout, with a model card, and load it again to be sure."""
+    """Write a policy in its model's public layout, with a model card, and load it again to check it."""
     from embodyrl.cli import train
 
     raise typer.Exit(train.export(checkpoint, out, adapter=adapter, trust=trust))
@@ -107,18 +107,18 @@ def export(
 
 @app.command()
 def collect(
-    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="How many to record.")],
+    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes to record.")],
     words: ConfigArguments = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the dataset goes; it must not exist. Without: where the config's data.path says.",
+            help="Folder for the dataset; it must not exist. Without: the config's data.path.",
             show_default=False,
         ),
     ] = None,
     keep: Annotated[
-        Keep, typer.Option(help="Which episodes to keep; with `successes`, others are played instead.")
+        Keep, typer.Option(help="Episodes to keep; with `successes`, failed episodes are replaced by further ones.")
     ] = Keep.successes,
     policy: Annotated[
         Path | None,
@@ -128,23 +128,23 @@ def collect(
             show_default=False,
         ),
     ] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw the policy's actions, not the most likely ones.")] = (
-        False
-    ),
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample the policy's actions instead of taking the most likely ones.")
+    ] = False,
     pushes: Annotated[
         float,
         typer.Option(
             min=0.0,
             max=10.0,
-            help="Times per episode that a random action of 0 to 3 steps interferes, so that the demonstrations show "
-            "how to get back: first at the start, then at random moments. 1.5: a second one in half of the episodes.",
+            help="Pushes per episode: random actions of 0 to 3 steps, so that the demonstrations show how to recover. "
+            "The first is at the start, others at random moments. 1.5: a second one in half of the episodes.",
         ),
     ] = 0.0,
     after_success: Annotated[
-        int, typer.Option(min=0, help="Actions to record beyond the first success, unless the simulator ends there.")
+        int, typer.Option(min=0, help="Actions to record after the first success, unless the episode ends there.")
     ] = 0,
     images: Annotated[
-        ImageFormat, typer.Option(help="Keep images as PNG in tables, or as lossless videos; both are exact.")
+        ImageFormat, typer.Option(help="Store images as PNG in tables, or as videos; both are lossless.")
     ] = ImageFormat.image,
     trust: Trust = False,
 ) -> None:
@@ -171,7 +171,7 @@ def collect(
 
 @app.command()
 def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
-    """Write report.html of a run anew (a run does it at its end)."""
+    """Write report.html of a run again (a run writes it at its end)."""
     from embodyrl.cli import train
 
     raise typer.Exit(train.report(run_dir))
@@ -219,23 +219,21 @@ def plan(
     ] = None,
     gpu_memory: Annotated[
         float | None,
-        typer.Option(metavar="GB", help="Plan for a GPU with so much memory.", show_default=False, min=0.0),
+        typer.Option(metavar="GB", help="Plan for a GPU with this much memory.", show_default=False, min=0.0),
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(metavar="GB", help="Plan for so much main memory.", show_default=False, min=0.0),
+        typer.Option(metavar="GB", help="Plan for this much main memory.", show_default=False, min=0.0),
     ] = None,
     start: Annotated[
         bool,
-        typer.Option(
-            "--start", help="Start one simulator process, to learn what it takes and what its tasks are like."
-        ),
+        typer.Option("--start", help="Start one simulator process to measure its memory and read its spec."),
     ] = False,
     elsewhere: Elsewhere = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Show what a run would need: processes and where they go, parameters, batches, memory; and whether it fits."""
+    """Show what a run needs: processes and their placement, parameters, batches, memory; and whether it fits."""
     from embodyrl.cli import plan as planning
     from embodyrl.planning.processes import read_machine
 
@@ -253,13 +251,13 @@ def doctor(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [KEY=VALUE]...",
-            help="Check what this config needs. Without: everything.",
+            help="Check the needs of this config. Without: everything.",
             show_default=False,
         ),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Say what this machine has for a run, what is missing, and what to do about it."""
+    """Report what this machine has for a run, what is missing, and the remedies."""
     from embodyrl.cli import doctor as examination
     from embodyrl.config import load_config
 
@@ -269,7 +267,7 @@ def doctor(
 
 @app.command()
 def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
-    """Draw what happens in an iteration, as Mermaid: its stages, and the columns that they pass on."""
+    """Print the stages of an iteration and the columns they pass on, as a Mermaid chart."""
     from embodyrl.cli import graph as drawing
     from embodyrl.config import load_config
 
@@ -286,7 +284,7 @@ def list_(
         ),
     ] = None,
 ) -> None:
-    """Show what there is, and whether it can be used here."""
+    """List the registered components and whether they can be used here."""
     from embodyrl.cli import listing
 
     listing.show(what)
@@ -308,9 +306,10 @@ def common(
 
 
 def main() -> None:
-    """Entry point: runs a command, and turns errors that a user can mend into one sentence and an exit code."""
+    """Run a command; the entry point. Errors that a user can fix become one line and an exit code."""
     try:
         with interruptible():
+            check_options(sys.argv[1:])
             app(prog_name="embodyrl")
     except (UserError, RunError) as error:
         if os.environ.get("EMBODYRL_DEBUG") == "1":
@@ -319,4 +318,4 @@ def main() -> None:
     except Interrupted as error:
         sys.stderr.write(f"{error}\n")
         sys.stdout.flush()
-        os._exit(error.exit_code)  # threads that import torch meanwhile may keep an interpreter from ending
+        os._exit(error.exit_code)  # threads that are importing torch could keep the interpreter from ending

@@ -1,4 +1,4 @@
-"""`embodyrl plan`: which processes a run would start, where, and what they need, without starting any."""
+"""`embodyrl plan`: shows the processes of a run, their placement and memory, without starting any."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ GB = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the command line says about the machine."""
+    """Options of the command line about the machine."""
 
     gpu_gb: float | None
     host_gb: float | None
     elsewhere: bool
-    """It will run on another machine than this one."""
+    """The run will be on another machine."""
     start: bool
-    """Start a simulator process."""
+    """Start a simulator process to measure it."""
     trust: bool
-    """Import the plug-ins of a saved config, whoever made it."""
+    """Import the plug-ins of a saved config, whoever wrote it."""
 
 
 def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked: Asked, *, as_json: bool) -> int:
@@ -73,7 +73,7 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
 
 
 def limits_of(config: Config, machine: Inventory, asked: Asked) -> Limits:
-    """Return what the policy's GPU and the main memory hold: what was asked, else what this machine has."""
+    """Return the memory of the policy's GPU and of the host: as given on the command line, else this machine's."""
     device = config.engine.device
     cuda = device is Device.cuda or (device is Device.auto and bool(machine.gpus or asked.gpu_gb))
     gpu = None if asked.gpu_gb is None else asked.gpu_gb * GB
@@ -85,7 +85,7 @@ def limits_of(config: Config, machine: Inventory, asked: Asked) -> Limits:
 
 
 def _gpu_memory() -> float | None:
-    """Bytes of this machine's first GPU, if it has one that works."""
+    """Return the memory of this machine's first GPU [bytes]; None without a usable GPU."""
     import torch
 
     return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None

@@ -1,4 +1,4 @@
-"""Trying something out in a process of its own, so that a driver that crashes or hangs takes nothing else down."""
+"""Runs a check in a separate process, so that a driver that crashes or hangs stops only that process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from embodyrl.placement.process import signal_name
 
 
 class ProbeFailed(Exception):
-    """Raised when a probe did not succeed; the text says how it ended."""
+    """Raised when a probe failed; the text describes how."""
 
 
 class Probe:
-    """Python code that runs in another process from now on.
+    """Python code that runs in another process, started at once.
 
     Args:
-        code: prints its result as one line of JSON, last of all.
+        code: prints its result as JSON on the last line.
         env_vars: environment variables to set; None as a value removes one.
     """
 
@@ -39,13 +39,13 @@ class Probe:
         )
 
     def result(self, deadline: float) -> Any:
-        """Return what the code printed.
+        """Wait for the result and return it.
 
         Args:
-            deadline: when to give up and kill it, as `time.monotonic()` counts.
+            deadline: time at which the process is killed, on the clock of `time.monotonic()` [s].
 
         Raises:
-            ProbeFailed: it crashed, raised, said nothing, or is still at it.
+            ProbeFailed: it crashed, raised, printed nothing, or was too slow.
         """
         try:
             output, errors = map(_lines, self._process.communicate(timeout=max(0.0, deadline - time.monotonic())))
@@ -61,12 +61,12 @@ class Probe:
         return json.loads(output[-1])
 
     def close(self) -> None:
-        """Kill the process, if it still runs, and whatever it started."""
+        """Kill the process, if it still runs, and all processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def _lines(text: bytes) -> list[str]:
-    """The lines that are not empty."""
+    """Return the lines that are not empty."""
     return [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""The commands around a run: run, resume, eval, export, report."""
+"""Commands for runs: run, resume, eval, export, report."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 
 def run(loaded: LoadedConfig) -> int:
-    """Train from the start."""
+    """Train from the start; returns the exit code."""
     return start(loaded).exit_code
 
 
 def resume(run_dir: Path, overrides: Sequence[str], *, trust: bool = False) -> int:
-    """Go on from the last checkpoint of a run directory; `trust` runs its plug-ins, whoever made it."""
+    """Continue a run from its last checkpoint; returns the exit code. `trust` runs its plug-ins, whoever wrote them."""
     return go_on(run_dir, overrides, trust=trust).exit_code
 
 
 def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None, *, trust: bool = False) -> int:
-    """Evaluate a checkpoint; `video` is where a video of its first episodes goes, `trust` runs its plug-ins, whoever
-    made it."""
+    """Evaluate a checkpoint; returns the exit code. `video` is the file for a video of the first episodes; `trust` runs
+    the checkpoint's plug-ins, whoever wrote them."""
     api.evaluate(path, overrides, video=video, progress=True, trust=trust)
     return 0
 
 
 def export(path: Path, out: Path, *, adapter: bool = False, trust: bool = False) -> int:
-    """Export the policy of a checkpoint or of a run's last one."""
+    """Export the policy of a checkpoint, or of a run's last checkpoint; returns the exit code."""
     checkpoint = find_and_tell(path)
     loaded = read_saved(checkpoint, [], trust=trust)
 
@@ -50,7 +50,7 @@ def export(path: Path, out: Path, *, adapter: bool = False, trust: bool = False)
 
 
 def report(run_dir: Path) -> int:
-    """Build report.html of a run directory anew."""
+    """Write report.html of a run directory again; returns the exit code."""
     for name in (CONFIG_FILE, SUMMARY_FILE):
         if not (run_dir / name).is_file():
             raise UserError(f"{run_dir} holds no {name}: give the directory of a run that ended or was stopped")

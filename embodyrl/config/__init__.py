@@ -1,4 +1,4 @@
-"""Every setting: its type, default, limits and meaning; reading, checking and writing configs."""
+"""The config: schema of every setting, and reading, checking and writing of configs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: a simulator process needs the schema alone, not Hydra."""
+    """Import on first use: a simulator process needs only the schema, not Hydra."""
     import importlib
 
     if name not in _HOMES:

@@ -11,7 +11,7 @@ from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, 
 
 
 def _comparing(config: Config) -> str | None:
-    """Return what compares the episodes of a group, in words; None if nothing does, or if that cannot be known."""
+    """Return the component that compares the episodes of a group, as text; None if there is none or it is unknown."""
     settings = config.algorithm
     if fact(FILTERS, settings.filter.name, "group"):
         return f"filter {settings.filter.name!r}"
@@ -23,7 +23,7 @@ def _comparing(config: Config) -> str | None:
 
 @rule
 def groups_are_compared(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what compares a group's episodes gets groups, and where nothing does there are none."""
+    """Check that there are groups if a component compares their episodes, and only then."""
     name, size, comparing = config.algorithm.advantage.name, config.rollout.group_size, _comparing(config)
     if comparing is not None and size == 1:
         paths = ("rollout.group_size", "algorithm.filter.name" if "filter" in comparing else "algorithm.advantage.name")
@@ -48,7 +48,7 @@ def _group_sizes(config: Config) -> str:
 
 @rule
 def whole_episodes_are_collected(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what looks at whole episodes gets them."""
+    """Check that components that need whole episodes get them."""
     if config.rollout.episodes is Episodes.whole:
         return
     settings = config.algorithm
@@ -70,7 +70,7 @@ def whole_episodes_are_collected(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def collections_wait_for_a_filter(config: Config) -> Iterator[ConfigIssue]:
-    """It collects more than once only to replace groups that were dropped."""
+    """Check that repeated rollouts come with a filter that drops groups."""
     most, name = config.algorithm.max_collections, config.algorithm.filter.name
     if most > 1 and fact(FILTERS, name, "group") is False:
         yield ConfigIssue(
@@ -82,7 +82,7 @@ def collections_wait_for_a_filter(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what losses, advantages, rewards and filters themselves can say about the config."""
+    """Run the checks of the chosen loss, advantage, reward and filter."""
     settings = config.algorithm
     for registry, name in (
         (LOSSES, settings.loss.name),
@@ -97,20 +97,20 @@ def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def behaviour_policy_is_known(config: Config) -> Iterator[ConfigIssue]:
-    """A loss that weighs by the policy that decided gets its log-probs."""
+    """Check that a loss that weights by the behaviour policy gets its log-probs."""
     settings = config.algorithm
     if settings.loss.name == "decoupled_ppo" and settings.old_logprobs is OldLogprobs.recompute:
         yield ConfigIssue(
             ("algorithm.old_logprobs", "algorithm.loss.name"),
-            "algorithm.old_logprobs = 'recompute' takes the log-probs with which decisions were taken from loss "
-            "'decoupled_ppo', which weighs by them",
-            "set algorithm.old_logprobs to rollout; algorithm.proximal = recompute has its ratios start at 1 as well",
+            "algorithm.old_logprobs = 'recompute' replaces the log-probs of the behaviour policy, by which loss "
+            "'decoupled_ppo' weights",
+            "set algorithm.old_logprobs to rollout; with algorithm.proximal = recompute ratios start at 1 as well",
         )
 
 
 @rule
 def rewards_of_actions_are_used(config: Config) -> Iterator[ConfigIssue]:
-    """Advantages of single actions come from an estimator that knows them and meet log-probs of single actions."""
+    """Check that advantages of actions have an estimator that supports them, and log-probs of actions."""
     settings = config.algorithm
     if settings.reward_level is not RewardLevel.action:
         return
@@ -118,21 +118,21 @@ def rewards_of_actions_are_used(config: Config) -> Iterator[ConfigIssue]:
         able = [entry.name for entry in ADVANTAGES.entries() if entry.actions]
         yield ConfigIssue(
             ("algorithm.reward_level", "algorithm.advantage.name"),
-            f"algorithm.reward_level is 'action', but advantage {settings.advantage.name!r} compares decisions",
+            f"algorithm.reward_level is 'action', but advantage {settings.advantage.name!r} works on chunks",
             f"set algorithm.reward_level to chunk, or algorithm.advantage to {' or '.join(able)}",
         )
     if settings.logprob_level is Level.chunk:
         yield ConfigIssue(
             ("algorithm.logprob_level", "algorithm.reward_level"),
-            "algorithm.reward_level is 'action', but algorithm.logprob_level is 'chunk': a decision cannot have the "
-            "advantages of its actions",
+            "algorithm.reward_level is 'action', but algorithm.logprob_level is 'chunk': one log-prob per chunk cannot "
+            "have the advantages of its actions",
             "set algorithm.logprob_level to action or token",
         )
 
 
 @rule
 def stages_fit_advantage(config: Config) -> Iterator[ConfigIssue]:
-    """An algorithm whose stages pass a critic's values on has an estimator that wants them, and the other way round."""
+    """Check that the algorithm's stages provide a critic's values if, and only if, the estimator uses them."""
     algorithm = fact(ALGORITHMS, config.algorithm.name, "critic")
     advantage = config.algorithm.advantage.name
     estimator = fact(ADVANTAGES, advantage, "critic")
@@ -148,7 +148,7 @@ def stages_fit_advantage(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def bootstrap_has_critic(config: Config) -> Iterator[ConfigIssue]:
-    """Only an advantage with a critic can estimate what was cut off."""
+    """Check that bootstrapping comes with an advantage that has a critic."""
     name, bootstrap = config.algorithm.advantage.name, config.algorithm.bootstrap
     if fact(ADVANTAGES, name, "critic") is False and bootstrap is not Bootstrap.none:
         yield ConfigIssue(
@@ -160,19 +160,19 @@ def bootstrap_has_critic(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def value_loss_has_critic(config: Config) -> Iterator[ConfigIssue]:
-    """Without a critic there is no value loss to weigh."""
+    """Check that the value loss has no weight without a critic."""
     name, weight = config.algorithm.advantage.name, config.algorithm.value_coef
     if fact(ADVANTAGES, name, "critic") is False and weight > 0:
         yield ConfigIssue(
             ("algorithm.value_coef", "algorithm.advantage.name"),
-            f"algorithm.value_coef = {weight:g} weighs the loss of a critic, and advantage {name!r} has none",
+            f"algorithm.value_coef = {weight:g} weights the loss of a critic, and advantage {name!r} has none",
             "set algorithm.value_coef to 0",
         )
 
 
 @rule
 def model_has_critic(config: Config) -> Iterator[ConfigIssue]:
-    """An advantage that needs values gets a model that predicts them."""
+    """Check that an advantage that needs values has a model that predicts them."""
     name, model = config.algorithm.advantage.name, config.model.name
     if fact(ADVANTAGES, name, "critic") and fact(SupportedModel, model, "critic") is False:
         without = [entry.name for entry in ADVANTAGES.entries() if not entry.critic]
@@ -185,7 +185,7 @@ def model_has_critic(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def srpo_rewards_progress(config: Config) -> Iterator[ConfigIssue]:
-    """The stages of SRPO are those of GRPO; what makes it SRPO is its reward."""
+    """Check that SRPO has its reward, the only difference from GRPO."""
     settings = config.algorithm
     if settings.name == "srpo" and settings.reward.name != "srpo":
         yield ConfigIssue(
@@ -197,7 +197,7 @@ def srpo_rewards_progress(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
-    """Yield who learns from demonstrations has some, and others name none."""
+    """Check that demonstrations are named if the algorithm learns from them, and only then."""
     name, path = config.algorithm.name, config.data.path
     if name not in ALGORITHMS:
         return  # which has been reported
@@ -218,7 +218,7 @@ def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def algorithm_can_run_so(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what the algorithm itself can say about the config."""
+    """Run the checks of the chosen algorithm."""
     check = fact(ALGORITHMS, config.algorithm.name, "check")
     if check is None:
         return
@@ -230,19 +230,19 @@ PEFT = Requirement(module="peft", install="pip install 'embodyrl[vla]'")
 
 @rule
 def weights_can_be_computed_with(config: Config) -> Iterator[ConfigIssue]:
-    """Weights that are held in bfloat16 have no more digits to compute with."""
+    """Check that weights held in bfloat16 are not to be computed with in float32."""
     held = getattr(config.model, "dtype", None)
     if held == Precision.bfloat16 and config.engine.precision is Precision.float32:
         yield ConfigIssue(
             ("engine.precision", "model.dtype"),
-            "engine.precision = float32, but weights that are held in model.dtype = bfloat16 are computed with in that",
+            "engine.precision = float32, but weights held in model.dtype = bfloat16 are computed with in bfloat16",
             "set engine.precision to auto, or model.dtype to float32",
         )
 
 
 @rule
 def only_rates_that_fall_have_a_floor(config: Config) -> Iterator[ConfigIssue]:
-    """A learning rate that does not fall does not come down to anything."""
+    """Check that a floor comes with a learning rate that falls."""
     settings = config.engine.optimizer
     if settings.lr_floor > 0.0 and settings.schedule is LearningRate.constant:
         yield ConfigIssue(
@@ -254,20 +254,20 @@ def only_rates_that_fall_have_a_floor(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def warm_up_comes_to_an_end(config: Config) -> Iterator[ConfigIssue]:
-    """A learning rate that rises comes to what it is to be within the run."""
+    """Check that warm-up ends within the run."""
     warmup, iterations = config.engine.optimizer.warmup, config.run.iterations
     if warmup and warmup >= iterations:
         yield ConfigIssue(
             ("engine.optimizer.warmup", "run.iterations"),
             f"engine.optimizer.warmup = {warmup} iterations, but run.iterations = {iterations}: the learning rate "
-            "never gets to engine.optimizer.lr",
+            "never reaches engine.optimizer.lr",
             f"set engine.optimizer.warmup below {iterations}",
         )
 
 
 @rule
 def micro_batches_hold_whole_episodes(config: Config) -> Iterator[ConfigIssue]:
-    """Yield where a loss compares episodes, one of them fits into a micro-batch."""
+    """Check that a whole episode fits into a micro-batch if the loss needs whole episodes."""
     size, loss, chunks = config.engine.micro_batch_size, config.algorithm.loss.name, config.rollout.num_chunks
     if size is not None and fact(LOSSES, loss, "whole") and size < chunks:
         yield ConfigIssue(
@@ -280,7 +280,7 @@ def micro_batches_hold_whole_episodes(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def model_consists_of_blocks(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is done layer by layer needs a model that has them."""
+    """Check that adapters and checkpointing come with a model that consists of layers."""
     engine, name = config.engine, config.model.name
     if engine.lora.rank and not PEFT.is_met():
         yield ConfigIssue(
@@ -299,6 +299,6 @@ def model_consists_of_blocks(config: Config) -> Iterator[ConfigIssue]:
     if engine.gradient_checkpointing:
         yield ConfigIssue(
             ("engine.gradient_checkpointing", "model.name"),
-            f"engine.gradient_checkpointing is set, but model {name!r} is small and keeps next to nothing",
+            f"engine.gradient_checkpointing is set, but model {name!r} is small and has no activations worth dropping",
             "set engine.gradient_checkpointing to false",
         )

@@ -1,4 +1,4 @@
-"""Between plain data and the frozen config objects, both ways, and YAML in which every setting is documented."""
+"""Converts plain data to the frozen config and back, and writes YAML in which every setting is documented."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from embodyrl.config.values import Interpolation, escape, is_missing, nested
 
 
 def build_config(data: Mapping[str, Any]) -> Config:
-    """The frozen config for checked plain data."""
+    """Build the frozen config from checked plain data."""
     return cast(Config, build_section(Config, data))
 
 
 def build_section(section: type, data: Mapping[str, Any]) -> Any:
-    """The frozen settings of one section for checked plain data; what chooses a component by `name`, itself or below,
-    gets the options class of that component."""
+    """Build the frozen settings of one section from checked plain data. Sections that choose a component by `name` get
+    the options class of that component."""
     chosen = class_at(section, data)
     values = {name: _built(setting, data[name]) for name, setting in settings_of(chosen).items() if name in data}
     return chosen(**values)
 
 
 def _built(setting: Setting, value: Any) -> Any:
-    """Return what a setting holds for its plain value: sections and enums instead of mappings and names, numbers of the
-    right type, and lists and mappings of its own."""
+    """Build the value of a setting from plain data: sections from mappings, enums from names, numbers of the declared
+    type, and copies of lists and mappings."""
     if value is None:
         return None
     if setting.section is not None:
@@ -52,7 +52,7 @@ def _built(setting: Setting, value: Any) -> Any:
 
 
 def _single(kinds: tuple[Any, ...], value: Any) -> Any:
-    """A single value of one of these types."""
+    """Build a single value of one of these types."""
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
             return kind[value]
@@ -62,7 +62,7 @@ def _single(kinds: tuple[Any, ...], value: Any) -> Any:
 
 
 def with_values(node: Any, values: Mapping[KeyPath, Any]) -> Any:
-    """A config, or a section, map or list of it, with other values at some places; types are not looked at."""
+    """Return a config, or a section, mapping or list of it, with other values at some paths. Types are not checked."""
     if () in values:
         return values[()]
     below: dict[str | int, dict[KeyPath, Any]] = {}
@@ -78,15 +78,15 @@ def with_values(node: Any, values: Mapping[KeyPath, Any]) -> Any:
 def build_draft(
     data: Mapping[str, Any], doubtful: set[KeyPath], incomplete: Collection[str]
 ) -> tuple[Config, set[KeyPath]]:
-    """A config from data with faults, for looking at the rest of it.
+    """Build a config from data with faults, so that the rules can check the rest of it.
 
     Args:
         data: composed settings.
         doubtful: settings and sections that are wrong.
-        incomplete: top-level sections of which settings are missing because a group file could not be used.
+        incomplete: top-level sections that lack settings because a group file could not be used.
 
     Returns:
-        The config, and every path in it whose value stands for one that is wrong or missing.
+        The config, and every path in it with a stand-in for a wrong or missing value.
     """
     doubtful = set(doubtful)
     usable = _salvage(Config, data, (), doubtful)
@@ -98,7 +98,7 @@ def build_draft(
 
 
 def _not_given(section: type, data: Any, path: KeyPath) -> Iterator[KeyPath]:
-    """The settings of a section that `data` does not have."""
+    """Yield the paths of a section's settings that `data` lacks."""
     given = data if isinstance(data, dict) else {}
     for name, setting in settings_of(class_at(section, given)).items():
         if setting.section is not None and name in given:
@@ -108,14 +108,14 @@ def _not_given(section: type, data: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _salvage(section: type, data: Any, path: KeyPath, doubtful: set[KeyPath]) -> dict[str, Any]:
-    """The settings of a section that can be used, and stand-ins for required ones; adds the stand-ins to `doubtful`."""
+    """Return the usable settings of a section, with stand-ins for required ones; adds these to `doubtful`."""
     given = data if isinstance(data, dict) else {}
     usable: dict[str, Any] = {}
     for name, setting in settings_of(class_at(section, given)).items():
         here = (*path, name)
         is_sound = not any(bad[: len(here)] == here for bad in doubtful)
         if is_sound and any(each is UNREADABLE for each in nested(given.get(name))):
-            doubtful.add(here)  # the fault of a group file names it from that file's top
+            doubtful.add(here)  # a group file's own fault has a path relative to that file
             is_sound = False
         if setting.section is not None and not (setting.nullable and given.get(name) is None):
             usable[name] = _salvage(setting.section, given.get(name), here, doubtful)
@@ -135,12 +135,13 @@ _STAND_INS: dict[Any, Any] = {str: "", int: 1, float: 1.0, bool: False}
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """The config as mappings, lists and single values, in the schema's order."""
+    """Convert the config to mappings, lists and single values, in the schema's order."""
     return {field.name: _to_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ between two configs by their full name, with both values; None where there is none."""
+    """Return the settings that differ between two configs, by full name, with both values; None where one has no such
+    setting."""
     old, new = _flat(to_plain(before), ""), _flat(to_plain(after), "")
     names = dict.fromkeys([*old, *new])
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
@@ -166,13 +167,14 @@ def _to_plain(value: Any) -> Any:
 
 
 def count_settings(config: Any) -> int:
-    """Return how many single settings the config has."""
+    """Count the single settings of the config."""
     values = (getattr(config, field.name) for field in dataclasses.fields(config))
     return sum(count_settings(value) if dataclasses.is_dataclass(value) else 1 for value in values)
 
 
 def config_hash(config: Config) -> str:
-    """SHA-256 of what the run computes: every setting except where it writes (`run.dir`)."""
+    """Return the SHA-256 of every setting except the run directory (`run.dir`), which does not change what the run
+    computes."""
     plain = to_plain(config)
     del plain["run"]["dir"]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -182,7 +184,8 @@ _WIDTH = 110
 
 
 def to_commented_yaml(config: Config) -> str:
-    """The whole config, one key per line, with each setting's documentation above it; it loads as an equal config."""
+    """Write the whole config, one key per line, with each setting's documentation above it. It loads as an equal
+    config."""
     return "\n".join(_section(config, "")) + "\n"
 
 
@@ -203,7 +206,7 @@ def _section(section: Any, indent: str) -> Iterator[str]:
 
 
 def _entry(key: str, value: Any, indent: str) -> Iterator[str]:
-    """One key and its value; mappings and lists of sections go below it."""
+    """Yield the lines of one key and its value. Mappings and lists of sections are indented below the key."""
     if isinstance(value, dict) and value:
         yield f"{indent}{_quoted(key)}:"
         for name, child in value.items():
@@ -221,7 +224,7 @@ def _entry(key: str, value: Any, indent: str) -> Iterator[str]:
 
 
 def _inline(value: Any) -> str:
-    """A value on one line."""
+    """Write a value on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_quoted(key)}: {_inline(child)}" for key, child in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -246,12 +249,12 @@ def _float(value: float) -> str:
 
 
 def _text(text: str) -> str:
-    """A text as a value: `${` is kept from being resolved (in keys it means nothing)."""
+    """Write a text as a value, with `${` escaped so that it is not resolved (keys are never resolved)."""
     return _quoted(escape(text))
 
 
 def _quoted(text: str) -> str:
-    """A text, in quotes where YAML would take it for something else."""
+    """Write a text, in quotes where YAML would read it as something else."""
     try:
         listed, mapped = (yaml.load(each, PlainLoader) for each in (f"[{text}]", f"key: {text}"))
         is_plain = listed == [text] and mapped == {"key": text}

@@ -1,4 +1,4 @@
-"""Compares composed settings with the schema and collects everything that is wrong with them, one by one."""
+"""Checks composed settings one by one against the schema and collects all faults."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from embodyrl.config.fields import (
 )
 from embodyrl.config.files import UNREADABLE, list_options
 from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
-from embodyrl.config.renames import new_name_of, renamed_below
+from embodyrl.config.renames import new_name_of, renamed_below, renamed_component
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
 from embodyrl.errors import UserError, has_controls, near_match, without_controls
 from embodyrl.registry import Registry
 
 
 def check_settings(settings: Settings, schema: type, whole: Location, incomplete: Collection[str]) -> list[ConfigIssue]:
-    """Check everything that can be said about single settings.
+    """Check each setting: known key, type, limits, registered name. Rules between settings are in `rules`.
 
     Args:
         settings: the composed settings.
         schema: the dataclass of the whole config.
-        whole: where to point for what is missing from the config as a whole.
-        incomplete: top-level sections in which nothing is reported as missing.
+        whole: location for settings that are missing from the config.
+        incomplete: top-level sections in which missing settings are not reported.
     """
     checker = _Checker(settings, schema, whole, incomplete)
     checker.section(schema, settings.data, ())
@@ -43,7 +43,7 @@ def check_settings(settings: Settings, schema: type, whole: Location, incomplete
 
 
 MOST_GUESSES = 100
-"""After so many faults nobody looks for what might have been meant, which takes a while each time."""
+"""Number of faults after which near matches are no longer searched, since each search is slow."""
 
 
 class _Checker:
@@ -58,7 +58,7 @@ class _Checker:
         self.known = list(all_paths(schema, settings.data))
 
     def fault(self, path: KeyPath, message: str, remedy: str, *, at_key: bool = False) -> None:
-        """Record a fault where the setting, or the nearest section around it, was written."""
+        """Record a fault at the location of the setting, or of the nearest section around it."""
         for depth in range(len(path), 0, -1):
             origin = self.settings.origins.get(path[:depth])
             if origin is not None:
@@ -73,7 +73,7 @@ class _Checker:
         try:
             chosen = options_class(section, data)
         except UserError as error:
-            self.fault((*path, "name"), str(error), "mend the component's registration")
+            self.fault((*path, "name"), str(error), "fix the component's registration")
             chosen = None
         settings = dict(settings_of(chosen or section))
         candidates = [chosen] if chosen else choices_of(section)
@@ -105,7 +105,7 @@ class _Checker:
         self.fault(path, f"{dotted(path)} is missing", f"{remedy} ({words.rstrip('.')})" if words else remedy)
 
     def unknown_key(self, legal: list[str], path: KeyPath) -> None:
-        """Report a key that the schema does not have; of a section that holds renamed settings, each of them."""
+        """Report a key that the schema does not have. For a section of renamed settings, report each of these."""
         renamed = list(renamed_below(self.settings.data, path))
         for old, new in renamed:
             remedy = new_name_of(self.schema, self.settings.data, new)
@@ -114,7 +114,7 @@ class _Checker:
             self.fault(path, f"unknown key {dotted(path)!r}", self.where_it_belongs(legal, path), at_key=True)
 
     def where_it_belongs(self, legal: list[str], path: KeyPath) -> str:
-        """The remedy for an unknown key: a near match here, the same key elsewhere, or what there is."""
+        """Return the remedy for an unknown key: a near match here, the same key elsewhere, or the list of keys."""
         key, here = str(path[-1]), path[:-1]
         elsewhere = [known for known in self.known if known[-1] == key]
         if len(self.faults) > MOST_GUESSES:
@@ -135,7 +135,7 @@ class _Checker:
         return f"remove it (keys {'of ' + dotted(here) if here else 'here'}: {', '.join(legal)})"
 
     def setting(self, setting: Setting, value: Any, path: KeyPath) -> None:
-        """Check one setting, whatever its type."""
+        """Check one setting of any type."""
         kind = setting.kinds[0]
         if value is UNREADABLE:
             return
@@ -156,7 +156,7 @@ class _Checker:
             self.single(setting, setting.kinds, value, path, example)
 
     def free_form(self, setting: Setting, kind: Any, value: Any, path: KeyPath) -> None:
-        """Check a mapping with keys of the user's own, whose values are of this kind, or `Any`."""
+        """Check a mapping with free keys, whose values are of this kind or `Any`."""
         if not isinstance(value, dict):
             remedy = f"write `{setting.name}: {{key: value}}`"
             self.fault(path, f"{dotted(path)} must be a mapping, got {show(value)}", remedy)
@@ -181,7 +181,7 @@ class _Checker:
                 self.single(setting, (kind,), entry, (*path, index), None)
 
     def subsection(self, setting: Setting, section: type, value: Any, path: KeyPath) -> None:
-        """Check what should be a section."""
+        """Check the value of a setting that must be a section."""
         if isinstance(value, dict):
             self.section(section, value, path)
         elif value is not UNREADABLE:
@@ -189,7 +189,7 @@ class _Checker:
             self.fault(path, message, _remedy_for_section(setting, path))
 
     def single(self, setting: Setting, kinds: tuple[Any, ...], value: Any, path: KeyPath, example: Any) -> None:
-        """Check a single value: type and limits, then the registry."""
+        """Check a single value: its type and limits, then its name in a registry."""
         if value is UNREADABLE:
             return
         problem = check_value(value, kinds, setting.field.metadata, example)
@@ -199,9 +199,9 @@ class _Checker:
             self.component(setting.registry, value, path)
 
     def component(self, registry: Registry[Any], name: str, path: KeyPath) -> None:
-        """Check that a component is registered, and that what it needs is installed."""
+        """Check that a component is registered and the packages it needs are installed."""
         if name not in registry:
-            self.fault(path, registry.unknown(name), "")
+            self.fault(path, registry.unknown(name), renamed_component(registry.kind, name))
             return
         for requirement in registry.entry(name).missing():
             message = f"{registry.kind} {name!r} is not installed (it needs the package {requirement.module!r})"
@@ -219,7 +219,7 @@ def _remedy_for_null(setting: Setting) -> str:
 
 
 def _remedy_for_section(setting: Setting, path: KeyPath) -> str:
-    """Return what to write instead of a plain value where a section belongs."""
+    """Return the remedy for a plain value in place of a section."""
     if setting.section is not None and is_component(setting.section):
         return (
             f"write a name, as in `{setting.name}: {chosen_name(setting.section, {})}`, or `{setting.name}:` with "

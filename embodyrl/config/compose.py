@@ -1,8 +1,8 @@
-"""Puts a config file and the group files that its defaults list names together, each value with its origin.
+"""Composes a config file with the group files of its defaults list; each value keeps its origin.
 
-Defaults lists are looked over before Hydra reads them, so that every wrong entry is reported at its own line. Hydra
-decides which files take part, in which order and at which place; the values are merged here, so that every one of them
-keeps the line and column it came from.
+Defaults lists are checked before Hydra reads them, so that every wrong entry is reported at its own line. Hydra decides
+which files take part, in which order and in which section. The values are merged here, so that each keeps the line and
+column it came from.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
+from hydra import version
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 
 from embodyrl.config.fields import chosen_name, component_sections
 from embodyrl.config.files import (
@@ -38,21 +42,21 @@ from embodyrl.config.schema import Config
 from embodyrl.errors import did_you_mean, near_match
 
 COMPONENTS = component_sections(Config)
-"""Sections that another `name` begins anew, so that no option of one component is left to another."""
+"""Sections that another `name` resets, so that no option of one component is left to another."""
 _AROUND_COMPONENTS = {path[:depth] for path in COMPONENTS for depth in range(1, len(path))}
 
 
 @dataclass
 class Settings:
-    """Composed plain data; each value knows where it was written."""
+    """Composed plain data with the origin of each value."""
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     replaced: list[tuple[KeyPath, Any, Origin]] = field(default_factory=list)
-    """Values that others were laid over as a whole, in that order, and where they were written."""
+    """Values that were replaced as a whole, in that order, with their origins."""
 
     def get(self, path: KeyPath) -> Any:
-        """The value at `path`, or None."""
+        """Return the value at `path`, or None."""
         value: Any = self.data
         for key in path:
             if isinstance(value, dict):
@@ -64,11 +68,11 @@ class Settings:
         return value
 
     def merge(self, document: Document, package: KeyPath = ()) -> None:
-        """Lay a file's settings over what is there: mappings key by key, everything else as a whole.
+        """Merge a file's settings over the present ones: mappings key by key, everything else as a whole.
 
         Args:
             document: the file.
-            package: the section that its top level is.
+            package: path of the section that its top level stands for.
         """
         whole = Location(document.label)
         for depth in range(1, len(package) + 1):
@@ -81,7 +85,7 @@ class Settings:
             self._put((*package, key), value, (key,), document.origins)
 
     def override(self, path: KeyPath, value: Any) -> None:
-        """Lay a value from the command line over what is there."""
+        """Set a value from the command line."""
         if path[:-1] in COMPONENTS and path[-1] == "name":
             path, value = path[:-1], {"name": value}
         place = Location(COMMAND_LINE)
@@ -92,7 +96,7 @@ class Settings:
         self._put(path, value, (), marks)
 
     def _put(self, path: KeyPath, value: Any, source: KeyPath, origins: Mapping[KeyPath, Origin]) -> None:
-        """Put `value`, which stands at `source` in the file that `origins` describes, at `path`."""
+        """Put `value` at `path`; it is at `source` in the file that `origins` describes."""
         if path in _AROUND_COMPONENTS and value and isinstance(value, dict) and not isinstance(self.get(path), dict):
             self._put(path, {}, source, {source: origins[source]})
         is_new = False
@@ -120,19 +124,19 @@ class Settings:
         parent[str(path[-1])] = copy.deepcopy(value)
 
     def take(self, path: KeyPath) -> tuple[Any, Origin]:
-        """Take a value out; returns it, and where it was written."""
+        """Remove a value; returns it with its origin."""
         value = self.get(path[:-1]).pop(path[-1])
         return value, self.origins.pop(path)
 
     def put(self, path: KeyPath, value: Any, origin: Origin) -> None:
-        """Put a single value that was written somewhere else into the sections around `path`, which are made."""
+        """Put a single value of another origin at `path`. Missing sections around it are created."""
         for depth in range(1, len(path)):
             self.origins.setdefault(path[:depth], origin)
         self._put(path, value, (), {(): origin})
 
 
 def _paths(value: Any) -> Iterator[KeyPath]:
-    """The place of a value and of everything below it, relative to it."""
+    """Yield the path of a value and of everything nested in it, relative to the value."""
     yield ()
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
@@ -149,16 +153,16 @@ def _mark_all(value: Any, path: KeyPath, origin: Origin, origins: dict[KeyPath, 
 
 @dataclass
 class Composed:
-    """What the files say, before the command line's values and any check."""
+    """Settings of the files, before the values of the command line and any check."""
 
     settings: Settings
     faults: list[ConfigIssue]
     files: list[str]
-    """The files that took part, the user's first."""
+    """Files that took part, the user's first."""
     entries: dict[str, Location]
-    """Where each group file was chosen."""
+    """Location of the choice of each group file."""
     whole: Location
-    """Where to point for what concerns the user's file as a whole: its defaults list, else its start."""
+    """Location for issues of the user's file as a whole: its defaults list, else its start."""
     incomplete: set[str]
     """Top-level sections whose group file could not be used."""
     readable: bool
@@ -171,7 +175,7 @@ def compose(source: Source, main: Document, group_overrides: Mapping[str, str]) 
     Args:
         source: where the file is.
         main: the file.
-        group_overrides: choices from the command line, which replace those of the list.
+        group_overrides: choices of the command line; they replace those of the list.
     """
     documents = {source.path: main}
     choices = read_choices(source, group_overrides, documents)
@@ -191,40 +195,57 @@ def compose(source: Source, main: Document, group_overrides: Mapping[str, str]) 
 def _merge_in_hydras_order(
     settings: Settings, source: Source, group_overrides: Mapping[str, str], documents: dict[Path, Document]
 ) -> list[ConfigIssue]:
-    """Merge the files as the defaults lists say; returns what Hydra objects to."""
-    chosen = [f"{group}={_quoted(option)}" for group, option in group_overrides.items()]
-    overrides = [f"hydra.searchpath=[{_quoted(f'file://{source.folders[1]}')}]", *chosen]
+    """Merge the files in the order of the defaults lists; returns what Hydra rejects."""
     try:
-        with warnings.catch_warnings(), initialize_config_dir(str(source.path.parent), version_base="1.3"):
-            warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects
-            loader = GlobalHydra.instance().config_loader()
-            order = loader.compute_defaults_list(source.path.stem, overrides, RunMode.RUN).defaults
+        order = _hydras_order(source, group_overrides)
     except Exception as error:  # Hydra raises many kinds; all of them are about the defaults list
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if isinstance(error, RecursionError):
             why = "a file's list leads back to the file itself"
         place = documents[source.path].origins["defaults",].key
-        return [ConfigIssue("defaults", f"defaults: {why}", "mend the list", place)]
+        return [ConfigIssue("defaults", f"defaults: {why}", "fix the list", place)]
     for item in order:
         package = str(item.package or "")
-        if package.split(".")[0] != "hydra":
-            path = source.path if item.primary else find_config(source.folders, str(item.config_path))
-            assert path is not None, f"Hydra found {item.config_path}, we did not"
-            if path not in documents:
-                documents[path] = read_document(path, readable_path(path))
-            settings.merge(documents[path], tuple(package.split(".")) if package else ())
+        path = source.path if item.primary else find_config(source.folders, str(item.config_path))
+        assert path is not None, f"Hydra found {item.config_path}, we did not"
+        if path not in documents:
+            documents[path] = read_document(path, readable_path(path))
+        settings.merge(documents[path], tuple(package.split(".")) if package else ())
     return []
 
 
+def _hydras_order(source: Source, group_overrides: Mapping[str, str]) -> list[ResultDefault]:
+    """Return the files of the defaults lists in the order in which Hydra merges them. Hydra's public `compose` would
+    read its own ten config files (launchers, logging, ...) as well, which takes longer than ours, and merge the values
+    without their places."""
+    version.setbase("1.3")
+    Plugins.instance()  # registers what reads file:// folders
+    folders = ConfigSearchPathImpl()
+    for folder in source.folders:
+        folders.append("embodyrl", f"file://{folder}")
+    chosen = [f"{group}={_quoted(option)}" for group, option in group_overrides.items()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects
+        return list(
+            create_defaults_list(
+                CachingConfigRepository(ConfigRepository(folders)),
+                config_name=source.path.stem,
+                overrides_list=OverridesParser.create().parse_overrides(chosen),
+                prepend_hydra=False,
+                skip_missing=False,
+            ).defaults
+        )
+
+
 def _quoted(text: str) -> str:
-    """A text in quotes, by the grammar of Hydra's overrides."""
+    """Quote a text by the grammar of Hydra's overrides."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _merge_what_is_there(
     settings: Settings, source: Source, choices: Choices, documents: Mapping[Path, Document]
 ) -> None:
-    """Merge what can be read, to look for further faults in it."""
+    """Merge the files that can be read, to find further faults in them."""
     for choice in choices.entries:
         if choice.path is not None:
             settings.merge(documents[choice.path], choice.package)
@@ -241,31 +262,31 @@ class Choice:
     group: str
     option: str
     package: KeyPath
-    """Where its settings go."""
+    """Section for its settings."""
     path: Path | None
     """Its file, or None if there is none."""
     location: Location
-    """Where the choice was made."""
+    """Location of the choice."""
 
 
 @dataclass
 class Choices:
-    """What the defaults list of the user's file chooses."""
+    """Choices of the defaults list of the user's file."""
 
     entries: list[Choice] = field(default_factory=list)
     faults: list[ConfigIssue] = field(default_factory=list)
     broken: set[Path] = field(default_factory=set)
-    """Group files that cannot be used, for what is in them or below them."""
+    """Group files that cannot be used because of faults in them or in files that they choose."""
 
     def incomplete(self) -> set[str]:
-        """Top-level sections that lack what an entry should have brought, misspelt ones included."""
+        """Return the top-level sections that lack the settings of an unusable entry, misspelt sections included."""
         missing = [entry for entry in self.entries if entry.path is None or entry.path in self.broken]
         sections = {str(entry.package[0]) for entry in missing if entry.package}
         return sections | {match for name in sections if (match := near_match(name, list_groups((builtin_folder(),))))}
 
 
 def read_choices(source: Source, group_overrides: Mapping[str, str], documents: dict[Path, Document]) -> Choices:
-    """Check the defaults lists of the user's file and of every group file below it, reading those into `documents`."""
+    """Check the defaults lists of the user's file and of every group file it leads to; reads these into `documents`."""
     choices = Choices()
     main = documents[source.path]
     choices.entries = _Reader(source, group_overrides, documents, choices).entries(main, "")
@@ -286,7 +307,7 @@ class _Reader:
     choices: Choices
 
     def entries(self, document: Document, folder: str) -> list[Choice]:
-        """The entries of one file's defaults list, following each of them."""
+        """Return the entries of one file's defaults list, and follow each of them."""
         listed = document.data.get("defaults", [])
         if listed is UNREADABLE:
             return []
@@ -310,7 +331,7 @@ class _Reader:
         return entries
 
     def choice(self, document: Document, path: KeyPath, folder: str, written: str, option: str) -> Choice | None:
-        """One entry, its file looked up and its own defaults list followed; None for what names no file."""
+        """Return one entry after following its file's own defaults list; None for an entry that names no file."""
         bare, _, package = _KEYWORDS.sub("", written).partition("@")
         if not written:
             option, _, package = option.partition("@")
@@ -333,7 +354,7 @@ class _Reader:
         )
 
     def follow(self, file: Path) -> bool:
-        """Read a group file and what its defaults list names; whether all of it is sound."""
+        """Read a group file and the files of its defaults list; returns whether all are free of faults."""
         if file in self.documents:
             return file not in self.choices.broken
         document = self.documents[file] = read_document(file, readable_path(file))
@@ -343,7 +364,7 @@ class _Reader:
         return not document.faults and len(self.choices.faults) == before
 
     def why_missing(self, group: str, option: str, target: str) -> tuple[str, str]:
-        """Return what is wrong with an entry that leads to no file, and what to do."""
+        """Return the message and remedy for an entry that leads to no file."""
         if not group:
             options = sorted(path.stem for path in self.source.path.parent.glob("*.yaml"))
             hint = did_you_mean(target, options, otherwise="choose from a group, as in `- env: metaworld/reach`")
@@ -356,12 +377,12 @@ class _Reader:
         return f"config group {group!r} has no option {option!r}", nearest_option(option, options)
 
     def fault(self, document: Document, path: KeyPath, message: str, remedy: str) -> None:
-        """Record a fault at the place of `path`."""
+        """Record a fault at the location of `path`."""
         self.choices.faults.append(ConfigIssue((path,), message, remedy, document.origins[path].value))
 
 
 def nearest_option(option: str, options: list[str]) -> str:
-    """The remedy for an option that does not exist."""
+    """Return the remedy for an option that does not exist."""
     return _suggest(near_option(option, options), "options", options)
 
 
@@ -371,7 +392,7 @@ def _suggest(near: str | None, what: str, names: list[str]) -> str:
 
 
 def _split(item: Any) -> Iterator[tuple[str, str]]:
-    """An entry as (group, option) pairs; a plain name has no group; nothing for what is no entry."""
+    """Split an entry into (group, option) pairs. A plain name has an empty group; an illegal entry has no pairs."""
     if isinstance(item, str):
         yield "", item
     elif isinstance(item, dict) and len(item) == 1:

@@ -1,4 +1,4 @@
-"""What the schema's dataclasses say about a setting: type, limits, default, and which component's options apply."""
+"""Reads the schema's dataclasses: type, limits and default of a setting, and the options of the chosen component."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Setting:
 
     name: str
     kinds: tuple[Any, ...]
-    """The types that its value may have, without None."""
+    """Types that its value may have, without None."""
     nullable: bool
     """Whether null is legal."""
     field: dataclasses.Field[Any]
@@ -44,13 +44,13 @@ class Setting:
 
     @property
     def section(self) -> type | None:
-        """The dataclass of a nested section, or None for a value."""
+        """Dataclass of a nested section, or None for a value."""
         kind = self.kinds[0]
         return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 
     @property
     def section_of_entries(self) -> type | None:
-        """The dataclass of a list's entries, if they are sections."""
+        """Dataclass of a list's entries if they are sections, else None."""
         kind = next(iter(typing.get_args(self.kinds[0])), None) if typing.get_origin(self.kinds[0]) is list else None
         return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 
@@ -61,13 +61,13 @@ class Setting:
 
     @property
     def registry(self) -> Registry[Any] | None:
-        """The registry whose names are legal here, if any."""
+        """Registry whose names are legal here, or None."""
         name = self.field.metadata.get("registry")
         return getattr(embodyrl.registry, name) if name else None
 
 
 def split_type(annotation: Any) -> tuple[tuple[Any, ...], bool]:
-    """A type hint as its alternatives without None, and whether None is one."""
+    """Split a type hint into its alternatives without None, and whether None is one."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         alternatives = typing.get_args(annotation)
         return tuple(kind for kind in alternatives if kind is not types.NoneType), types.NoneType in alternatives
@@ -76,7 +76,7 @@ def split_type(annotation: Any) -> tuple[tuple[Any, ...], bool]:
 
 @functools.cache
 def settings_of(section: type) -> Mapping[str, Setting]:
-    """The settings of a config dataclass, base classes first."""
+    """Return the settings of a config dataclass by name, base classes first."""
     hints = typing.get_type_hints(section)
     settings = {}
     for field in dataclasses.fields(section):
@@ -87,7 +87,7 @@ def settings_of(section: type) -> Mapping[str, Setting]:
 
 @functools.cache
 def docs_of(section: type) -> Mapping[str, str]:
-    """The text below each field in the class's source, base classes included."""
+    """Return the text below each field in the class's source, base classes included."""
     docs: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if dataclasses.is_dataclass(base):
@@ -98,7 +98,7 @@ def docs_of(section: type) -> Mapping[str, str]:
 def _docs_in_source(section: type) -> Iterator[tuple[str, str]]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
-    except (OSError, TypeError):  # a class without source, as one typed into an interpreter
+    except (OSError, TypeError):  # a class without source, such as one typed into an interpreter
         return
     body = typing.cast(ast.ClassDef, tree.body[0]).body
     for statement, below in itertools.pairwise(body):
@@ -108,13 +108,13 @@ def _docs_in_source(section: type) -> Iterator[tuple[str, str]]:
 
 
 def registry_of(section: type) -> Registry[Any] | None:
-    """The registry that a section's `name` chooses from, if it has one."""
+    """Return the registry that a section's `name` chooses from, or None."""
     name = settings_of(section).get("name")
     return name.registry if name else None
 
 
 def chosen_name(section: type, data: Any) -> str | None:
-    """The component that a section chooses: the one it names, else the section's default; None if that is no name."""
+    """Return the component that a section names, else the section's default; None if the value is no name."""
     setting = settings_of(section)["name"]
     default = None if setting.required else setting.default
     name = data.get("name", default) if isinstance(data, dict) else default
@@ -122,15 +122,15 @@ def chosen_name(section: type, data: Any) -> str | None:
 
 
 def is_component(section: type) -> bool:
-    """Return whether a section holds nothing but a component's name and options, as `algorithm.loss` does. Its name
-    alone may stand for it, and another name begins it anew. `env` and `model` have settings beside those of what they
-    name."""
+    """Return whether a section holds only a component's name and options, as `algorithm.loss` does. A config may write
+    just the name in place of such a section, and another name resets it. `env` and `model` have common settings as
+    well."""
     return registry_of(section) is not None and len(settings_of(section)) == 1
 
 
 @functools.cache
 def component_sections(root: type) -> Mapping[KeyPath, type]:
-    """The sections of `is_component` below a section, by their paths."""
+    """Return the sections below `root` for which `is_component` holds, by their paths."""
     found: dict[KeyPath, type] = {}
     for name, setting in settings_of(root).items():
         if setting.section is not None and is_component(setting.section):
@@ -141,7 +141,7 @@ def component_sections(root: type) -> Mapping[KeyPath, type]:
 
 
 def owners_of(section: type, option: str) -> list[str]:
-    """The components that a section can choose and that have this option."""
+    """Return the names of the components that a section can choose and that have this option."""
     registry = registry_of(section)
     return [
         entry.name
@@ -151,9 +151,8 @@ def owners_of(section: type, option: str) -> list[str]:
 
 
 def options_class(section: type, data: Any) -> type | None:
-    """The dataclass for a section's settings: that of the component its `name` chooses, else `section` itself.
-
-    None means that the choice is open: the section chooses a component, but names none that is registered.
+    """Return the dataclass of a section's settings: that of the component its `name` chooses, else `section` itself.
+    None if the section names no registered component.
 
     Raises:
         UserError: the component's options cannot be imported, or are no subclass of `section`.
@@ -176,7 +175,7 @@ def options_class(section: type, data: Any) -> type | None:
 
 
 def choices_of(section: type) -> list[type]:
-    """Every dataclass that could describe the section: `section` itself and all registered components' options."""
+    """Return every dataclass that may describe the section: `section` itself and all registered components' options."""
     registry = registry_of(section)
     found = [section]
     for entry in registry.entries() if registry else ():
@@ -190,7 +189,7 @@ def choices_of(section: type) -> list[type]:
 
 
 def class_at(section: type, data: Any) -> type:
-    """`options_class`, falling back to `section` where the choice is open or broken."""
+    """Return `options_class`, or `section` where the component is unknown or its options cannot be loaded."""
     try:
         return options_class(section, data) or section
     except UserError:
@@ -198,7 +197,7 @@ def class_at(section: type, data: Any) -> type:
 
 
 def find_setting(root: type, data: Any, path: KeyPath) -> tuple[Setting | None, bool]:
-    """The setting at `path`, and whether the path leads into one of its free-form maps."""
+    """Return the setting at `path`, or None, and whether the path leads into a free-form mapping."""
     section: type | None = root
     setting: Setting | None = None
     for index, key in enumerate(path):
@@ -215,7 +214,7 @@ def find_setting(root: type, data: Any, path: KeyPath) -> tuple[Setting | None, 
 
 
 def all_paths(root: type, data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every section and setting of the schema, given the components that `data` chooses."""
+    """Yield the path of every section and setting of the schema, for the components that `data` chooses."""
     for name, setting in settings_of(class_at(root, data)).items():
         here = (*path, name)
         yield here
@@ -224,7 +223,8 @@ def all_paths(root: type, data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def defaults_below(root: type, data: Any) -> dict[str, Any]:
-    """The schema's defaults as plain data, overlaid by `data`; required settings that `data` lacks are left out."""
+    """Return the schema's defaults as plain data, updated by `data`. Required settings that `data` lacks are left
+    out."""
     filled: dict[str, Any] = {}
     given = data if isinstance(data, dict) else {}
     for name, setting in settings_of(class_at(root, given)).items():

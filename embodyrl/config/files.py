@@ -1,4 +1,4 @@
-"""Config files: where they are, and what is in them, with the line and column of every key and value."""
+"""Finds config files and reads them with the line and column of every key and value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN_TAGS = {_PREFIX + name for name in ("null", "bool", "int", "float", "str"
 _ODD_NUMBER = re.compile(r"^[-+]?0[0-9_]+$|:")
 
 _SYNTAX = (
-    # what the YAML parser says, what it means, what to do, whether to point at the construct's start
+    # the YAML parser's words, what they mean, the remedy, whether to report the start of the construct
     ("'\\t'", "a tab where YAML wants spaces", "indent with spaces", False),
     ("mapping values are not allowed", "a colon where none can be", "check the indentation, or quote the value", False),
     ("could not find expected ':'", "a key without a colon", "write `key: value`", True),
@@ -34,7 +34,7 @@ _SYNTAX = (
 
 
 class Unreadable(Enum):
-    """Stands in for a value that could not be read and has been reported."""
+    """Type of the stand-in for a value that could not be read and has been reported."""
 
     value_ = None
 
@@ -44,7 +44,7 @@ UNREADABLE = Unreadable.value_
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a setting was written."""
+    """Locations of a setting's key and value."""
 
     key: Location
     value: Location
@@ -59,13 +59,13 @@ class Document:
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     faults: list[ConfigIssue] = field(default_factory=list)
-    """What is wrong with the file as YAML."""
+    """YAML faults of the file."""
     readable: bool = True
-    """False if the faults leave no data to look at."""
+    """False if the faults leave no data."""
 
 
 def read_document(path: Path, label: str) -> Document:
-    """Read a YAML file, see `PlainLoader`; never raises for what is in it."""
+    """Read a YAML file with `PlainLoader`. Faults of its contents are recorded, not raised."""
     document = Document(label)
     try:
         with path.open(encoding="utf-8") as file:
@@ -93,7 +93,7 @@ def read_document(path: Path, label: str) -> Document:
 
 
 class _TooManyError(Exception):
-    """Raised by the loader for a file that a person has not written."""
+    """Raised by the loader for a file with more values than any config has."""
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -110,7 +110,7 @@ PlainLoader.add_implicit_resolver(
 
 
 class _BoundedLoader(PlainLoader):
-    """Gives up early."""
+    """Stops early in files with too many nodes, such as those whose aliases double at every level."""
 
     nodes = 0
 
@@ -135,7 +135,7 @@ def _at(mark: yaml.Mark, label: str) -> Location:
 
 
 def _syntax_error(error: yaml.MarkedYAMLError, label: str) -> tuple[Location, str, str]:
-    """A YAML syntax error in plain words."""
+    """Return location, message and remedy of a YAML syntax error."""
     problem = error.problem or error.context or "cannot be read as YAML"
     mark = error.problem_mark or error.context_mark
     for said, message, remedy, at_start in _SYNTAX:
@@ -143,11 +143,11 @@ def _syntax_error(error: yaml.MarkedYAMLError, label: str) -> tuple[Location, st
             if at_start and error.context_mark is not None:
                 mark = error.context_mark
             return (_at(mark, label) if mark else Location(label), f"YAML syntax: {message}", remedy)
-    return (_at(mark, label) if mark else Location(label), f"YAML syntax: {problem}", "mend the line")
+    return (_at(mark, label) if mark else Location(label), f"YAML syntax: {problem}", "fix the line")
 
 
 class _Walker:
-    """Scheduler a tree of YAML nodes into plain data."""
+    """Turns a tree of YAML nodes into plain data."""
 
     def __init__(self, document: Document, loader: PlainLoader) -> None:
         self.document = document
@@ -169,11 +169,11 @@ class _Walker:
             self.document.data = self.mapping(root, ())
 
     def fault(self, node: yaml.Node, path: KeyPath, message: str, remedy: str) -> None:
-        """Record a fault at the node's place."""
+        """Record a fault at the node's location."""
         self.document.faults.append(ConfigIssue((path,), message, remedy, _at(node.start_mark, self.document.label)))
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        """The plain data of any node."""
+        """Return the plain data of any node."""
         self.count += 1
         if self.count > MOST_VALUES:
             raise _TooManyError
@@ -199,7 +199,7 @@ class _Walker:
             self.open_nodes.pop()
 
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
-        """A number, text, true, false or null."""
+        """Return a number, text, true, false or null."""
         try:
             value = self.loader.construct_object(node)
         except (ValueError, yaml.YAMLError):
@@ -217,7 +217,7 @@ class _Walker:
         return value
 
     def sequence(self, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:
-        """A list."""
+        """Return a list, with the origins of its entries recorded."""
         items = []
         for index, child in enumerate(node.value):
             place = _at(child.start_mark, self.document.label)
@@ -226,7 +226,7 @@ class _Walker:
         return items
 
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        """A mapping; of a repeated key the last value counts, as in YAML."""
+        """Return a mapping. The last value of a repeated key counts, as in YAML."""
         self.find_duplicates(node, path)
         if _merged_size(node, {}) > MOST_VALUES:
             raise _TooManyError
@@ -242,7 +242,7 @@ class _Walker:
         return data
 
     def key(self, node: yaml.Node, path: KeyPath) -> str | None:
-        """The text of a key, or None after recording a fault."""
+        """Return the text of a key, or None after recording a fault."""
         if isinstance(node, yaml.ScalarNode) and node.tag == _PREFIX + "str":
             return str(node.value)
         what = f"the key {node.value!r}" if isinstance(node, yaml.ScalarNode) else "a key"
@@ -264,9 +264,10 @@ class _Walker:
 
 
 def _merged_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many entries a mapping has once `<<: *anchor` is written out, without doing so; each may double it."""
+    """Count the entries that a mapping has once `<<: *anchor` is expanded, without expanding it: each may double the
+    size."""
     if id(node) not in known:
-        known[id(node)] = 0  # whatever leads back to it adds nothing
+        known[id(node)] = 0  # ends recursion: a node that leads back to it adds nothing
         size = len(node.value)
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             if key.tag == _PREFIX + "merge":
@@ -277,25 +278,25 @@ def _merged_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 DEFAULT_EXPERIMENT = "metaworld_reach"
-"""What `embodyrl run` does without a file."""
+"""Experiment of `embodyrl run` without a config."""
 
 
 def builtin_folder() -> Path:
-    """The folder of built-in config groups: inside the installed package, else at the top of the repository."""
+    """Return the folder of built-in config groups: in the installed package, else at the top of the repository."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
 
 def list_experiments() -> list[str]:
-    """Names of the built-in experiments, as `embodyrl run` takes them: `experiment/metaworld_reach`."""
+    """Return the names of the built-in experiments, as in `experiment/metaworld_reach`."""
     return sorted(f"experiment/{path.stem}" for path in (builtin_folder() / "experiment").glob("*.yaml"))
 
 
 def list_options(group: str, folders: tuple[Path, ...] | None = None) -> list[str]:
-    """The choices of a config group, as a defaults list names them: `metaworld/reach` of `env`."""
+    """Return the options of a config group by the names of a defaults list: `metaworld/reach` of `env`."""
     found: set[str] = set()
-    if ".." in Path(group).parts:  # nobody's groups are outside, and a walk through a whole disk takes minutes
+    if ".." in Path(group).parts:  # groups are inside the folders, and a walk through a whole disk takes minutes
         return []
     for folder in folders or (builtin_folder(),):
         base = folder / group
@@ -304,39 +305,40 @@ def list_options(group: str, folders: tuple[Path, ...] | None = None) -> list[st
 
 
 def list_groups(folders: tuple[Path, ...]) -> list[str]:
-    """The config groups of each folder (not nested ones: a user's folder may hold anything)."""
+    """Return the config groups of all folders. Nested ones are only searched among the built-in groups, since a user's
+    folder may hold anything."""
     found = {path.parent.name for folder in folders for path in folder.glob("*/*.yaml")}
     nested = {path.parent.parent.name for path in builtin_folder().glob("*/*/*.yaml")}
     return sorted((found | nested) - {"experiment"})
 
 
 def find_config(folders: tuple[Path, ...], name: str) -> Path | None:
-    """The file of `group/option`, in the first folder that has it."""
+    """Return the file of `group/option` in the first folder that has it, or None."""
     paths = (folder / f"{name.removesuffix('.yaml')}.yaml" for folder in folders)
     return next((path for path in paths if os.path.isfile(path)), None)  # is_file() raises for names of 300 letters
 
 
 @dataclass(frozen=True)
 class Source:
-    """A config file, and what it may refer to."""
+    """A config file, and the folders it may refer to."""
 
     path: Path
     """The file."""
     label: str
-    """What the header calls it."""
+    """Its name in the run's header."""
     plugin_dir: Path
-    """Folder in which `plugins:` are looked up besides the installed packages."""
+    """Folder that is searched for `plugins:`, besides the installed packages."""
     is_builtin: bool = False
     """Whether the file came with embodyrl."""
 
     @property
     def file(self) -> str:
-        """How messages call the file."""
+        """Name of the file in messages."""
         return readable_path(self.path) if self.is_builtin else self.label
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where config groups are looked up, first match wins."""
+        """Folders that are searched for config groups; the first match wins."""
         return (self.path.parent, builtin_folder())
 
     def has_group(self, name: str) -> bool:
@@ -345,7 +347,7 @@ class Source:
 
 
 def find_source(source: str | Path | None, plugin_dir: Path | None = None) -> Source | ConfigIssue:
-    """The config that `source` means: a file, else a built-in experiment; None is the default experiment."""
+    """Find the config of this name: a file, else a built-in experiment. None is the default experiment."""
     if source is not None and os.path.isfile(source):
         path = Path(source).absolute()
         return Source(path, str(source), plugin_dir or path.parent)
@@ -358,7 +360,7 @@ def find_source(source: str | Path | None, plugin_dir: Path | None = None) -> So
 
 
 def _missing(path: Path) -> ConfigIssue:
-    """The fault for a file that is not there."""
+    """Return the fault for a file that does not exist."""
     where = Location(str(path))
     experiments = list_experiments()
     if os.path.isdir(path):
@@ -375,12 +377,13 @@ def _missing(path: Path) -> ConfigIssue:
 
 
 def near_option(name: str, options: list[str]) -> str | None:
-    """Return the option `group/option` that was probably meant: near to it as a whole, else in its last part."""
+    """Return the nearest of the options `group/option`, compared as a whole, else by the last part; None if none is
+    near."""
     by_last = {option.rpartition("/")[2]: option for option in options}
     return near_match(name, options) or by_last.get(near_match(name.rpartition("/")[2], by_last) or "")
 
 
 def readable_path(path: Path) -> str:
-    """The path relative to the working directory where that is shorter to read."""
+    """Return the path relative to the working directory if it is inside, else unchanged."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

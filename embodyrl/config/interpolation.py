@@ -1,4 +1,4 @@
-"""Replaces `${env.max_episode_steps}` by the value it names."""
+"""Resolves interpolations such as `${env.max_episode_steps}`."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from embodyrl.errors import near_match
 
 _NAME = re.compile(r"\$\{([\w.]+)\}")
 LONGEST_CHAIN = 50
-"""Texts that lead to each other, one after the other."""
+"""Most texts in a chain of references."""
 
 
 class _Unresolved(Exception):
-    """Raised for a text that stands for nothing; says why."""
+    """Raised for a text that cannot be resolved, with the reason."""
 
 
 @dataclass
 class Resolved:
-    """What became of the texts with `${...}`."""
+    """Result of resolving the texts with `${...}`."""
 
     faults: list[ConfigIssue] = field(default_factory=list)
     environment: dict[KeyPath, str] = field(default_factory=dict)
-    """Texts that read environment variables, also through others."""
+    """Texts that read environment variables, directly or through other settings, by path."""
 
 
 def resolve_interpolations(settings: Settings, schema: type, *, may_read: bool = True) -> Resolved:
-    """Resolve every `${...}` in place; it may name any setting, also one that has its default.
+    """Resolve every `${...}` in place. It may name any setting, including those at their default.
 
     Args:
         settings: composed settings.
@@ -66,11 +66,12 @@ def resolve_interpolations(settings: Settings, schema: type, *, may_read: bool =
 
 
 class _Resolver:
-    """Resolves each text once, after those that it names, so that what doubles at every step does not take for ever.
+    """Resolves each text once, after the texts it refers to. Sizes are checked before a value is built, so that chains
+    that double at every step end early.
 
     Args:
         tree: the settings.
-        texts: those with interpolations, by their place.
+        texts: texts with interpolations, by path.
         may_read: whether environment variables may be read.
     """
 
@@ -82,7 +83,7 @@ class _Resolver:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note, for the length of a block, which texts read environment variables."""
+        """Record within the block which texts read environment variables."""
 
         def read(*arguments: Any) -> Any:
             self.from_environment.update(self._open)
@@ -97,11 +98,11 @@ class _Resolver:
             OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
     def value(self, path: KeyPath) -> Any:
-        """Return what the text at `path` stands for.
+        """Return the resolved value of the text at `path`.
 
         Raises:
-            _Unresolved: it leads back to itself, far away, or to very much.
-            OmegaConfBaseException: it names nothing.
+            _Unresolved: it leads back to itself, through too many others, or its value is too large.
+            OmegaConfBaseException: it names no setting.
         """
         if path in self._values:
             return self._values[path]
@@ -124,14 +125,13 @@ class _Resolver:
         return value
 
     def _named_by(self, path: KeyPath) -> Iterator[KeyPath]:
-        """The places that a text names."""
+        """Yield the paths that a text refers to."""
         for dots, name in REFERENCE.findall(self._texts[path]):
             keys = tuple(re.findall(r"[\w-]+", name))
             yield (*path[: len(path) - len(dots)], *keys) if dots else keys
 
     def _size_of(self, named: KeyPath) -> int:
-        """Return how many characters a named place holds, once the texts in it, and those that it is in, are
-        resolved."""
+        """Return the number of characters at a path, after resolving the texts in it and around it."""
         for path in self._texts:
             known = tuple(map(str, path))
             if known[: len(named)] == named or named[: len(known)] == known:
@@ -145,7 +145,7 @@ class _Resolver:
             try:
                 node = node[int(key) if OmegaConf.is_list(node) else key]
             except (OmegaConfBaseException, ValueError):
-                return 0  # it names nothing, which OmegaConf says best
+                return 0  # no such setting: OmegaConf reports it
         return _size(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node)
 
 
@@ -154,7 +154,7 @@ def _size(value: Any) -> int:
 
 
 def _interpolated(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Every text that holds an interpolation, with its place."""
+    """Yield the path and text of every interpolation."""
     if isinstance(value, str) and "${" in value:
         yield path, value
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -174,7 +174,7 @@ def _replace(data: Any, path: KeyPath, value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Defaults without enums, which OmegaConf keeps as objects."""
+    """Replace enums by their values, since OmegaConf keeps them as objects."""
     if isinstance(value, dict):
         return {key: _plain(child) for key, child in value.items() if isinstance(key, str)}
     return value.value if hasattr(value, "value") else value

@@ -1,4 +1,4 @@
-"""What is wrong with a config, where it stands, and what to do about it."""
+"""Issues of a config: location, message, remedy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from embodyrl.errors import UserError
 
 KeyPath = tuple[str | int, ...]
-"""Where a setting lives: `("env", "tasks", 0)`."""
+"""Path of a setting: `("env", "tasks", 0)`."""
 
 COMMAND_LINE = "command line"
 
 
 def dotted(path: KeyPath) -> str:
-    """The path as people write it: `env.tasks[0]`."""
+    """Return the path as text: `env.tasks[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -31,7 +31,7 @@ class Location:
     """A place in a file, or the file as a whole."""
 
     file: str
-    """Path of the file as people should read it, or `command line`."""
+    """Path of the file in messages, or `command line`."""
     line: int = 0
     """Line, from 1; 0: the file as a whole."""
     column: int = 0
@@ -43,17 +43,17 @@ class Location:
 
 @dataclass(frozen=True)
 class ConfigIssue:
-    """One thing that is wrong with a config."""
+    """One fault of a config."""
 
     where: str | tuple[str | KeyPath, ...]
-    """The setting it is about, `env.tasks.0` or its keys, or several that do not fit together, the one to change first
-    in front; empty if it is about a file, or if whoever asked knows."""
+    """The setting, as `env.tasks.0` or its keys, or several conflicting settings, the one to change first in front.
+    Empty for a file as a whole, or where the caller adds the setting."""
     message: str
-    """What is wrong."""
+    """The fault, with the value found."""
     hint: str = ""
-    """What to do; empty if the message says it."""
+    """Remedy; empty if the message contains it."""
     location: Location | None = None
-    """Where it stands, once that is known."""
+    """Location in a file, once it is known."""
 
     @property
     def paths(self) -> list[KeyPath]:
@@ -75,7 +75,7 @@ class ConfigError(UserError):
     """Raised with every fault of a config at once, before anything starts."""
 
     exit_code = 2
-    prefix = ""  # every fault begins with its place
+    prefix = ""  # every fault begins with its location
 
     def __init__(self, faults: Sequence[ConfigIssue]) -> None:
         self.faults = tuple(faults)
@@ -85,7 +85,7 @@ class ConfigError(UserError):
 
 
 def in_reading_order(faults: Iterable[ConfigIssue], files: Sequence[str]) -> list[ConfigIssue]:
-    """The faults without repetitions, by file (in the order of `files`, the command line last), line and column."""
+    """Sort faults by file (in the order of `files`, the command line last), line and column; drops repeated ones."""
     rank = {name: index for index, name in enumerate(files)}
 
     def key(fault: ConfigIssue) -> tuple[bool, int, int, int]:

@@ -1,4 +1,4 @@
-"""From a config file and command-line overrides to the frozen config, or to all of its faults."""
+"""Loads a config file with command-line overrides as the frozen config, or reports all of its faults."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from embodyrl.config.values import Interpolation, show
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A config without faults."""
+    """A config without faults, and its origin."""
 
     config: Config
     source: str
-    """What it was loaded from, for people: a path, or `experiment/metaworld_reach`."""
+    """Name of its source in messages: a path, or `experiment/metaworld_reach`."""
     values: int
     """Number of single settings."""
     path: Path | None
     """The file; None for a built-in experiment."""
     plugin_dir: Path
-    """Folder in which plug-ins were looked up besides the installed packages."""
+    """Folder that was searched for plug-ins, besides the installed packages."""
     notes: tuple[str, ...] = ()
-    """What people should know about it, although it is no fault."""
+    """Remarks that are no faults."""
     environment: Mapping[KeyPath, tuple[str, Any]] = field(default_factory=dict)
-    """Settings that were taken from environment variables, which may be secrets: their text, and what it stands for."""
+    """Settings read from environment variables, which may be secrets: the text in the config, and its value."""
 
     @cached_property
     def written(self) -> Config:
-        """The config as files and screens show it: with the texts in place of what environment variables hold."""
+        """The config for files and screens, without the values of environment variables."""
         texts = {path: Interpolation(text) for path, (text, _) in self.environment.items()}
         return cast(Config, with_values(self.config, texts))
 
     def hide(self, text: str) -> str:
-        """A text without what environment variables hold."""
+        """Return a text in which the values of environment variables are hidden."""
         return _hide(text, self.environment)
 
 
@@ -70,20 +70,20 @@ def load_config(
     not_needed: Sequence[KeyPath] = (),
     trust: bool = False,
 ) -> LoadedConfig:
-    """Load and check a config; nothing but the plug-ins it names is run.
+    """Load and check a config. No code is run except the plug-ins it names.
 
     Args:
         source: a YAML file, the name of a built-in experiment, or None for the default experiment.
         overrides: `key=value` from the command line.
-        plugin_dir: where to look for plug-ins; by default the file's folder (the working directory for built-in ones),
-            for a saved config where they were.
-        use: what for; decides about what is missing.
-        not_needed: settings that name what the command has no use for, so that it need not be there.
-        trust: import the plug-ins of a saved config also where another user, or another machine, made it.
+        plugin_dir: folder of plug-ins; by default that of the file (for built-in configs the working directory, for
+            a saved config the folder of the run's plug-ins).
+        use: purpose of the config, which decides whether open values and missing packages are faults.
+        not_needed: settings whose faults are ignored, because the command does not use them.
+        trust: import the plug-ins of a saved config even if another user or another machine made it.
 
     Raises:
         ConfigError: with every fault.
-        UntrustedError: it would run code, and nobody says that it is to be trusted.
+        UntrustedError: a saved config of someone else would run code, without `trust`.
     """
     found = find_source(source, plugin_dir)
     if isinstance(found, ConfigIssue):
@@ -111,14 +111,19 @@ def load_config(
 def _finish(
     composed: Composed, asked: Overrides, source: Source, use: ConfigUse, saved: Saved | None, trust: bool
 ) -> tuple[Config, list[ConfigIssue], list[str], dict[KeyPath, tuple[str, Any]]]:
-    """Bring the settings into their final form and check them; returns the config, all faults, what is worth a note,
-    and what came from the environment. What is `saved` has to be this user's own if it names code or environment
-    variables, unless he says `trust`, and may be of an earlier version."""
+    """Apply overrides, plug-ins and interpolations, and check the result.
+
+    A saved config that names code or environment variables must be this user's own, unless `trust` is set. It may be of
+    an earlier version.
+
+    Returns:
+        The config, all faults, notes, and the settings read from the environment.
+    """
     settings = composed.settings
     doubts = None if saved is None or trust else saved.doubts(claims(settings.data))
     code = [override for override in asked.values if override.path in NAME_CODE]
     others = [override for override in asked.values if override.path not in NAME_CODE]
-    others.sort(key=lambda override: not _chooses(override))  # which begins a section anew, so options come after it
+    others.sort(key=lambda override: not _chooses(override))  # choosing a component resets its options: choose first
     faults = [*composed.faults, *asked.faults, *_apply(settings, code)]
     if doubts is not None:
         modules = dict.fromkeys(name for _, name in named_modules(settings))
@@ -145,7 +150,7 @@ def _finish(
 
 
 def _refuse(source: Source, doubts: str, does: str, what: Sequence[str], which: str) -> None:
-    """End here if a config that is not to be believed would do something, with any of `what`."""
+    """Raise if a config that is not trusted names any of `what`."""
     if what:
         raise UntrustedError(
             f"{source.label} {doubts}, and it would {does} {', '.join(what)}: read {which}, and if you trust it, say "
@@ -154,34 +159,34 @@ def _refuse(source: Source, doubts: str, does: str, what: Sequence[str], which: 
 
 
 def _chooses(override: Override) -> bool:
-    """Return whether a value from the command line chooses a component, as `algorithm.loss=gspo` does."""
+    """Return whether an override chooses a component, as `algorithm.loss=gspo` does."""
     path = override.path
     return path in COMPONENTS or (path[-1] == "name" and path[:-1] in COMPONENTS)
 
 
 def _apply(settings: Settings, overrides: Sequence[Override]) -> list[ConfigIssue]:
-    """Lay command-line values over the settings; returns those that cannot be."""
+    """Apply overrides to the settings; returns the faults of those that are illegal."""
     faults = (apply_override(settings, override, Config) for override in overrides)
     return [fault for fault in faults if fault is not None]
 
 
-# A group file, an experiment or a saved config names tasks and beside them what holds for these tasks alone, as the
-# return that counts as success. Whoever lays other tasks over it has to say what holds for them.
+# A group file, an experiment or a saved config names tasks together with values that hold only for these tasks, such as
+# the return that counts as success. With other tasks these values must be set again.
 TASKS: KeyPath = ("env", "tasks")
 
 
 @dataclass(frozen=True)
 class Inherited:
-    """One such value."""
+    """A value that was written for other tasks than those of the config."""
 
     what: OfTasks
-    """Whether it is a fault."""
+    """Severity."""
     fault: ConfigIssue
-    """What to say about it."""
+    """The fault or note to report."""
 
 
 def inherited_values(config: Config, composed: Composed) -> Iterator[Inherited]:
-    """The values of `env` that stand where tasks are named which are not played."""
+    """Find the values of `env` that were written together with other tasks than those of the config."""
     settings = composed.settings
     tasks, origin = settings.get(TASKS), settings.origins.get(TASKS)
     others = {place.value.file: value for path, value, place in settings.replaced if path == TASKS and value != tasks}

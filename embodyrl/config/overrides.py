@@ -1,4 +1,4 @@
-"""`key=value` from the command line: choices of config groups, and single values."""
+"""Reads `key=value` of the command line: choices of config groups, and single values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEY = re.compile(r"^(\+\+|\+|~)?([\w-]+(?:[./][\w-]+)*)$")
 
 
 LONGEST = 10_000
-"""Characters of an override."""
+"""Most characters of an override."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Override:
     """The value as it was typed."""
     value: Any
     problem: str
-    """Why the value cannot be read; empty if it can."""
+    """Reason why the value cannot be read; empty if it can."""
     adds: bool
     """Whether it was written with + or ++."""
 
 
 @dataclass
 class Overrides:
-    """What the command line asks for."""
+    """Overrides of the command line."""
 
     groups: dict[str, str] = field(default_factory=dict)
     """Choices of config groups: `env` -> `maniskill/push_cube`."""
@@ -47,12 +47,17 @@ class Overrides:
 
 
 def on_command_line(path: KeyPath, message: str, remedy: str) -> ConfigIssue:
-    """A fault of the command line."""
+    """Return a fault of the command line."""
     return ConfigIssue((path,), message, remedy, Location(COMMAND_LINE))
 
 
 def parse_overrides(texts: Sequence[str], is_group: Callable[[str], bool]) -> Overrides:
-    """Read the command line's overrides by Hydra's grammar; `is_group` tells names of config groups."""
+    """Read the overrides of the command line by Hydra's grammar.
+
+    Args:
+        texts: arguments of the form `key=value`.
+        is_group: whether a key is the name of a config group.
+    """
     parsed = Overrides()
     for text in texts:
         key, equals, value = text.partition("=")
@@ -98,7 +103,7 @@ def _add(parsed: Overrides, key: str, adds: bool, text: str, is_group: Callable[
 
 
 def _read(text: str) -> tuple[Any, str]:
-    """A value by Hydra's grammar, and what is wrong with it."""
+    """Read a value by Hydra's grammar; returns it with the reason why it is illegal, or ""."""
     try:
         parsed = OverridesParser.create().parse_override(f"key={text}")
     except HydraException as error:
@@ -111,7 +116,7 @@ def _read(text: str) -> tuple[Any, str]:
 
 
 def apply_override(settings: Settings, override: Override, schema: type) -> ConfigIssue | None:
-    """Lay one value over the settings, or say why not."""
+    """Apply one override to the settings; returns a fault if it is illegal."""
     setting, is_inside_map = find_setting(schema, settings.data, override.path)
     above = find_setting(schema, settings.data, override.path[:-1])[0]
     if above is not None and above.section is None and not is_inside_map:
@@ -143,6 +148,6 @@ def apply_override(settings: Settings, override: Override, schema: type) -> Conf
 
 
 def _depth(value: Any) -> int:
-    """Return how many sections and lists stand within each other."""
+    """Return the nesting depth of mappings and lists in a value."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if children is None else 1 + max(map(_depth, children), default=0)

@@ -1,9 +1,9 @@
-"""The modules that a config lists under `plugins:`, and the one of `pipeline.function`: importing them, and whose
-config may have it done. No other setting names code.
+"""Imports the modules that a config lists under `plugins:` and that of `pipeline.function`, if the config is trusted.
+No other setting names code.
 
-A checkpoint, run directory or exported policy from elsewhere must not run code where its receiver only wants to look. A
-run therefore signs what its config names with a key that only its user has, and a config from a saved folder whose
-signature does not fit is believed only with `--trust`.
+A checkpoint, run directory or exported policy of someone else must not run code on the receiver's machine without
+consent. A run therefore signs the code that its config names, with a key that only its user has. A saved config with
+another signature, or none, is trusted only with `--trust`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from embodyrl.registry import all_registries
 
 _announced: set[tuple[str, str]] = set()
 NAME_CODE: tuple[KeyPath, ...] = (("plugins",), ("pipeline", "function"))
-"""The settings that name code; they are looked at before all others."""
+"""Settings that name code. They are applied before all others."""
 
 
 def import_plugins(settings: Settings, folder: Path) -> list[ConfigIssue]:
-    """Import every plug-in, from `folder` or from what is installed, after saying so on stderr; returns what went wrong
-    with each."""
+    """Import every plug-in, from `folder` or from the installed packages, after announcing it on stderr. Returns a
+    fault for each that failed."""
     modules = dict(named_modules(settings))
     if not modules:
         return []
     for registry in all_registries():
-        registry.names()  # built-in names come first, so that a plug-in that takes one is told so
+        registry.names()  # registers built-in names first, so that a plug-in that takes one gets the error
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     importlib.invalidate_caches()
@@ -59,7 +59,7 @@ def import_plugins(settings: Settings, folder: Path) -> list[ConfigIssue]:
 
 
 def named_modules(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Yield where each module is named; values of a wrong type are for the schema check to report."""
+    """Yield the path and name of each module. Values of a wrong type are left to the schema check."""
     listed, function = (settings.get(path) for path in NAME_CODE)
     for index, name in enumerate(listed if isinstance(listed, list) else ()):
         if isinstance(name, str):
@@ -69,23 +69,23 @@ def named_modules(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def code_of_its_own(config: Config) -> list[str]:
-    """The modules that a config has imported."""
+    """Return the modules that a config imports."""
     function = config.pipeline.function
     return list(dict.fromkeys([*config.plugins, *([function.partition(":")[0]] if function else [])]))
 
 
 def where_from(name: str) -> str | None:
-    """The file that a module would be imported from, found without running any of it; of a package that of its top,
-    because looking into it would run that. None if there is none."""
+    """Return the file that a module would be imported from, without running it; None if there is none. For a submodule
+    it is the file of the top package, because finding the submodule would run that."""
     try:
         spec = importlib.util.find_spec(name if name in sys.modules else name.partition(".")[0])
-    except (ImportError, ValueError):  # the name is none
+    except (ImportError, ValueError):  # not a module name
         return None
     return None if spec is None else spec.origin or ", ".join(spec.submodule_search_locations or ())
 
 
 def _announce(name: str) -> None:
-    """Say what is about to be run, once per process."""
+    """Print the module that is about to be imported, once per process."""
     place = where_from(name)
     if place is not None and (name, place) not in _announced:
         _announced.add((name, place))
@@ -94,7 +94,7 @@ def _announce(name: str) -> None:
 
 
 def _import(name: str, folder: Path) -> tuple[str, str] | None:
-    """Import one module; what is wrong and what to do if that fails."""
+    """Import one module; returns message and remedy if that fails, else None."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -105,13 +105,13 @@ def _import(name: str, folder: Path) -> tuple[str, str] | None:
                 did_you_mean(name.removesuffix(".py"), beside, otherwise=remedy),
             )
         return f"plug-in {name!r} needs {error.name!r}, which is not installed", f"pip install {error.name}"
-    except Exception as error:  # whatever a stranger's module raises
-        return f"plug-in {name!r} failed while it was imported: {_describe(error)}", "mend the module"
+    except Exception as error:  # a plug-in may raise anything
+        return f"plug-in {name!r} failed while it was imported: {_describe(error)}", "fix the module"
     return None
 
 
 def _describe(error: Exception) -> str:
-    """The exception in one line, with the place in the plug-in that raised it."""
+    """Return the exception in one line, with the line of the plug-in that raised it."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
@@ -123,42 +123,42 @@ def _describe(error: Exception) -> str:
 
 
 ORIGIN_FILE = "origin.json"
-"""In a run directory and a checkpoint: where the config and its plug-ins came from."""
+"""In a run directory and a checkpoint: source of the config, folder of its plug-ins, signature."""
 TRAINING_FILE = "training.yaml"
 """In an exported policy: the config of the run that it comes from."""
 SAVED = (ORIGIN_FILE, "manifest.json", "policy.json", "base.json", TRAINING_FILE)
-"""A folder with one of these was written by a run, not by hand."""
+"""Files that mark a folder as written by a run, not manually."""
 KEY_FILE = "embodyrl/key"
 KEY_PLACE = f"$XDG_STATE_HOME (~/.local/state)/{KEY_FILE}"
-"""Where it is, for people."""
+"""Location of the key, for messages."""
 _KEY_BYTES = 32
 
 
 class UntrustedError(UserError):
-    """Raised when a config from elsewhere names code; none of it was run."""
+    """Raised when a config of someone else names code; none of it was run."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved config, and what stands beside it."""
+    """Origin of a saved config, from the files beside it."""
 
     folder: Path
-    """Of the run, the checkpoint or the policy."""
+    """Folder of the run, checkpoint or policy."""
     source: str
-    """What the run loaded its config from, for people."""
+    """Source of the run's config, for messages."""
     plugin_dir: Path
-    """Where its plug-ins were."""
+    """Folder of its plug-ins."""
     signature: str | None
     is_relative: bool
     """Whether `plugin_dir` was given relative to the folder."""
 
     def doubts(self, claims: Iterable[str]) -> str | None:
-        """Return why not to believe the config, in words that follow its path; None if it is this user's own.
+        """Return why the config is not trusted, as text that follows its path; None if it is this user's own.
 
         Args:
-            claims: all that it names.
+            claims: see the function `claims`.
         """
         if self.is_relative:
             return "has plug-ins in a folder that is named relative to it"
@@ -171,14 +171,15 @@ class Saved:
 
 
 def claims(settings: Mapping[str, Any]) -> list[str]:
-    """Return what a config, as it stands in its file, names that runs code or reads environment variables."""
+    """Return every value of an unresolved config that runs code or reads environment variables, as JSON or
+    `path=text`."""
     pipeline = settings.get("pipeline")
     named = [settings.get("plugins"), pipeline.get("function") if isinstance(pipeline, dict) else None]
     return [json.dumps(value, default=str) for value in named if value] + list(_interpolated(settings, ""))
 
 
 def _interpolated(value: Any, place: str) -> Iterator[str]:
-    """Every text with `${`, with its place."""
+    """Yield every text with `${`, after its path."""
     if isinstance(value, str) and "${" in value:
         yield f"{place}={value}"
     children = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
@@ -187,7 +188,7 @@ def _interpolated(value: Any, place: str) -> Iterator[str]:
 
 
 def read_saved(config_file: Path) -> Saved | None:
-    """Return what stands beside a config file that a run wrote; None for one that was written by hand."""
+    """Read the origin of a config file that a run wrote; None for one that was written manually."""
     folder = config_file.absolute().parent
     if not any((folder / name).exists() for name in SAVED):
         return None
@@ -198,7 +199,7 @@ def read_saved(config_file: Path) -> Saved | None:
 
 
 def read_origin(folder: Path) -> dict[str, str]:
-    """The texts in origin.json; none where it is missing or damaged, since a run without plug-ins can do without."""
+    """Return the texts in origin.json. Empty if it is missing or damaged: a run without plug-ins does not need it."""
     path = folder / ORIGIN_FILE
     try:
         contents = json.loads(path.read_text()) if path.is_file() else {}
@@ -209,24 +210,24 @@ def read_origin(folder: Path) -> dict[str, str]:
 
 
 def sign(plugin_dir: Path, claims: Iterable[str]) -> str | None:
-    """The signature of what a config names and the folder of its plug-ins; None without a key."""
+    """Sign the claims of a config and the folder of its plug-ins (HMAC-SHA-256); None without a key."""
     key = _key()
     signed = json.dumps([str(plugin_dir), sorted(claims)]).encode()
     return None if key is None else hmac.new(key, signed, hashlib.sha256).hexdigest()
 
 
 def can_sign() -> bool:
-    """Return whether this user has a key, or gets one now."""
+    """Return whether this user has a key; creates one if possible."""
     return _key() is not None
 
 
 def _whole(folder: Path) -> Path:
-    """The run directory of a checkpoint, else the folder itself."""
+    """Return the run directory of a checkpoint, else the folder itself."""
     return folder.parent.parent if folder.parent.name == "checkpoints" else folder
 
 
 def _key() -> bytes | None:
-    """This user's key, made on first use; None where none can be kept, or others could read or write it."""
+    """Return this user's key, created on first use. None if it cannot be stored, or if others can read or write it."""
     try:
         path = _state_folder() / KEY_FILE
         if not path.exists():
@@ -245,7 +246,7 @@ def _state_folder() -> Path:
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key whole, unless another process has meanwhile."""
+    """Write a new key atomically, unless another process has written one meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     number, name = tempfile.mkstemp(dir=path.parent)  # mode 0600
     try:

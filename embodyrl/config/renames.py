@@ -1,5 +1,8 @@
-"""Settings and metrics that have another name now. A row of a table is all that a renaming takes: an old key in a
-user's YAML or on the command line is answered with the new one, and what an earlier version wrote is read by it."""
+"""Names that have changed: settings, options, registered components, metrics, columns of batches.
+
+A row of a table is all that a renaming takes. An old name in a user's YAML or on the command line is answered with the
+new one, and files that an earlier version wrote are read under the new names.
+"""
 
 from __future__ import annotations
 
@@ -38,27 +41,38 @@ SETTINGS: dict[str, str] = {
     "engine.parallel.ranks": "engine.parallel.world_size",
     "model.relative_entries": "model.relative_action_dims",
 }
-"""What a setting was called -> what it is called. A name that changed twice has two rows."""
+"""Old -> new name of a setting. A name that changed twice has two rows."""
+
+OPTIONS: dict[str, str] = {
+    "--pictures": "--images",
+}
+"""Old -> new name of an option of a command."""
+
+REGISTERED: dict[str, dict[str, str]] = {
+    "stage": {"imitate": "sft_step"},
+}
+"""Old -> new name of a registered component, by the kind of its registry."""
 
 METRICS: dict[str, str] = {
     "time/node/": "time/stage/",
     "train/passes": "train/epochs",
 }
-"""What a metric was called -> what it is called; names that end in / stand for all that begin with them."""
+"""Old -> new name of a metric. A name that ends in / stands for all names that begin with it."""
 
 COLUMNS: dict[str, str] = {
     "task": "task_index",
     "sentences": "task_descriptions",
 }
-"""What a column of a saved batch, or a part of its header, was called -> what it is called."""
+"""Old -> new name of a column of a saved batch, or of a key of its header."""
 
 ONCE_OF_ALL_FILTERS = ("algorithm.filter.metric", "algorithm.filter.accuracy_low", "algorithm.filter.accuracy_high")
-"""Settings that are those of one component now, where they were, and that saved configs have whatever they chose."""
+"""Settings that kept their place but now belong to one filter. A saved config of an earlier version has them whatever
+filter it chose."""
 
 
 def newest_name(name: str, table: dict[str, str]) -> str:
-    """Return what a name of a table is now, also where it changed more than once; other names as they are."""
-    for _ in table:  # a row that leads back to itself ends here
+    """Return the present name of `name`, also where it changed more than once. Names without a row are unchanged."""
+    for _ in table:  # a bound, in case rows lead in a circle
         if name not in table:
             break
         name = table[name]
@@ -66,13 +80,19 @@ def newest_name(name: str, table: dict[str, str]) -> str:
 
 
 def newest_metric(name: str) -> str:
-    """Return what a metric of an earlier version is called."""
+    """Return the present name of a metric of an earlier version."""
     group, slash, rest = name.rpartition("/")
     return newest_name(name, METRICS) if name in METRICS else newest_name(group + slash, METRICS) + rest
 
 
+def renamed_component(kind: str, name: str) -> str:
+    """Return the hint for a name that the registry of this kind does not have; "" if it was not renamed."""
+    now = newest_name(name, REGISTERED.get(kind, {}))
+    return "" if now == name else f"renamed to {now!r}"
+
+
 def renamed_below(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, KeyPath]]:
-    """Find the settings in `data`, at a path or below, that have another name now: old path and new path."""
+    """Find renamed settings in `data`, at a path or below; yields their old and new paths."""
     for name in SETTINGS:
         old = key_path(name)
         if old[: len(path)] == path and _is_in(data, old):
@@ -80,12 +100,12 @@ def renamed_below(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, KeyPath]]
 
 
 def new_name_of(root: type, data: Any, new: KeyPath) -> str:
-    """Return the hint for a setting that is at `new` now, and which components have it if the chosen one does not.
+    """Return the hint for a renamed setting. It names the components that have it if the chosen one does not.
 
     Args:
         root: dataclass of the whole config.
         data: the composed settings.
-        new: where the setting is.
+        new: present path of the setting.
     """
     section = component_sections(root).get(new[:-1])
     if section is None or find_setting(root, data, new)[0] is not None:
@@ -94,11 +114,11 @@ def new_name_of(root: type, data: Any, new: KeyPath) -> str:
 
 
 def convert_saved(settings: Settings, root: type) -> None:
-    """Bring the settings of a run that an earlier version saved to their new names. A saved config has every setting,
-    also those of components that the run did not use; these go.
+    """Move the settings that an earlier version saved to their new names. A saved config has every setting; those of
+    components that the run did not use are dropped.
 
     Args:
-        settings: what was saved, composed.
+        settings: the saved config, composed; changed in place.
         root: dataclass of the whole config.
     """
     for name in (*SETTINGS, *ONCE_OF_ALL_FILTERS):
@@ -114,8 +134,8 @@ def convert_options(options: dict[str, Any], section: str, known: type) -> dict[
     """Return a component's saved options under their new names.
 
     Args:
-        options: the options, without those of sections below.
-        section: where they are in a config: `model`.
+        options: the options, without those of nested sections.
+        section: their section of a config, such as `model`.
         known: dataclass of the options.
     """
     names = settings_of(known)
@@ -124,7 +144,7 @@ def convert_options(options: dict[str, Any], section: str, known: type) -> dict[
 
 
 def _take_if_empty(settings: Settings, path: KeyPath, root: type) -> None:
-    """Remove a section that is none any more and has lost all that was in it."""
+    """Remove a section that the schema no longer has, once it is empty."""
     if path and settings.get(path) == {} and find_setting(root, settings.data, path)[0] is None:
         settings.take(path)
 

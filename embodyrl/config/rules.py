@@ -1,4 +1,4 @@
-"""Rules between settings: each is a function that yields what is wrong with a whole config."""
+"""Rules between settings: each is a function that checks a whole config and yields an issue per fault."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LONGEST_NAME = 100
 
 
 class ConfigUse(Enum):
-    """What a config is loaded for."""
+    """Purpose for which a config is loaded."""
 
     run = "run"
-    """To run it now: nothing may be left open (`<weights>`)."""
+    """Run it now: nothing may be left open (`<weights>`)."""
     check = "check"
-    """To look at it on the machine where it will run."""
+    """Check it on the machine where it will run."""
     elsewhere = "elsewhere"
-    """To look at it, although it will run on another machine: what this one lacks is no fault."""
+    """Check it on another machine than that of the run: missing packages and files are no fault."""
     show = "show"
-    """To write it down: its settings need not go together."""
+    """Print it: rules between settings are not checked."""
 
 
 Rule = Callable[[Config], Iterator[ConfigIssue]]
@@ -46,13 +46,13 @@ def rule(function: Rule) -> Rule:
 
 
 def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use: ConfigUse) -> list[ConfigIssue]:
-    """Apply every rule, except to settings that have a fault of their own.
+    """Apply every rule. Issues about settings with a fault of their own are left out.
 
     Args:
         config: the config.
-        composed: what it was built from, for the places of the settings.
-        doubtful: settings of which `config` has stand-ins, because they are wrong or missing.
-        use: what the config is for.
+        composed: the composed settings it was built from, for their locations.
+        doubtful: settings for which `config` has stand-ins, because they are wrong or missing.
+        use: purpose of the config.
     """
     faults = []
     for check in _rules_for(use):
@@ -78,9 +78,9 @@ def _overlap(path: KeyPath, bad: KeyPath) -> bool:
 
 
 def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]:
-    """Return where to point: at the command line, else at the user's file, there at the first setting it has.
+    """Return the location to report: the command line, else the user's file, there the first setting it has.
 
-    For a setting from a group file that is the entry of the defaults list that chose the group.
+    For a setting from a group file, that is the entry of the defaults list that chose the group.
     """
     origins = composed.settings.origins
     written = [(path, origins[path].value) for path in paths if path in origins]
@@ -93,43 +93,44 @@ def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]
 
 
 def fact(registry: Registry[Any], name: str, key: str) -> Any:
-    """A field of a component's registry entry; None for a component that is unknown."""
+    """Return a field of a component's registry entry; None for an unknown component."""
     return getattr(registry.entry(name), key) if name in registry else None
 
 
 def state_dim(config: Config) -> int | None:
-    """Numbers in the simulator's state; None where nobody knows before it runs."""
-    return _size_told(config, "state_dim")
+    """Return the size of the simulator's state (S); None if it is unknown before the simulator runs."""
+    return _declared_size(config, "state_dim")
 
 
 def action_dim(config: Config) -> int | None:
-    """Numbers in an action of the simulator; None where nobody knows before it runs."""
-    return _size_told(config, "action_dim")
+    """Return the size of the simulator's actions (D); None if it is unknown before the simulator runs."""
+    return _declared_size(config, "action_dim")
 
 
 def task_descriptions(config: Config) -> dict[str, str]:
-    """Return what a policy is told about each task, as far as that is known before the simulator runs."""
-    env, told, listing = config.env, *(fact(SIMULATORS, config.env.name, key) for key in ("task_description", "tasks"))
-    if told is None or listing is None or SIMULATORS.entry(env.name).missing():
+    """Return the task description of each task, as far as it is known before the simulator runs."""
+    env = config.env
+    describing, listing = (fact(SIMULATORS, env.name, key) for key in ("task_description", "tasks"))
+    if describing is None or listing is None or SIMULATORS.entry(env.name).missing():
         return dict(env.task_descriptions)
-    tell, known = load_target(told), load_target(listing)()
-    return {task: tell(task) for task in env.tasks if task in known} | env.task_descriptions
+    describe, known = load_target(describing), load_target(listing)()
+    return {task: describe(task) for task in env.tasks if task in known} | env.task_descriptions
 
 
-def _size_told(config: Config, key: str) -> int | None:
-    told = fact(SIMULATORS, config.env.name, key)
-    known: int | None = None if told is None else load_target(told)(config.env)
-    return known
+def _declared_size(config: Config, key: str) -> int | None:
+    declared = fact(SIMULATORS, config.env.name, key)
+    size: int | None = None if declared is None else load_target(declared)(config.env)
+    return size
 
 
 def _multiples(number: int, of: int) -> str:
-    """The multiples of `of` next to `number`, in words."""
+    """Return the multiples of `of` next to `number`, as text."""
     below = number // of * of
     return f"{below} or {below + of}" if below else str(of)
 
 
 def _divisors(number: int, of: int) -> str:
-    """The divisors of `of` next to `number`, in words."""
+    """Return the divisors of `of` next to `number`, as text."""
     below = max((n for n in range(1, min(number, of) + 1) if of % n == 0), default=1)
     above = next((n for n in range(number, of + 1) if of % n == 0), None)
     return f"{below} or {above}" if above is not None and above != below else str(below)
@@ -137,7 +138,7 @@ def _divisors(number: int, of: int) -> str:
 
 @rule
 def envs_form_whole_groups(config: Config) -> Iterator[ConfigIssue]:
-    """Every group of slots is complete."""
+    """Check that every group of envs is complete."""
     envs, size = config.env.num_envs, config.rollout.group_size
     if envs % size:
         yield ConfigIssue(
@@ -149,7 +150,7 @@ def envs_form_whole_groups(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def videos_show_evaluation_episodes(config: Config) -> Iterator[ConfigIssue]:
-    """No more episodes are recorded than an evaluation plays."""
+    """Check that no more episodes are recorded than an evaluation plays."""
     recorded, played = config.tracking.video.episodes, config.eval.episodes
     if recorded > played:
         yield ConfigIssue(
@@ -161,7 +162,7 @@ def videos_show_evaluation_episodes(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def envs_fill_workers_evenly(config: Config) -> Iterator[ConfigIssue]:
-    """Every simulator process has as many slots as the others."""
+    """Check that every simulator process has the same number of envs."""
     envs, workers = config.env.num_envs, config.env.workers
     if isinstance(workers, int) and envs % workers:
         yield ConfigIssue(
@@ -173,14 +174,14 @@ def envs_fill_workers_evenly(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def slots_fit_ranks(config: Config) -> Iterator[ConfigIssue]:
-    """Every rank has as many whole groups and simulator processes as the others."""
+    """Check that every rank has the same number of whole groups and simulator processes."""
     ranks = config.engine.parallel.world_size
     if isinstance(ranks, int):
         yield from shares_of_ranks(config, ranks)
 
 
 def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
-    """Yield what cannot be shared evenly among so many ranks."""
+    """Check that envs, simulator processes and optimizer state can be shared evenly by this many ranks."""
     envs, size, workers = config.env.num_envs, config.rollout.group_size, config.env.workers
     if envs % (ranks * size):
         groups = f" in whole groups of rollout.group_size = {size}" if size > 1 else ""
@@ -199,15 +200,14 @@ def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
     if ranks > 1 and name == "adamw_8bit" and backend is not ParallelBackend.none:
         yield ConfigIssue(
             ("engine.optimizer.name", "engine.parallel.backend"),
-            f"optimiser {name!r} cannot step weights of which {ranks} ranks hold a part each",
-            "set engine.optimizer.name to adamw (its moments are spread over the ranks as well), or "
-            "engine.parallel.backend to none",
+            f"optimizer {name!r} cannot step weights that are sharded over {ranks} ranks",
+            "set engine.optimizer.name to adamw (its moments are sharded as well), or engine.parallel.backend to none",
         )
 
 
 @rule
 def only_whole_episodes_are_counted(config: Config) -> Iterator[ConfigIssue]:
-    """Continuous slots play as many episodes as fit."""
+    """Check that a number of episodes per env is set only with whole episodes."""
     count = config.rollout.episodes_per_slot
     if count > 1 and config.rollout.episodes is Episodes.continuous:
         yield ConfigIssue(
@@ -219,19 +219,19 @@ def only_whole_episodes_are_counted(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def ready_slots_exist(config: Config) -> Iterator[ConfigIssue]:
-    """Nobody waits for more slots than there are."""
+    """Check that no more ready envs are waited for than there are."""
     ready, envs = config.rollout.ready_slots, config.env.num_envs
     if isinstance(ready, int) and ready > envs:
         yield ConfigIssue(
             ("rollout.ready_slots", "env.num_envs"),
-            f"rollout.ready_slots = {ready}, but there are env.num_envs = {envs} slots",
+            f"rollout.ready_slots = {ready}, but there are env.num_envs = {envs} envs",
             f"set rollout.ready_slots to less than {envs} (as many is lockstep)",
         )
 
 
 @rule
 def batch_splits_into_minibatches(config: Config) -> Iterator[ConfigIssue]:
-    """Every optimiser step sees as many decisions as the others."""
+    """Check that every minibatch has the same number of chunks."""
     envs, rollout, parts = config.env.num_envs, config.rollout, config.algorithm.minibatches
     batch = envs * rollout.episodes_per_slot * rollout.num_chunks
     episodes = f" x rollout.episodes_per_slot = {rollout.episodes_per_slot}" if rollout.episodes_per_slot > 1 else ""
@@ -246,20 +246,20 @@ def batch_splits_into_minibatches(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def chunk_fits_model(config: Config) -> Iterator[ConfigIssue]:
-    """The model can give as many actions at once as are asked of it."""
+    """Check that the model can predict chunks of this size."""
     size, name = config.rollout.chunk_size, config.model.name
     most = fact(SupportedModel, name, "max_chunk")
     if most is not None and size > most:
         yield ConfigIssue(
             ("rollout.chunk_size", "model.name"),
-            f"rollout.chunk_size = {size} is more than model {name!r} can give at once",
+            f"rollout.chunk_size = {size} is more than model {name!r} can predict at once",
             f"set rollout.chunk_size to {most} or less",
         )
 
 
 @rule
 def chunk_fits_episode(config: Config) -> Iterator[ConfigIssue]:
-    """A chunk does not outlast an episode."""
+    """Check that a chunk is not longer than an episode."""
     size, steps = config.rollout.chunk_size, config.env.max_episode_steps
     if size > steps:
         yield ConfigIssue(
@@ -271,7 +271,7 @@ def chunk_fits_episode(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
-    """With whole episodes, a rollout is long enough for one."""
+    """Check that a rollout of whole episodes is long enough for one."""
     chunks, size, steps = config.rollout.num_chunks, config.rollout.chunk_size, config.env.max_episode_steps
     if config.rollout.episodes is Episodes.whole and chunks * size < steps:
         yield ConfigIssue(
@@ -284,7 +284,7 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def evaluation_is_held_out(config: Config) -> Iterator[ConfigIssue]:
-    """No start state of training occurs in evaluation."""
+    """Check that no start state of training occurs in evaluation."""
     first, states = config.eval.first_start_state, config.env.start_states
     if first < states:
         yield ConfigIssue(
@@ -298,7 +298,7 @@ def evaluation_is_held_out(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def checkpoint_exists(config: Config) -> Iterator[ConfigIssue]:
-    """The policy to start from is there."""
+    """Check that the policy to start from exists."""
     checkpoint = config.model.checkpoint
     if checkpoint not in (None, LEFT_OPEN) and not Path(checkpoint).is_dir():
         what = "is a file" if Path(checkpoint).exists() else "does not exist"
@@ -310,7 +310,7 @@ def checkpoint_exists(config: Config) -> Iterator[ConfigIssue]:
 
 
 def nothing_is_left_open(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is to be given when the config runs was given."""
+    """Check that no value is left open."""
     if config.model.checkpoint == LEFT_OPEN:
         yield ConfigIssue(
             ("model.checkpoint",),
@@ -321,7 +321,7 @@ def nothing_is_left_open(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def run_is_named_like_a_folder(config: Config) -> Iterator[ConfigIssue]:
-    """The run's folder is below runs/ and can be typed."""
+    """Check that the run's name is legal as a folder name."""
     name = config.run.name
     if "/" in name or not name.isprintable() or name.strip(" .") == "" or len(name.encode()) > LONGEST_NAME:
         yield ConfigIssue(
@@ -333,7 +333,7 @@ def run_is_named_like_a_folder(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def tasks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """There is a task, and none twice."""
+    """Check that there is a task, and none twice."""
     if not config.env.tasks:
         yield ConfigIssue(("env.tasks",), "env.tasks is empty", "name at least one task of the simulator")
     yield from _repeated("env.tasks", config.env.tasks)
@@ -341,13 +341,13 @@ def tasks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def tasks_are_known(config: Config) -> Iterator[ConfigIssue]:
-    """The simulator has the tasks, as far as that can be said without importing it."""
+    """Check that the simulator has the tasks, as far as this is known without importing it."""
     yield from _unknown(config, "task", config.env.tasks)
 
 
 @rule
 def task_descriptions_are_of_tasks(config: Config) -> Iterator[ConfigIssue]:
-    """Every task description belongs to a task that is played."""
+    """Check that every task description belongs to a task of env.tasks."""
     tasks = config.env.tasks
     for task in config.env.task_descriptions:
         if task not in tasks:
@@ -361,16 +361,16 @@ def task_descriptions_are_of_tasks(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def cameras_are_known(config: Config) -> Iterator[ConfigIssue]:
-    """The simulator has the cameras, as far as that can be said without importing it."""
+    """Check that the simulator has the cameras, as far as this is known without importing it."""
     yield from _unknown(config, "camera", config.env.cameras)
 
 
 _SHORT_LIST = 12
-"""A near match is followed by all names where there are no more than these."""
+"""Longest list of names that follows a near match."""
 
 
 def _unknown(config: Config, kind: str, names: list[str]) -> Iterator[ConfigIssue]:
-    """Those of `names` that are not among the simulator's tasks or cameras."""
+    """Yield an issue for each of `names` that is not among the simulator's tasks or cameras."""
     listing = fact(SIMULATORS, config.env.name, f"{kind}s")
     if listing is None or SIMULATORS.entry(config.env.name).missing():
         return
@@ -386,13 +386,13 @@ def _unknown(config: Config, kind: str, names: list[str]) -> Iterator[ConfigIssu
 
 @rule
 def cameras_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """No image is drawn twice."""
+    """Check that no camera is listed twice."""
     yield from _repeated("env.cameras", config.env.cameras)
 
 
 @rule
 def image_size_is_two(config: Config) -> Iterator[ConfigIssue]:
-    """An image has a height and a width."""
+    """Check that the image size is a height and a width."""
     size = config.env.image_size
     if len(size) != 2:
         yield ConfigIssue(
@@ -404,7 +404,7 @@ def image_size_is_two(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what the simulator itself can say about the config without being imported."""
+    """Run the checks of the simulator that do not import it."""
     check = fact(SIMULATORS, config.env.name, "check")
     if check is None or SIMULATORS.entry(config.env.name).missing():
         return
@@ -412,7 +412,7 @@ def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
 
 
 def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what the simulator finds missing on this machine."""
+    """Check that this machine has what the simulator needs."""
     check = fact(SIMULATORS, config.env.name, "check_here")
     if check is None or SIMULATORS.entry(config.env.name).missing():
         return
@@ -421,7 +421,7 @@ def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def model_can_run_so(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what the model itself can say about the config without being imported."""
+    """Run the checks of the model that do not import it."""
     check = fact(SupportedModel, config.model.name, "check")
     if check is None or SupportedModel.entry(config.model.name).missing():
         return
@@ -429,16 +429,16 @@ def model_can_run_so(config: Config) -> Iterator[ConfigIssue]:
 
 
 def checkpoint_notes(config: Config) -> list[str]:
-    """Return what the model has to say about a checkpoint that is no fault: what it takes from its files."""
-    told = fact(SupportedModel, config.model.name, "notes")
-    if told is None or SupportedModel.entry(config.model.name).missing():
+    """Return the model's notes about its checkpoint that are no faults, such as options read from its files."""
+    notes = fact(SupportedModel, config.model.name, "notes")
+    if notes is None or SupportedModel.entry(config.model.name).missing():
         return []
-    return list(load_target(told)(config))
+    return list(load_target(notes)(config))
 
 
 @rule
 def sinks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """No metric is written twice."""
+    """Check that no sink is listed twice."""
     yield from _repeated("tracking.sinks", config.tracking.sinks)
 
 
@@ -450,7 +450,7 @@ def _repeated(path: str, names: list[str]) -> Iterator[ConfigIssue]:
 
 @rule
 def betas_are_two(config: Config) -> Iterator[ConfigIssue]:
-    """AdamW has two moment averages."""
+    """Check that there is a decay rate for each of Adam's two moments."""
     betas = config.engine.optimizer.betas
     if len(betas) != 2:
         yield ConfigIssue(

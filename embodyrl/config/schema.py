@@ -1,8 +1,8 @@
-"""Every setting, its type, default, range and meaning. This file is the only owner of defaults.
+"""Every setting: its type, default, range and meaning. This file is the only owner of defaults.
 
 A component's own options live in a subclass of `ModelConfig`, `EnvConfig`, `LossConfig`, `AdvantageConfig`,
-`RewardConfig` or `FilterConfig` beside the component and are named in its registry entry. The text below a field
-documents it: `embodyrl run --print-config` writes it as a comment.
+`RewardConfig` or `FilterConfig` beside the component, named in its registry entry. The text below a field documents
+it: `embodyrl run --print-config` writes it as a comment.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import embodyrl.registry
 
 
 class OfTasks(StrEnum):
-    """What it is if a value stays that was written for other tasks."""
+    """Severity of leaving a value that was written for other tasks."""
 
     fault = "fault"
     """It changes what success or a task is."""
     note = "note"
-    """It may well be right."""
+    """It may well be right for these tasks, too."""
 
 
 def setting(
@@ -35,15 +35,16 @@ def setting(
     registry: str | None = None,
     of_tasks: OfTasks | None = None,
 ) -> Any:
-    """A dataclass field with its legal values.
+    """Return a dataclass field with its legal values.
 
     Args:
         default: the default; without one the setting is required. Lists and maps are copied for every instance.
-        low, high: inclusive bounds (for lists: of every entry). above, below: exclusive bounds.
+        low, high: inclusive bounds (for lists: of every entry).
+        above, below: exclusive bounds.
         words: for `int | str` fields, the strings that are legal.
         registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
-        of_tasks: for options of simulators, what it is if a value that was written for some tasks is left to others; by
-            default it has nothing to do with tasks.
+        of_tasks: for options of simulators whose value depends on the tasks: severity of leaving a value that a group
+            file wrote for other tasks. None: the value does not depend on tasks.
     """
     metadata = {"low": low, "high": high, "above": above, "below": below, "words": words, "registry": registry}
     metadata["of_tasks"] = of_tasks
@@ -53,7 +54,7 @@ def setting(
 
 
 LEFT_OPEN = "<weights>"
-"""Stands for a value that is to be given when the config runs."""
+"""Placeholder for a value that is given when the config runs."""
 
 
 class Episodes(StrEnum):
@@ -64,21 +65,21 @@ class Episodes(StrEnum):
 
 
 class Bootstrap(StrEnum):
-    """When the value of the last observation stands in for the rewards that were cut off."""
+    """When the value of the last observation replaces the rewards that were cut off."""
 
     none = "none"
     truncation = "truncation"
 
 
 class DiscountPer(StrEnum):
-    """What one factor of gamma covers."""
+    """Unit that one factor of gamma covers."""
 
     action = "action"
     chunk = "chunk"
 
 
 class Device(StrEnum):
-    """Where the policy computes."""
+    """Device on which the policy computes."""
 
     auto = "auto"
     cpu = "cpu"
@@ -86,7 +87,7 @@ class Device(StrEnum):
 
 
 class Offload(StrEnum):
-    """What is away from the device while the policy acts."""
+    """State that leaves the device while it is not needed."""
 
     none = "none"
     optimizer = "optimizer"
@@ -94,7 +95,7 @@ class Offload(StrEnum):
 
 
 class Precision(StrEnum):
-    """What forward passes compute in."""
+    """Number format of forward passes."""
 
     auto = "auto"
     float32 = "float32"
@@ -102,14 +103,14 @@ class Precision(StrEnum):
 
 
 class Numa(StrEnum):
-    """Whether simulator processes keep to one NUMA node each."""
+    """NUMA placement of simulator processes."""
 
     auto = "auto"
     off = "off"
 
 
 class StartMethod(StrEnum):
-    """How simulator processes come into being."""
+    """Start method of simulator processes."""
 
     auto = "auto"
     fork = "fork"
@@ -117,14 +118,14 @@ class StartMethod(StrEnum):
 
 
 class OnWorkerDeath(StrEnum):
-    """What follows when a simulator process dies or hangs."""
+    """Reaction to a simulator process that dies or hangs."""
 
     fail = "fail"
     restart = "restart"
 
 
 class Schedule(StrEnum):
-    """How deciding and simulating take turns."""
+    """Order of inference and simulation in a rollout."""
 
     lockstep = "lockstep"
     pipeline = "pipeline"
@@ -132,14 +133,14 @@ class Schedule(StrEnum):
 
 
 class Observe(StrEnum):
-    """Which observations a rollout keeps."""
+    """Observations that a rollout keeps."""
 
     chunk_end = "chunk_end"
     every_step = "every_step"
 
 
 class ParallelBackend(StrEnum):
-    """What each of several ranks holds of the policy."""
+    """Share of the policy that each of several ranks holds."""
 
     auto = "auto"
     none = "none"
@@ -147,7 +148,7 @@ class ParallelBackend(StrEnum):
 
 
 class LearningRate(StrEnum):
-    """How the learning rate changes over the run."""
+    """Learning-rate schedule."""
 
     constant = "constant"
     linear = "linear"
@@ -155,7 +156,7 @@ class LearningRate(StrEnum):
 
 
 class Level(StrEnum):
-    """What one number is for: a decision, an action of its chunk, or an entry of an action."""
+    """Unit of a log-probability: a chunk, an action of the chunk, or an action dim or token."""
 
     chunk = "chunk"
     action = "action"
@@ -163,14 +164,14 @@ class Level(StrEnum):
 
 
 class RewardLevel(StrEnum):
-    """What a reward and an advantage are for."""
+    """Unit of a reward and an advantage."""
 
     chunk = "chunk"
     action = "action"
 
 
 class NormLevel(StrEnum):
-    """Over which episodes a mean or a standard deviation is taken."""
+    """Episodes over which a mean or a standard deviation is taken."""
 
     group = "group"
     batch = "batch"
@@ -178,7 +179,7 @@ class NormLevel(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """How the losses of a batch become one number."""
+    """Reduction of the losses of a batch to one number."""
 
     token_mean = "token_mean"
     seq_mean_token_sum = "seq_mean_token_sum"
@@ -187,7 +188,7 @@ class Aggregation(StrEnum):
 
 
 class KLEstimator(StrEnum):
-    """How the distance to the reference policy is estimated."""
+    """Estimator of the KL divergence from the reference policy."""
 
     k1 = "k1"
     k2 = "k2"
@@ -195,49 +196,49 @@ class KLEstimator(StrEnum):
 
 
 class Proximal(StrEnum):
-    """Where decoupled PPO's proximal policy comes from."""
+    """Source of decoupled PPO's proximal policy."""
 
     recompute = "recompute"
     loglinear = "loglinear"
 
 
 class OldLogprobs(StrEnum):
-    """Where the log-probs come from that ratios are taken to."""
+    """Source of the old log-probs in probability ratios."""
 
     rollout = "rollout"
     recompute = "recompute"
 
 
 class Excess(StrEnum):
-    """What becomes of an importance weight beyond its cap."""
+    """Treatment of an importance weight beyond its cap."""
 
     mask = "mask"
     clamp = "clamp"
 
 
 class FilterMetric(StrEnum):
-    """What the episodes of a group are compared by."""
+    """Quantity by which the episodes of a group are compared."""
 
     success = "success"
     total_reward = "total_reward"
 
 
 class AtEnd(StrEnum):
-    """What becomes of a chunk that reaches beyond the end of its demonstration."""
+    """Treatment of a chunk that reaches beyond the end of its demonstration."""
 
     repeat = "repeat"
     drop = "drop"
 
 
 class Compat(StrEnum):
-    """Whose peculiarities are reproduced."""
+    """Other implementation whose deviations are reproduced."""
 
     none = "none"
     siirl = "siirl"
 
 
 class KeepBest(StrEnum):
-    """The metric of an evaluation by which checkpoints are compared."""
+    """Metric of an evaluation by which checkpoints are compared."""
 
     none = "none"
     success_once = "eval/success_once"
@@ -249,24 +250,25 @@ class RunConfig:
     """The run as a whole: its name, folder and length."""
 
     name: str = setting("run")
-    """Name of the run, which can be that of a folder; its folder is runs/<name>/<time> unless `run.dir` is set."""
+    """Name of the run, legal as a folder name. The run directory is runs/<name>/<time> unless `run.dir` is set."""
     dir: str | None = setting(None)
     """Run directory; it must not exist yet. null: runs/<name>/<time>."""
     iterations: int = setting(100, low=1)
-    """Iterations (rollout + update)."""
+    """Iterations; each is a rollout and an update."""
     eval_every: int = setting(20, low=0)
     """Evaluate after every so many iterations; 0: only at the end."""
     save_every: int = setting(50, low=0)
     """Save a checkpoint after every so many iterations; 0: only at the end and when stopped."""
     save_async: bool = setting(False)
-    """Copy what is to be saved and write it while the run goes on. Takes memory for a copy of weights and optimiser."""
+    """Write checkpoints in the background. Takes memory for a copy of weights and optimizer state."""
     keep_last: int = setting(0, low=0)
-    """Keep so many of the newest checkpoints; 0: all."""
+    """Number of newest checkpoints to keep; 0: all."""
     keep_best: KeepBest = setting(KeepBest.none)
-    """What makes a checkpoint the best so far: the success rate (success_once) or the mean return (mean_return) of its
-    evaluation. It is saved at once and kept, and `checkpoints/best` leads to it. none: nothing does."""
+    """Metric that makes a checkpoint the best so far: the success rate (eval/success_once) or the mean return
+    (eval/return) of its evaluation. The best one is saved at once and kept; `checkpoints/best` leads to it. none: no
+    best checkpoint."""
     stop_at_success: float | None = setting(None, above=0.0, high=1.0)
-    """Stop early once an evaluation's success rate reaches this; null: run all iterations."""
+    """Stop early once an evaluation's success rate reaches this, 0 .. 1; null: run all iterations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,40 +278,42 @@ class EnvConfig:
     name: str = setting(registry="SIMULATORS")
     """Simulator backend; `embodyrl list simulators` shows them."""
     tasks: list[str] = setting()
-    """Task names of the backend. With several, each episode draws one."""
+    """Task names of the backend. With several, each training episode draws one."""
     task_descriptions: dict[str, str] = setting({})
-    """What the policy is told to do, by task: `{task: task_description}`. Tasks that are not named here have the
-    simulator's own task description."""
+    """Task descriptions, the text that a policy gets: `{task: task_description}`. Tasks that are not listed here have
+    the simulator's own."""
     num_envs: int = setting(8, low=1)
-    """Simulator slots that run side by side (B)."""
+    """Parallel envs (B)."""
     workers: int | str = setting("auto", low=1, words=("auto",))
-    """Simulator processes; num_envs must be a multiple. auto: num_envs' largest divisor up to the usable cores."""
+    """Simulator processes; num_envs must be a multiple. auto: the largest divisor of num_envs up to the number of
+    usable cores."""
     numa: Numa = setting(Numa.auto)
-    """auto: each process keeps to the CPUs and the memory of one NUMA node, that of the policy's GPU while it has room.
-    off: they run where the kernel puts them."""
+    """auto: each simulator process is bound to the CPUs and the memory of one NUMA node; the node of the policy's GPU
+    is filled first. off: no binding."""
     start_method: StartMethod = setting(StartMethod.auto)
-    """spawn: each process is an interpreter of its own. fork: they are forked from one that has imported what the
-    simulator needs, which is faster and shares memory. auto: fork where the simulator allows it, else spawn."""
+    """spawn: each simulator process starts a new interpreter. fork: they are forked from a process that has imported
+    the simulator's packages, which is faster and shares memory. auto: fork where the simulator allows it, else
+    spawn."""
     cameras: list[str] = setting([])
-    """Cameras whose images the policy sees (V), in this order, by the backend's names; []: state observations."""
+    """Cameras whose images the policy gets (V), by the backend's names, in this order; []: state observations only."""
     image_size: list[int] = setting([224, 224], low=16, high=2048)
     """Height and width of every camera's image [pixels]."""
     max_episode_steps: int = setting(100, low=1, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated)."""
     start_states: int = setting(10000, low=1)
-    """Training draws start states 0 .. start_states-1; evaluation must use others (`eval.first_start_state`)."""
+    """Number of start states for training: episodes draw from 0 .. start_states-1. Evaluation must use others
+    (`eval.first_start_state`)."""
     startup_timeout_s: float = setting(180.0, above=0.0)
     """Longest time for a simulator process to start [s]."""
     step_timeout_s: float = setting(60.0, above=0.0)
-    """Longest time for one reset or one chunk [s]; after that the process counts as hung and is killed."""
+    """Longest time for one reset or one chunk [s]; a process that takes longer counts as hung and is killed."""
     on_worker_death: OnWorkerDeath = setting(OnWorkerDeath.fail)
-    """fail: a simulator process that dies or hangs ends the run. restart: it is replaced; the episodes it was playing
-    are invalid and new ones begin."""
+    """fail: a simulator process that dies or hangs ends the run. restart: the process is replaced; its current
+    episodes become invalid and new ones begin."""
     max_restarts: int = setting(5, low=1)
-    """restart: simulator processes that may be replaced in a run, those among them that die while they start; one more
-    ends it."""
+    """restart: most replacements of simulator processes in a run, failed starts included; one more ends the run."""
     offload: bool = setting(False)
-    """End the simulator processes while the policy learns, to free their memory, and bring them back bit for bit."""
+    """End the simulator processes during the update to free their memory, and restore them bit for bit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,11 +323,11 @@ class EvalConfig:
     episodes: int = setting(100, low=1)
     """Episodes per evaluation."""
     first_start_state: int = setting(10000, low=0)
-    """First start-state id of evaluation. Tasks take turns and play one start state after the other from there on;
-    training uses 0 .. env.start_states-1."""
+    """First start state of evaluation; training uses 0 .. env.start_states-1. Tasks take turns, each playing
+    consecutive start states from here on."""
     sample: bool = setting(False)
-    """false: the policy takes its most likely actions. true: it draws them as in training, from a random stream that is
-    the same in every evaluation; for policies whose likeliest actions are no good sign of how it does."""
+    """false: the policy takes its most likely actions. true: it samples them as in training, from a random stream that
+    is the same in every evaluation; for policies that do much better or worse when they sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,41 +337,43 @@ class ModelConfig:
     name: str = setting(registry="SupportedModel")
     """Model; `embodyrl list models` shows them."""
     checkpoint: str | None = setting(None)
-    """Folder of a saved policy to start from; null: random weights. <weights>: left open, to be named when it runs, so
-    that a config can be checked and planned where the weights are not."""
+    """Folder of a saved policy to start from; null: random weights. <weights>: left open until the run, so that a
+    config can be checked and planned on a machine without the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    """How experience is collected."""
+    """Collection of experience."""
 
     num_chunks: int = setting(128, low=1)
-    """Decisions per slot and rollout (K). Whole episodes end earlier where all slots are done."""
+    """Action chunks per env in a rollout (K). With whole episodes, a rollout ends earlier once all envs are done."""
     chunk_size: int = setting(1, low=1)
-    """Actions per decision (C), executed without looking in between."""
+    """Actions in a chunk (C). The policy predicts them from one observation; they are executed open-loop."""
     episodes: Episodes = setting(Episodes.continuous)
-    """continuous: slots reset themselves, episodes span rollouts. whole: each rollout is one whole episode per slot."""
+    """continuous: envs reset automatically and episodes continue in the next rollout. whole: each rollout consists of
+    whole episodes, one per env."""
     schedule: Schedule = setting(Schedule.lockstep)
-    """lockstep: decide for all slots, then simulate all. pipeline: two halves of the slots take turns, one is simulated
-    while the policy decides for the other; pays where deciding takes as long as simulating. ready_batch: decide for
-    whichever slots are ready, so that a slow one delays nobody; pays where simulators have a process each and their
-    steps differ in length. Which slots are decided on together then depends on the clock, and with it the noise that
-    each of them draws: runs do not repeat exactly."""
+    """lockstep: the policy acts for all envs, then all are simulated. pipeline: the envs form two halves, and one is
+    simulated while the policy acts for the other; pays where inference takes as long as simulation. ready_batch: the
+    policy acts for the envs that are ready, so that a slow env delays no other; pays where each env has a process and
+    steps differ in length. The batches of ready_batch depend on timing, and so does the noise that each env draws: runs
+    do not repeat exactly."""
     ready_slots: int | str = setting("auto", low=1, words=("auto",))
-    """ready_batch: slots that must be ready before the policy decides. auto: a quarter of them."""
+    """ready_batch: envs that must be ready before the policy acts. auto: a quarter of num_envs."""
     observe: Observe = setting(Observe.chunk_end)
-    """chunk_end: simulators look when a chunk is over. every_step: they look after every action, and the batch keeps
-    that in `step_images` and `step_proprio`; the policy still decides on the last of them."""
+    """chunk_end: simulators return an observation at the end of a chunk. every_step: they return one after every
+    action, which the batch keeps in `step_images` and `step_proprio`; the policy still acts on the last."""
     episodes_per_slot: int = setting(1, low=1)
-    """Whole episodes that every slot plays in a rollout, one after the other; a slot that is done begins its next one
-    at once. The batch has num_envs * episodes_per_slot columns."""
+    """Whole episodes per env in a rollout, one after the other without a pause. The batch has num_envs *
+    episodes_per_slot trajectories."""
     group_size: int = setting(1, low=1)
-    """Consecutive slots that play the same start state and seed (G), to be compared with each other."""
+    """Consecutive envs that play the same start state with the same seed (G), so that their episodes can be
+    compared."""
 
 
 def component(section: Any) -> Any:
-    """A dataclass field for a section that holds nothing but a component's name and options, so that choosing another
-    component begins it anew. Without a value it is the component that the `name` of `section` has as default."""
+    """Return a dataclass field for a section that holds only a component's name and options. Choosing another component
+    resets it. Its default is the component that `section` has as the default of `name`."""
 
     def with_defaults() -> Any:
         [name] = dataclasses.fields(section)
@@ -379,7 +385,7 @@ def component(section: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """What is learned from. Rewards add their own options."""
+    """The reward to learn from. Rewards add their own options."""
 
     name: str = setting("dense", registry="REWARDS")
     """Reward; `embodyrl list algorithms` shows them."""
@@ -387,7 +393,7 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """Which groups are learned from. Filters add their own options."""
+    """The groups to learn from. Filters add their own options."""
 
     name: str = setting("none", registry="FILTERS")
     """Filter; `embodyrl list algorithms` shows them."""
@@ -395,7 +401,7 @@ class FilterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
-    """How good a decision was. Advantage estimators add their own options."""
+    """The advantage estimator. Estimators add their own options."""
 
     name: str = setting("gae", registry="ADVANTAGES")
     """Advantage estimator; `embodyrl list algorithms` shows them."""
@@ -403,7 +409,7 @@ class AdvantageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """How the policy follows. Policy losses add their own options."""
+    """The policy loss. Policy losses add their own options."""
 
     name: str = setting("ppo", registry="LOSSES")
     """Policy loss; `embodyrl list algorithms` shows them."""
@@ -411,107 +417,113 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """The learning algorithm. docs/algorithms.md says which settings make which published algorithm."""
+    """The learning algorithm. docs/algorithms.md lists the settings of the published algorithms."""
 
     name: str = setting(registry="ALGORITHMS")
-    """The stages of an iteration; `embodyrl list algorithms` shows them."""
+    """Algorithm, the stages of an iteration; `embodyrl list algorithms` shows them."""
     reward: RewardConfig = component(RewardConfig)
-    """What is learned from: dense (the simulator's own reward), success (1 when the task is solved), difference (what
-    the dense reward gained), srpo (success, and progress of failures)."""
+    """Reward to learn from: dense (the simulator's own), success (1 when the task is solved), difference (increase of
+    the dense reward), srpo (success, and for failures the progress towards it)."""
     time_penalty: float = setting(0.0, low=0.0)
     """Subtracted from the reward of every executed action."""
     reward_scale: float = setting(1.0, above=0.0)
-    """Rewards are multiplied by this for learning (metrics show them as they are), so that the critic's targets are of
-    order 1 .. 10."""
+    """Factor of rewards for learning, so that the critic's targets are of order 1 .. 10. Metrics show unscaled
+    rewards."""
     filter: FilterConfig = component(FilterConfig)
-    """Which groups are learned from: none (all of them), zero_variance (drops groups whose episodes all came out the
-    same), accuracy (keeps groups whose success rate lies within limits)."""
+    """Groups to learn from: none (no filter, all groups), zero_variance (drops groups whose episodes have equal
+    outcomes), accuracy (keeps groups whose success rate lies within limits)."""
     max_collections: int = setting(1, low=1)
-    """Rollouts per iteration at most (DAPO's dynamic sampling). It collects again until num_envs / group_size groups
-    remain; what is left over waits for the next iteration. 1: learn from what remains of one rollout."""
+    """Most rollouts per iteration (DAPO's dynamic sampling). Rollouts are repeated until num_envs / group_size groups
+    pass the filter; surplus groups wait for the next iteration. 1: learn from the groups that one rollout leaves."""
     advantage: AdvantageConfig = component(AdvantageConfig)
-    """How good a decision was: gae (with a critic), grpo (relative to other episodes), reinforce_pp (its return), raw
-    (its reward)."""
+    """Advantage estimator: gae (with a critic), grpo (relative to other episodes), reinforce_pp (the return), raw (the
+    reward)."""
     reward_level: RewardLevel = setting(RewardLevel.chunk)
-    """chunk: a chunk's rewards are summed and its actions share one advantage. action: every action has its own
-    (reinforce_pp and raw alone, since a critic values decisions)."""
+    """chunk: a chunk's rewards are summed and its actions share one advantage. action: every action has its own reward
+    and advantage (only reinforce_pp and raw, since a critic predicts values of chunks)."""
     gamma: float = setting(0.99, low=0.0, high=1.0)
     """Discount factor."""
     discount_per: DiscountPer = setting(DiscountPer.chunk)
-    """chunk: one factor of gamma per decision. action: one per executed action, also inside a chunk."""
+    """chunk: one factor of gamma per chunk. action: one per executed action, also inside a chunk."""
     bootstrap: Bootstrap = setting(Bootstrap.truncation)
-    """truncation: an episode that the time limit cuts off continues in its value estimate. none: it counts as ended."""
+    """truncation: an episode that the time limit cuts off is bootstrapped with the value of its last observation. none:
+    it counts as terminated."""
     normalize_advantages: bool = setting(True)
     """Scale the batch's advantages to mean 0 and standard deviation 1 before the update."""
     loss: LossConfig = component(LossConfig)
-    """How the policy follows: ppo, decoupled_ppo (for decisions of an older policy), cpgd (without a ratio), gspo (the
-    ratio of whole episodes)."""
+    """Policy loss: ppo, decoupled_ppo (for chunks of an older policy), cpgd (without a probability ratio), gspo (ratios
+    of whole episodes)."""
     old_logprobs: OldLogprobs = setting(OldLogprobs.rollout)
-    """What probability ratios are taken to. rollout: the log-probs with which decisions were taken. recompute: those of
-    the same policy in another forward pass, in the micro-batches of the first pass over the rollout, so that its ratios
-    start at exactly 1; for bfloat16, which rounds otherwise in a batch of another size. Decisions of earlier updates
-    keep theirs."""
+    """Old log-probs in probability ratios. rollout: those under which the actions were sampled. recompute: those of the
+    same policy in another forward pass, in the micro-batches of the first epoch, so that its ratios start at exactly 1;
+    for bfloat16, which rounds differently in batches of another size. Chunks of earlier updates keep theirs."""
     logprob_level: Level = setting(Level.chunk)
-    """What probability ratios, the KL penalty and the entropy bonus are taken of: whole decisions (chunk), the actions
-    of a chunk, or the entries (tokens) of an action."""
+    """Unit of probability ratios, the KL penalty and the entropy bonus: a whole chunk, an action of the chunk (action),
+    or an action dim or token of the action (token)."""
     aggregation: Aggregation = setting(Aggregation.token_mean)
-    """token_mean: mean over everything that counts. The others are means over episodes: of each one's sum, of each
-    one's mean, or of each one's sum over the length of the longest possible episode."""
+    """Reduction of the loss. token_mean: mean over all valid units of logprob_level. The others are means over
+    episodes: of the episode's sum (seq_mean_token_sum), of its mean (seq_mean_token_mean), or of its sum divided by the
+    length of the longest possible episode (seq_mean_token_sum_norm)."""
     epochs: int = setting(4, low=1)
-    """Passes over each rollout."""
+    """Epochs of the update over each rollout."""
     minibatches: int = setting(4, low=1)
-    """Optimiser steps per pass; num_envs * chunks must be a multiple."""
+    """Minibatches, and so optimizer steps, per epoch; num_envs * num_chunks must be a multiple."""
     proximal: Proximal = setting(Proximal.recompute)
-    """For losses that clip ratios around a proximal policy (decoupled_ppo): that of the start of the update (recompute,
-    a forward pass), or one between the policy that decided and the current one, by their versions (loglinear)."""
+    """Proximal policy of losses that clip ratios around one (decoupled_ppo). recompute: the policy at the start of the
+    update, by a forward pass. loglinear: interpolated between the policy that acted and the current one, by their
+    versions."""
     value_coef: float = setting(0.5, low=0.0)
     """Weight of the value loss."""
     value_clip: float | None = setting(None, above=0.0)
-    """Largest change of a value estimate per update that still has a gradient [return]; null: no clipping."""
+    """Clip range of value estimates: largest change per update that still has a gradient [return]; null: no
+    clipping."""
     value_huber: float | None = setting(None, above=0.0)
-    """Errors of a value estimate beyond this count linearly [return]; null: squared, whatever their size."""
+    """Huber threshold: errors of a value estimate beyond this count linearly [return]; null: squared error."""
     entropy_coef: float = setting(0.0, low=0.0)
     """Weight of the entropy bonus."""
     kl_coef: float = setting(0.0, low=0.0)
-    """Weight of the KL divergence from a reference policy, the one that the run starts from. 0: there is none."""
+    """Weight of the KL divergence from the reference policy, the one that the run starts from. 0: no reference
+    policy."""
     kl_estimator: KLEstimator = setting(KLEstimator.k3)
-    """How that divergence is estimated; k1 has no gradient in the mean."""
+    """Estimator of that divergence, of log-ratio r = log p - log p_ref: k1 = r, k2 = r^2 / 2, k3 = exp(-r) - 1 + r. The
+    expected gradient of k1 is zero."""
     target_kl: float | None = setting(None, above=0.0)
     """Stop an update's epochs once the approximate KL to the rollout policy exceeds this [nats]; null: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Demonstrations to learn from (algorithm sft); `embodyrl collect` records some."""
+    """Demonstrations to learn from (algorithm sft); `embodyrl collect` records them."""
 
     path: str | None = setting(None)
-    """Folder of a LeRobotDataset v3.0 with images, states and actions as the simulator has them."""
+    """Folder of a LeRobotDataset v3.0 with the images, states and actions of the simulator."""
     batch_size: int = setting(64, low=1)
-    """Chunks of actions per optimiser step."""
+    """Action chunks per optimizer step."""
     steps: int = setting(100, low=1)
-    """Optimiser steps per iteration."""
+    """Optimizer steps per iteration."""
     at_end: AtEnd = setting(AtEnd.repeat)
-    """repeat: a chunk that reaches beyond the end of its episode goes on with the last action. drop: there are no such
-    chunks."""
+    """Chunks that reach beyond the end of their episode. repeat: pad them with the last action. drop: leave them
+    out."""
     shift_pixels: int = setting(0, low=0, high=64)
-    """Images of a minibatch are moved by up to so many pixels, at random, in both directions; edges repeat."""
+    """Random-shift augmentation: images of a minibatch move by up to this many pixels in both directions, padded with
+    their edges. 0: off."""
     memory_mib: int = setting(1024, low=1)
-    """Memory for demonstrations [MiB]. Chunks are drawn from as many whole episodes as fit, which then make way for
-    others."""
+    """Memory for demonstrations [MiB]. Chunks are drawn from as many whole episodes as fit, which are then exchanged
+    for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InsertedStage:
-    """A stage more in the iteration. It runs right after the last one that writes or changes a column it names."""
+    """A stage to add. It runs right after the last stage that writes or changes a column it declares."""
 
     name: str = setting()
-    """Name of the stage."""
+    """Name of the stage in the iteration."""
     stage: str = setting(registry="STAGES")
-    """What it does; `embodyrl list stages` shows them, and each declares what it reads, writes and changes."""
+    """Registered stage function; `embodyrl list stages` shows them. Each declares what it reads, writes and changes."""
     after: list[str] = setting([])
-    """Stages that it must come after, besides."""
+    """Further stages that must run before it."""
     before: list[str] = setting([])
-    """Stages that it must come before, even if they change a column it names."""
+    """Stages that must run after it, even if they change a column it declares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -519,19 +531,19 @@ class PipelineConfig:
     """Changes to the stages of an iteration; `embodyrl graph` draws them."""
 
     function: str | None = setting(None)
-    """`module:function` that takes the config and returns a list of stages, instead of that of algorithm.name. The
-    module is imported from the config file's folder or installed, and runs with your rights."""
+    """`module:function` that takes the config and returns the list of stages, in place of algorithm.name's. The module
+    is imported from the config file's folder or from the installed packages, and runs with your rights."""
     drop: list[str] = setting([])
-    """Stages to leave out."""
+    """Names of stages to leave out."""
     replace: dict[str, str] = setting({}, registry="STAGES")
-    """Something else to do for a stage: `{name: stage}`."""
+    """Other stage functions for stages of the iteration: `{name: stage}`."""
     insert: list[InsertedStage] = setting([])
     """Stages to add."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optimiser."""
+    """The optimizer."""
 
     name: str = setting("adamw", registry="OPTIMIZERS")
     """adamw, or adamw_8bit, whose moments take a quarter of the memory (package bitsandbytes)."""
@@ -540,96 +552,98 @@ class OptimizerConfig:
     critic_lr: float | None = setting(None, above=0.0, high=10.0)
     """Learning rate of the critic at the start. null: the same as `lr`."""
     schedule: LearningRate = setting(LearningRate.constant)
-    """constant; linear: down over run.iterations; cosine: down, slowly at first and at the end."""
+    """Learning-rate schedule over run.iterations: constant, linear decay or cosine decay."""
     lr_floor: float = setting(0.0, low=0.0, below=1.0)
-    """linear, cosine: what learning rates end at, as a share of what they start at."""
+    """linear, cosine: final learning rate as a share of the initial one."""
     warmup: int = setting(0, low=0)
-    """Iterations before learning rates are what the schedule says: the first one learns with 1 / (warmup + 1) of that,
-    and the share rises evenly. Adam's first steps are as long as its longest, whatever the gradients. 0: none."""
+    """Iterations of linear warm-up: the first learns with 1 / (warmup + 1) of the scheduled rate. Without it, Adam's
+    first steps have full length whatever the gradients. 0: none."""
     betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
-    """Decay rates of the two moment averages."""
+    """Decay rates of the first and second moment."""
     eps: float = setting(1.0e-5, above=0.0, high=1.0)
     """Added to the denominator."""
     weight_decay: float = setting(0.0, low=0.0, high=10.0)
     """Decoupled weight decay."""
     max_grad_norm: float = setting(0.5, above=0.0)
-    """Gradients are scaled down to this norm."""
+    """Largest norm of the gradients; larger ones are scaled down to it."""
     master_weights: bool = setting(True)
-    """Step float32 copies of weights that the model holds in bfloat16, which would lose small steps; 4 bytes more for
-    each weight that learns, and moments twice as large."""
+    """Keep float32 copies of trainable weights that the model holds in bfloat16, which would lose small steps. Costs 4
+    bytes more per trainable weight, and moments twice as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """Ranks: processes that share slots and minibatches, each on a GPU of its own or on some of the CPUs."""
+    """Data parallelism over ranks: processes that share envs and minibatches, each with a GPU or a share of the
+    CPUs."""
 
     world_size: int | str = setting("auto", low=1, words=("auto",))
-    """How many. auto: as many as torchrun started, else one. A number: without torchrun the run starts them itself on
-    this machine, and they talk to each other through ports of the loopback device."""
+    """Number of ranks. auto: as many as torchrun started, else one. A number: without torchrun the run starts them
+    itself on this machine, connected through ports of the loopback device."""
     backend: ParallelBackend = setting(ParallelBackend.auto)
-    """What each of several ranks holds while it learns. fsdp: its share of weights, gradients and optimiser state.
-    none: all of them, which is faster for a small policy. auto: fsdp."""
+    """Share of the policy that each of several ranks holds during the update. fsdp: a shard of weights, gradients and
+    optimizer state. none: a full copy (replicas), which is faster for a small policy. auto: fsdp."""
     timeout_s: float = setting(600.0, above=0.0)
-    """Longest time that ranks wait for each other; one that takes longer counts as hung, and the run ends [s]."""
+    """Longest time that ranks wait for each other [s]; a rank that takes longer counts as hung, and the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Learn adapters instead of weights: W + alpha / rank * B A. Heads learn in full; the rest stays as it is."""
+    """LoRA, adapters in place of weight updates: W + alpha / rank * B A. Heads are trained in full; other weights are
+    frozen."""
 
     rank: int = setting(0, low=0)
-    """Rows of A and columns of B; 0: no adapters, the weights themselves learn."""
+    """Rank of the adapters: rows of A and columns of B; 0: no adapters, the weights are trained."""
     alpha: int = setting(32, low=1)
-    """Over the rank, what adapters are multiplied by."""
+    """Adapters are scaled by alpha / rank."""
     targets: list[str] = setting([])
-    """Endings of the names of the layers that get adapters, as in [q_proj, v_proj]; []: all that the model offers."""
+    """Endings of the names of the layers that get adapters, as in [q_proj, v_proj]; []: all layers that the model
+    declares."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """What follows when a loss or a gradient is no finite number: the step is left out and counted."""
+    """Guard against losses and gradients that are not finite: their optimizer step is skipped and counted."""
 
     max_skipped: int = setting(3, low=0)
-    """Optimiser steps of a run that may be left out; one more ends it. 0: the first one ends it."""
+    """Most skipped optimizer steps in a run; one more ends it. 0: the first ends it."""
     dumps: int = setting(1, low=0)
-    """Write what the first so many of them were to learn from into the run's folder not_finite/."""
+    """Number of skipped steps, from the first on, whose minibatch is written to the run's folder not_finite/."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Where and how the policy computes and learns."""
+    """Computation of the policy: device, precision, memory, optimizer, parallelism."""
 
     device: Device = setting(Device.auto)
-    """auto: CUDA where there is one, else the CPU."""
+    """Device of the policy. auto: CUDA where available, else the CPU."""
     threads: int | str = setting("auto", low=1, words=("auto",))
     """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
     precision: Precision = setting(Precision.auto)
-    """What forward passes compute in, in rollouts and in learning; log-probabilities, losses and values are float32
-    always. auto: bfloat16 where the weights are held in it (`model.dtype`), and for large models on a GPU that can;
-    else float32."""
+    """Number format of forward passes in rollouts and updates; log-probs, losses and values are always float32. auto:
+    bfloat16 where the weights are held in it (`model.dtype`), and for large models on a GPU that supports it; else
+    float32."""
     micro_batch_size: int | None = setting(None, low=1)
-    """Decisions (in supervised learning: samples) that go through the model at once in learning. The gradients of a
-    minibatch are added up from them, which gives the same steps in less memory. null: a whole minibatch."""
+    """Chunks (in supervised learning: samples) in one forward and backward pass of the update. Gradients accumulate
+    over a minibatch, which gives the same steps in less memory. null: a whole minibatch."""
     gradient_checkpointing: bool = setting(False)
-    """Keep only what goes into the layers of a large model for the backward pass and compute the rest again: much less
-    memory for a third more computation; the same gradients."""
+    """Keep only the inputs of a large model's layers for the backward pass and recompute the rest: much less memory for
+    a third more computation, with the same gradients."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    """Learn adapters instead of weights."""
+    """Train adapters instead of weights."""
     offload: Offload = setting(Offload.none)
-    """What leaves the device while it is not needed, and comes back bit for bit: from a GPU to pinned memory, from the
-    CPU to a file without a name in the run's folder. optimizer: the optimiser's state, which is there only while the
-    policy learns. all: the reference policy as well (`algorithm.kl_coef`), which is there only while it scores a
-    batch; with adapters (`lora`) it has no weights of its own, and one that is sharded stays. none: nothing
-    leaves."""
+    """State that leaves the device while it is not needed, and is restored bit for bit: from a GPU to pinned memory,
+    from the CPU to an unnamed file in the run's folder. optimizer: the optimizer state, outside updates. all: also the
+    reference policy (`algorithm.kl_coef`), except while it scores a batch; with `lora` it has no weights of its own,
+    and a sharded one stays. none: everything stays."""
     deterministic: bool = setting(False)
-    """Let torch use only algorithms that give the same bits every time, which on a GPU costs speed, and raise an error
-    where it has none. On the CPU runs repeat exactly without it."""
+    """Let torch use only deterministic algorithms, which costs speed on a GPU, and raise an error where there is none.
+    On the CPU runs repeat exactly without it."""
     guard: GuardConfig = field(default_factory=GuardConfig)
-    """What follows when a loss or a gradient is no finite number."""
+    """Guard against losses and gradients that are not finite."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """The optimiser."""
+    """The optimizer."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    """Several processes for one run."""
+    """Data parallelism over several processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -637,17 +651,17 @@ class VideoConfig:
     """Videos of evaluation episodes, in the run's folder videos/."""
 
     episodes: int = setting(0, low=0, high=64)
-    """Episodes of an evaluation that are recorded, side by side in one file; 0: none. Drawing them costs time."""
+    """Episodes of an evaluation to record, side by side in one file; 0: none. Rendering them costs time."""
     every: int = setting(1, low=1)
-    """Record every so many evaluations, from the first one on."""
+    """Record every n-th evaluation, from the first on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """What is recorded, and where."""
+    """Metrics and videos of a run."""
 
     sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS")
-    """Where metrics go; `embodyrl list sinks` shows them."""
+    """Destinations of metrics; `embodyrl list sinks` shows them."""
     video: VideoConfig = field(default_factory=VideoConfig)
     """Videos of evaluation episodes."""
 
@@ -659,7 +673,8 @@ class Config:
     seed: int = setting(1, low=0)
     """Seed of everything random; the same seed gives the same run."""
     plugins: list[str] = setting([])
-    """Python modules to import first, from the config file's folder or installed. They run with your rights."""
+    """Python modules to import first, from the config file's folder or from the installed packages. They run with your
+    rights."""
     run: RunConfig = field(default_factory=RunConfig)
     """The run as a whole."""
     env: EnvConfig = setting()
@@ -669,7 +684,7 @@ class Config:
     model: ModelConfig = setting()
     """The policy."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """How experience is collected."""
+    """Collection of experience."""
     algorithm: AlgorithmConfig = setting()
     """The learning algorithm."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -677,6 +692,6 @@ class Config:
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     """Changes to the stages of an iteration."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """Where and how the policy computes and learns."""
+    """Computation of the policy: device, precision, memory, optimizer, parallelism."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    """What is recorded, and where."""
+    """Metrics and videos of a run."""

@@ -1,4 +1,4 @@
-"""Whether one value is of the right type and within its limits, and what to do if not."""
+"""Checks single values: type, limits, interpolations."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.errors import did_you_mean, has_controls, without_controls
 
 LARGEST_TEXT = 1_000_000
-"""Characters of a config, and of what its interpolations stand for."""
+"""Most characters of a config, and of the values of its interpolations."""
 MOST_VALUES = 20_000
-"""Single values, sections and lists of a config."""
+"""Most single values, sections and lists of a config."""
 DEEPEST = 50
-"""Sections and lists within each other."""
+"""Deepest nesting of sections and lists."""
 MISSING = "???"
-"""OmegaConf's mark for a value that is to be given, which it takes for no value at all."""
+"""OmegaConf's mark for a mandatory value, which it treats as missing."""
 WITHOUT_CONTROLS = "leave them out: names and task descriptions are shown on screens"
 MOST_INTERPOLATIONS = 100
-"""In one text."""
+"""Most interpolations in one text."""
 _START = r"(?<!\\)(?:\\\\)*\$\{"  # no backslash before it, or an even number of them
 REFERENCE = re.compile(_START + r"\s*(\.*)([\w.\[\]-]+)\s*\}")
-"""`${section.setting}`, and with dots in front."""
+"""Matches `${section.setting}`, also relative, with dots in front."""
 _KNOWN = re.compile(_START + r"\s*(?:\.*[\w.\[\]-]+\s*\}|(?!oc\.(?:select|create|dict|deprecated))[\w.-]+\s*:)")
 _ANY = re.compile(_START)
 
 
 def _wrong(message: str, hint: str) -> ConfigIssue:
-    """Return what is wrong with a value, to be said of its setting: `<setting> <message> - <hint>`."""
+    """Return an issue without a path; the caller prints it as `<setting> <message> - <hint>`."""
     return ConfigIssue((), message, hint)
 
 
 def nested(value: Any) -> Iterator[Any]:
-    """A value, and all that is in its mappings and lists, however deep."""
+    """Yield a value and all values nested in its mappings and lists."""
     yield value
     for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from nested(child)
 
 
 def keys(value: Any) -> Iterator[Any]:
-    """Keys of the mappings in a value, however deep."""
+    """Yield the keys of all mappings nested in a value."""
     for each in nested(value):
         if isinstance(each, dict):
             yield from each
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is the mark for one that is to be given."""
+    """Return whether a value is OmegaConf's mark for a mandatory value."""
     return isinstance(value, str) and value == MISSING
 
 
 class Interpolation(str):
-    """A text with `${...}` that is written as it is, so that it is resolved again when it is read."""
+    """A text with `${...}` that is written unchanged, so that it is resolved again when the file is read."""
 
 
 def escape(value: Any) -> Any:
-    """A value that has been resolved, as a file would have it: what looks like an interpolation in it, but for what is
-    marked as one, is meant literally."""
+    """Escape `${` in a resolved value, so that a file with it reads back the same. Texts of type `Interpolation` stay
+    unchanged."""
     if isinstance(value, dict):
         return {key: escape(child) for key, child in value.items()}
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def escape(value: Any) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as YAML would have it, shortened."""
+    """Write a value as in YAML, shortened to 60 characters."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -80,7 +80,7 @@ def show(value: Any) -> str:
 
 
 def check_interpolations(text: str) -> ConfigIssue | None:
-    """Return whether the `${...}` in a text are well-formed."""
+    """Return what is wrong with the `${...}` in a text, or None."""
     if "${" in text:
         if text.count("${") > MOST_INTERPOLATIONS:
             return _wrong(f"holds more than {MOST_INTERPOLATIONS} interpolations", "write the value out")
@@ -96,13 +96,13 @@ def check_interpolations(text: str) -> ConfigIssue | None:
 
 
 def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], example: Any) -> ConfigIssue | None:
-    """Check a single value (no section, list or map).
+    """Return what is wrong with a single value (no section, list or mapping), or None.
 
     Args:
         value: the value.
-        kinds: the types it may have, without None.
+        kinds: types it may have, without None.
         limits: metadata of the field, see `config.schema.setting`.
-        example: a value that would be right, or None.
+        example: a legal value for the message, or None.
     """
     if has_controls(value):
         return _wrong(f"= {without_controls(show(value))} holds control characters", WITHOUT_CONTROLS)
@@ -188,7 +188,7 @@ def _check_range(value: float, limits: Mapping[str, Any]) -> ConfigIssue | None:
 
 
 def _range(limits: Mapping[str, Any]) -> str:
-    """The legal range in words, with a leading space."""
+    """Return the legal range as text, with a leading space."""
     parts = [f"of {limits['low']:g} or more"] if limits.get("low") is not None else []
     parts += [f"above {limits['above']:g}"] if limits.get("above") is not None else []
     parts += [f"up to {limits['high']:g}"] if limits.get("high") is not None else []

@@ -1,10 +1,10 @@
-"""A simulator made of single environments: everything that is the same for every backend is here, once.
+"""A simulator made of single environments: the code that all such backends share.
 
-A backend writes a `Slot` (one environment that plays one task) and a `SlotSimulator` that says how to build it.
-Stepping a chunk, time limits, checks of what goes in and out, task switching, and saving and restoring states come from
-this module.
+A backend implements a `Slot` (one environment that plays one task) and a `SlotSimulator` that builds it. Stepping a
+chunk, time limits, checks of inputs and outputs, task switching, and saving and restoring states come from this module.
 
-Shapes: `B` simulator slots, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W` pixels.
+Shapes: `B` simulator slots (envs), `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras,
+`H, W` pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from embodyrl.errors import RunError, UnknownNameError, UserError, did_you_mean
 
 
 class SimulatorError(RunError):
-    """Raised when a simulator was used wrongly or failed; the run cannot go on with it."""
+    """Raised when a simulator was used wrongly or failed; the run cannot continue with it."""
 
 
 class NotFiniteError(SimulatorError):
@@ -34,7 +34,7 @@ class NotFiniteError(SimulatorError):
 
 
 class EpisodeOverError(SimulatorError):
-    """Raised when a slot is stepped that has no running episode."""
+    """Raised when a slot without a running episode is stepped."""
 
 
 class ActionError(SimulatorError, ValueError):
@@ -42,15 +42,15 @@ class ActionError(SimulatorError, ValueError):
 
 
 class RenderError(SimulatorError):
-    """Raised when a simulator cannot draw an image here; the text says what is missing."""
+    """Raised when a simulator cannot render images here; the text names what is missing."""
 
 
 class RestoreMismatchWarning(RuntimeWarning):
-    """Given when a restored episode differs from the saved one, for instance on a machine with another processor."""
+    """Warns that a restored episode differs from the saved one, for instance on a machine with another processor."""
 
 
 class Transition(NamedTuple):
-    """What one action led to."""
+    """Result of one action."""
 
     reward: float
     terminated: bool
@@ -58,19 +58,19 @@ class Transition(NamedTuple):
     success: bool
     """The task's success condition holds now."""
     truncated: bool = False
-    """The environment itself cut the episode off. The time limit of the run is counted by `SlotSimulator`."""
+    """The environment itself cut the episode off. `SlotSimulator` counts the run's time limit."""
 
 
 class Slot(ABC):
     """One environment that plays one task.
 
     It must be deterministic: equal episodes and actions give equal trajectories, bit for bit, whatever was played
-    before and in whichever process. States are saved by replay, which rests on that, unless it offers a `snapshot`.
+    before and in whichever process. Saving states by replay relies on this, unless the slot offers a `snapshot`.
     """
 
     @abstractmethod
     def reset(self, episode: EpisodeSpec) -> None:
-        """Start `episode`: `start_state` decides where things are, `seed` everything random later on."""
+        """Start `episode`: `start_state` decides the layout, `seed` everything random afterwards."""
 
     @abstractmethod
     def step(self, action: NDArray[np.float32]) -> Transition:
@@ -78,31 +78,32 @@ class Slot(ABC):
 
     @abstractmethod
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
-        """Images `[V, H, W, 3]` or None, and proprio `[S]` or None: new arrays that the slot does not change later."""
+        """Return images `[V, H, W, 3]` or None, and proprio `[S]` or None: new arrays that the slot does not change
+        later."""
 
     def snapshot(self) -> Mapping[str, NDArray[Any]] | None:
-        """Everything that decides how the running episode goes on and what it looks like now, as named arrays of
-        numbers or bools. None (the default): states are saved by replay.
+        """Return everything that decides the current observation and the rest of the running episode, as named arrays
+        of numbers or bools. None (the default): states are saved by replay.
 
-        Worth it where steps are expensive. The continuation must be exact, bit for bit, in another process too.
+        Pays where steps are expensive. The continuation must be exact, bit for bit, in another process too.
         """
         return None
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
-        """Go on with `episode` from a `snapshot` of it, whatever was played here before."""
+        """Continue `episode` from its `snapshot`, whatever was played here before."""
         raise NotImplementedError(f"{type(self).__name__} offers snapshots, but does not restore them")
 
     def render(self) -> NDArray[np.uint8]:
-        """An image for people, `[H, W, 3]`."""
+        """Render an image for people, `[H, W, 3]`."""
         raise RenderError(f"{type(self).__name__} draws no images")
 
     def close(self) -> None:
-        """Release everything; called once. Most environments have nothing to release."""
+        """Release all resources; called once. Most environments have none."""
         return
 
 
 class _Seat:
-    """A slot's place: the environment that sits there now and the episode it plays."""
+    """Place of a slot: its current environment and episode."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -116,7 +117,7 @@ class _Seat:
         self.proprio: NDArray[np.float32] | None = None
 
     def where(self) -> str:
-        """Words that name the seat, the step and the episode."""
+        """Return text that names the slot, the step and the episode, for messages."""
         if self.episode is None:
             return f"slot {self.number}"
         episode = self.episode
@@ -130,9 +131,9 @@ class SlotSimulator(ABC):
     """A `Simulator` made of `num_slots` single environments.
 
     Args:
-        spec: what the simulator offers.
+        spec: the simulator's spec.
         num_slots: `B`, slots in this process.
-        spare: environments that were built already (by task), for instance to find out `spec`.
+        spare: environments that are already built, as (task, slot), for instance to determine `spec`.
     """
 
     spec: SimulatorSpec
@@ -146,15 +147,15 @@ class SlotSimulator(ABC):
         for task, slot in spare:
             self._idle.setdefault(task, []).append(slot)
         if len(spec.tasks) == 1:
-            # Build now: it belongs to the time to start, not to the first reset. With several tasks nobody knows yet
-            # which environments will be needed.
+            # Build now, within the time limit of the start, not that of the first reset. With several tasks it is not
+            # known yet which environments will be needed.
             (task,) = spec.tasks
             idle = self._idle.setdefault(task, [])
             idle.extend(self.make_slot(task) for _ in range(num_slots - len(idle)))
 
     @abstractmethod
     def make_slot(self, task: str) -> Slot:
-        """Build an environment that plays `task`, one of `spec.tasks`."""
+        """Build an environment for `task`, one of `spec.tasks`."""
 
     def reset(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> Observation:
         """Start `episodes[i]` in slot `slots[i]`; returns the first observation of these slots, in that order."""
@@ -181,18 +182,18 @@ class SlotSimulator(ABC):
         return result
 
     def observe(self, slots: Sequence[int]) -> Observation:
-        """The current observation of these slots (the one the last reset, step_chunk or set_state led to)."""
+        """Return the current observation of these slots, that of the last reset, step_chunk or set_state."""
         return self._observation([self._playing(seat) for seat in self._take(slots)])
 
     def get_state(self, slots: Sequence[int]) -> list[bytes]:
-        """One self-contained state per slot: the episode, and a snapshot or the actions so far. Never a pickle."""
+        """Return a self-contained state per slot: the episode, and a snapshot or the actions so far. Never a pickle."""
         return [self._save(self._playing(seat)) for seat in self._take(slots)]
 
     def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> list[int]:
-        """Continue from states of `get_state`, bit for bit: from the snapshot, or by playing the episode again.
+        """Continue from states of `get_state`, bit for bit: from the snapshot, or by replaying the actions.
 
         Returns:
-            The slots that show something else now than when they were saved; a warning says more about each.
+            The slots whose observation differs from the saved one, each with a `RestoreMismatchWarning`.
         """
         if len(slots) != len(states):
             raise SimulatorError(f"set_state got {len(slots)} slots and {len(states)} states: one state per slot")
@@ -200,7 +201,7 @@ class SlotSimulator(ABC):
         return [seat.number for seat, state in zip(seats, states, strict=True) if not self._restore(seat, state)]
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
-        """Images for people, `[B, H, W, 3]`."""
+        """Render images for people, `[B, H, W, 3]`."""
         images = []
         for seat in self._take(slots):
             slot = self._playing(seat).slot
@@ -210,7 +211,7 @@ class SlotSimulator(ABC):
         return np.stack(images)
 
     def close(self) -> None:
-        """Release everything; calling it twice is harmless."""
+        """Release all resources; may be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -221,7 +222,7 @@ class SlotSimulator(ABC):
             slot.close()
 
     def _take(self, slots: Sequence[int]) -> list[_Seat]:
-        """The seats called `slots`."""
+        """Return the seats with these numbers."""
         if self._closed:
             raise SimulatorError("the simulator is closed")
         check_slots(slots, len(self._seats))
@@ -229,13 +230,13 @@ class SlotSimulator(ABC):
 
     @staticmethod
     def _playing(seat: _Seat) -> _Seat:
-        """The seat itself, if an episode was ever started there."""
+        """Return the seat, after checking that an episode was started there."""
         if seat.episode is None:
             raise EpisodeOverError(f"slot {seat.number} has no episode yet: reset it first")
         return seat
 
     def _start(self, seat: _Seat, episode: EpisodeSpec) -> None:
-        """Begin `episode` at `seat`, with an environment that plays its task."""
+        """Start `episode` at `seat`, with an environment of its task."""
         slot = self._admit(seat, episode)
         try:
             slot.reset(episode)
@@ -245,8 +246,8 @@ class SlotSimulator(ABC):
         seat.over = False
 
     def _admit(self, seat: _Seat, episode: EpisodeSpec) -> Slot:
-        """Note down `episode` at `seat`; returns an environment that plays its task, which has yet to begin."""
-        seat.over = True  # stays so if the beginning fails
+        """Record `episode` at `seat`; returns an environment of its task, not yet reset."""
+        seat.over = True  # remains if the start fails
         if seat.slot is None or seat.episode is None or seat.episode.task != episode.task:
             self._switch(seat, episode.task)
         seat.episode, seat.steps, seat.task_description = episode, 0, self.spec.tasks[episode.task]
@@ -256,7 +257,7 @@ class SlotSimulator(ABC):
         return seat.slot
 
     def _switch(self, seat: _Seat, task: str) -> None:
-        """Seat an environment of `task`; the one that leaves waits for whoever needs its task next."""
+        """Give `seat` an environment of `task`. The previous one is kept for the next seat that needs its task."""
         check_tasks([task], self.spec.tasks, "this simulator")
         if seat.slot is not None and seat.episode is not None:
             self._idle.setdefault(seat.episode.task, []).append(seat.slot)
@@ -271,7 +272,7 @@ class SlotSimulator(ABC):
         if seat.over:
             raise not_steppable(seat.number, seat.episode)
         assert seat.slot is not None
-        seat.over = True  # stays so if the environment fails
+        seat.over = True  # remains if the environment fails
         step, isfinite = seat.slot.step, math.isfinite
         first, limit = seat.steps, self.spec.max_episode_steps
         terminated = truncated = False
@@ -297,9 +298,9 @@ class SlotSimulator(ABC):
         return steps, bool(terminated), truncated
 
     def _look(self, seat: _Seat) -> None:
-        """Take the current observation of `seat`'s environment and check it."""
+        """Read and check the current observation of `seat`'s environment."""
         assert seat.slot is not None
-        if self.spec.cameras:  # then reading the state takes no time in comparison
+        if self.spec.cameras:  # with images, reading the state takes negligible time
             with timed_rendering():
                 images, proprio = seat.slot.observe()
         else:
@@ -317,7 +318,7 @@ class SlotSimulator(ABC):
         seat.images, seat.proprio = images, proprio
 
     def _observation(self, seats: Sequence[_Seat]) -> Observation:
-        """The last observations of `seats`, as one batch."""
+        """Return the last observations of `seats` as one batch."""
         images = proprio = None
         if self.spec.cameras:
             images = np.stack([seat.images for seat in seats if seat.images is not None])
@@ -326,7 +327,7 @@ class SlotSimulator(ABC):
         return Observation(images=images, proprio=proprio, task_descriptions=[seat.task_description for seat in seats])
 
     def _save(self, seat: _Seat) -> bytes:
-        """The state of `seat`: the episode, and a snapshot of its environment or the actions so far."""
+        """Return the state of `seat`: the episode, and a snapshot of its environment or the actions so far."""
         episode, slot = seat.episode, seat.slot
         assert episode is not None and slot is not None
         snapshot = slot.snapshot()
@@ -345,7 +346,7 @@ class SlotSimulator(ABC):
         return pack(header, {"actions": seat.actions[: seat.steps]} if snapshot is None else snapshot)
 
     def _restore(self, seat: _Seat, state: bytes) -> bool:
-        """Bring the episode of `state` to where it was saved, at `seat`; returns whether that is where it is now."""
+        """Restore the episode of `state` at `seat`; returns whether it equals the saved one."""
         header, arrays = unpack(state)
         self._check_header(header)
         names = ("task", "start_state", "seed", "group")
@@ -371,7 +372,7 @@ class SlotSimulator(ABC):
         return comes_back
 
     def _restore_snapshot(self, seat: _Seat, episode: EpisodeSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Give `seat`'s environment its snapshot back."""
+        """Restore the snapshot in `seat`'s environment."""
         slot = self._admit(seat, episode)
         try:
             slot.restore(episode, arrays)
@@ -379,7 +380,7 @@ class SlotSimulator(ABC):
             raise StateError(f"the state does not fit this environment of {episode.task!r}: {error}") from error
 
     def _check_header(self, header: Mapping[str, Any]) -> None:
-        """Raise `StateError` if a state with this header is not one of this simulator."""
+        """Raise `StateError` if a state with this header does not belong to this simulator."""
         if header["simulator"] != type(self).__name__:
             raise StateError(f"the state is one of {header['simulator']}, this simulator is {type(self).__name__}")
         want = self.spec.action_dim, self.spec.max_episode_steps
@@ -403,10 +404,10 @@ def check_slots(slots: Sequence[int], count: int) -> None:
 def check_actions(
     actions: NDArray[np.float32], batch: int, low: NDArray[np.float32], high: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Actions `[B, C, D]`, clipped to `low, high [D]`, once their shape, type and values are known to be right.
+    """Check the shape, type and values of actions `[B, C, D]`; returns them clipped to `low, high [D]`.
 
     Raises:
-        ActionError: they are not.
+        ActionError: they are wrong.
     """
     if not isinstance(actions, np.ndarray) or actions.dtype != np.float32:
         raise ActionError(f"actions are {getattr(actions, 'dtype', type(actions).__name__)}, want float32 numpy")
@@ -420,13 +421,13 @@ def check_actions(
 
 
 def check_episodes(slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> None:
-    """Raise `SimulatorError` if a reset has not one episode per slot."""
+    """Raise `SimulatorError` unless a reset has one episode per slot."""
     if len(slots) != len(episodes):
         raise SimulatorError(f"reset got {len(slots)} slots and {len(episodes)} episodes: one episode per slot")
 
 
 def not_steppable(slot: int, episode: EpisodeSpec | None) -> EpisodeOverError:
-    """The error of stepping a slot that plays nothing; `episode` is its last one."""
+    """Return the error for stepping a slot without a running episode; `episode` is its last one."""
     state = "its episode is over" if episode is not None else "it has no episode yet"
     return EpisodeOverError(f"slot {slot} was stepped but {state}: reset it first")
 
@@ -467,7 +468,7 @@ def _check_array(seat: _Seat, name: str, array: NDArray[Any], shape: tuple[int, 
 
 
 def _fingerprint(seat: _Seat) -> int:
-    """A checksum of the last observation."""
+    """Return a checksum of the last observation."""
     check = 0
     for array in (seat.images, seat.proprio):
         if array is not None:

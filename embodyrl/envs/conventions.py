@@ -1,4 +1,4 @@
-"""The one place where a policy's action convention meets a simulator's."""
+"""Conversion between a policy's action convention and a simulator's. It happens nowhere else."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ArrayT = TypeVar("ArrayT")
 
 
 def unit_range(spec: SimulatorSpec) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Centre and half width `[D]` of the simulator's action range, in its units."""
+    """Return centre and half width `[D]` of the simulator's action range, in its units."""
     half = np.float32(0.5)
     return half * (spec.action_low + spec.action_high), half * (spec.action_high - spec.action_low)
 
 
 def from_unit_range(actions: ArrayT, centre: ArrayT, half_width: ArrayT) -> ArrayT:
-    """Map actions from [-1, 1] to a simulator's range, cutting off what lies outside.
+    """Map actions from [-1, 1] to a simulator's range, after clipping them to [-1, 1].
 
     Args:
         actions: `[..., D]`, numpy array or torch tensor; -1 is the lower end of the range, 1 the upper.
@@ -30,25 +30,26 @@ def from_unit_range(actions: ArrayT, centre: ArrayT, half_width: ArrayT) -> Arra
 
 
 def is_discrete(spec: SimulatorSpec) -> bool:
-    """Return whether the simulator takes one choice among n (an index) instead of continuous numbers."""
+    """Return whether the simulator's actions are discrete: the index of one choice among n."""
     return len(spec.actions) == 1 and spec.actions[0].meaning == "discrete"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionConvention:
-    """What the numbers of a policy's actions mean, where they are not the simulator's own."""
+    """Meaning of a policy's actions, as far as it differs from the simulator's."""
 
     metric: bool = False
     """Motions are in metres and radians."""
     gripper: tuple[float, float] | None = None
-    """What opens a gripper and what closes it; None: the simulator's own numbers."""
+    """Values that open and close a gripper; None: the simulator's own."""
     binary_gripper: bool = False
-    """The gripper opens or closes fully, whichever is nearer."""
+    """The gripper opens or closes fully, whichever value is nearer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """From a policy's actions to a simulator's: `scale * action + offset`, within the simulator's range."""
+    """Conversion of a policy's actions to a simulator's: `scale * action + offset`, clipped to the simulator's
+    range."""
 
     scale: NDArray[np.float32]
     """`[D]`"""
@@ -57,13 +58,13 @@ class Conversion:
     low: NDArray[np.float32]
     """`[D]` smallest action of the simulator."""
     high: NDArray[np.float32]
-    """`[D]` largest."""
+    """`[D]` largest action of the simulator."""
     binary: NDArray[np.float32]
     """`[D]` 1 where only the ends of the range are used, else 0."""
 
 
 def conversion(convention: ActionConvention, spec: SimulatorSpec) -> Conversion:
-    """Return how actions in a policy's convention become those of a simulator."""
+    """Return the conversion of actions in a policy's convention to those of a simulator."""
     scale, offset, binary = [], [], []
     for field in spec.actions:
         factor, shift, ends = 1.0, 0.0, 0.0
@@ -87,11 +88,11 @@ def conversion(convention: ActionConvention, spec: SimulatorSpec) -> Conversion:
 
 
 def to_simulator(actions: ArrayT, rule: Any) -> ArrayT:
-    """Actions `[..., D]` of a policy in the simulator's convention.
+    """Convert actions `[..., D]` of a policy to the simulator's convention.
 
     Args:
         actions: numpy array or torch tensor.
-        rule: a `Conversion`, or an object that has its entries as arrays of the same kind as `actions`.
+        rule: a `Conversion`, or an object with its fields as arrays of the same kind as `actions`.
     """
     moved = (rule.offset + rule.scale * actions).clip(rule.low, rule.high)
     centre, half_width = 0.5 * (rule.low + rule.high), 0.5 * (rule.high - rule.low)
@@ -101,6 +102,6 @@ def to_simulator(actions: ArrayT, rule: Any) -> ArrayT:
 
 
 def from_simulator(actions: ArrayT, rule: Any) -> ArrayT:
-    """Actions `[..., D]` of a simulator in the policy's convention; see `to_simulator`."""
+    """Convert actions `[..., D]` of a simulator to the policy's convention, see `to_simulator`."""
     converted: ArrayT = (actions - rule.offset) / rule.scale
     return converted

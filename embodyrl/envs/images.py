@@ -1,4 +1,4 @@
-"""Images of another size, and how long a simulator's process spends on rendering."""
+"""Resizing of images, and the time that a simulator process spends on rendering."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _rendering_s = 0.0
 def timed_rendering() -> Iterator[None]:
     """Count the seconds of the block as rendering; blocks are not nested.
 
-    `SlotSimulator` and ManiSkill's batch do so. A simulator that is made otherwise puts
+    `SlotSimulator` and ManiSkill's batch use it. Any other simulator writes
 
         with timed_rendering():
             images = ...
 
-    around what renders; else its rendering counts as physics.
+    around its rendering, which otherwise counts as physics.
     """
     global _rendering_s
     start = time.perf_counter()
@@ -37,10 +37,10 @@ def rendering_seconds() -> float:
 
 
 def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """`image [H, W, 3]` stretched or shrunk to `[height, width, 3]`.
+    """Resize `image [H, W, 3]` to `[height, width, 3]` by area averaging.
 
-    Every new pixel is the average of the area that it covers in the old image, rounded to the nearest value. Areas
-    are counted in whole numbers, so nothing depends on a processor's arithmetic.
+    Every new pixel is the average of the area that it covers in the old image, rounded to the nearest value. Areas are
+    integers, so the result does not depend on a processor's floating-point arithmetic.
     """
     if image.shape[:2] == (height, width):
         return image
@@ -52,9 +52,10 @@ def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint
 
 
 def _sums(values: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
-    """Sums over `parts` equal parts of the first axis, times `parts`: a value that is cut counts by its share."""
+    """Return the sums over `parts` equal parts of the first axis, times `parts`. A value on the border of two parts
+    counts for each by its share."""
     length = len(values)
-    whole, share = np.divmod(np.arange(parts + 1) * length, parts)  # where the parts meet: at a value, or inside one
+    whole, share = np.divmod(np.arange(parts + 1) * length, parts)  # borders of the parts: at a value, or inside one
     before = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
     cut = values[np.minimum(whole, length - 1)]  # the end cuts nothing: its share is 0
     return np.diff(parts * before[whole] + share[:, None, None] * cut, axis=0)

@@ -1,8 +1,8 @@
-"""How the state of a slot is written down, and which versions of a simulator it may depend on.
+"""Format of saved slot states, and the simulator versions they may depend on.
 
-A state is a JSON header and the raw bytes of named arrays, never a pickle. In this order: 16 bytes `embodyrl-state` and
-two zeros; 4 bytes, the length of the header; the header, a JSON object whose entry `arrays` lists [name, dtype, shape]
-of each array; these arrays, rows first. All little-endian.
+A state is a JSON header and the raw bytes of named arrays, never a pickle. In this order: 16 bytes, `embodyrl-state`
+and two zeros; 4 bytes, the length of the header; the header, a JSON object whose entry `arrays` lists [name, dtype,
+shape] of each array; these arrays in row-major order. All little-endian.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERSION = 2
 KINDS = "biuf"
 """Kinds of numbers that an array may hold: bool, integers, floats."""
 ENGINES = ("mujoco", "sapien", "numpy")
-"""Packages that compute what simulators need, whether or not they ask for them by name."""
+"""Packages that decide a simulator's numbers, whether or not it requires them directly."""
 
 
 class StateError(RunError):
@@ -37,7 +37,7 @@ class StateError(RunError):
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """`header` (what JSON can hold) and `arrays` as bytes."""
+    """Encode `header` (JSON values) and `arrays` as bytes."""
     parts = {name: np.asarray(array, array.dtype.newbyteorder("<"), order="C") for name, array in arrays.items()}
     listing = [[name, array.dtype.str, list(array.shape)] for name, array in parts.items()]
     text = json.dumps({"version": VERSION, **header, "arrays": listing}).encode()
@@ -45,7 +45,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes
 
 
 def unpack(state: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return what `pack` was given; the arrays are copies in native byte order.
+    """Decode the header and arrays of `pack`; the arrays are copies in native byte order.
 
     Raises:
         StateError: the bytes are something else, or damaged.
@@ -73,8 +73,8 @@ def unpack(state: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def simulator_versions(name: str) -> dict[str, str]:
-    """Versions of what the simulator `name` consists of, by package or module. Those of a plug-in that is in no
-    installed package end with a hash of its file."""
+    """Return the versions of the packages and modules that make up the simulator `name`. The version of a plug-in
+    outside installed packages ends with a hash of its file."""
     entry = SIMULATORS.entry(name)
     target = entry.target
     module = target.partition(":")[0] if isinstance(target, str) else getattr(target, "__module__", "")
@@ -87,7 +87,7 @@ def simulator_versions(name: str) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """Yield what has another version now than before, in words; nothing if it is not known what was before."""
+    """Yield each version that changed, as text; nothing if the versions before are unknown."""
     for name in sorted(before.keys() | now.keys()) if before else ():
         if before.get(name) != now.get(name):
             yield f"{name} {before.get(name, 'missing')} -> {now.get(name, 'missing')}"
@@ -98,7 +98,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _installed(package: str) -> str | None:
-    """The version of an installed package that is imported by this name; None if there is none."""
+    """Return the version of the installed package with this import name; None if there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -107,7 +107,7 @@ def _installed(package: str) -> str | None:
 
 
 def _of_file(module: str) -> str:
-    """Return what a module says of its version, and a hash of its file."""
+    """Return a module's `__version__`, if any, and a hash of its file."""
     loaded = sys.modules.get(module)
     version, file = getattr(loaded, "__version__", None), getattr(loaded, "__file__", None)
     parts = [str(version)] if version is not None else []

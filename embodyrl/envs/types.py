@@ -1,6 +1,7 @@
-"""What simulators, the EnvManager and policies say to each other: plain data, numpy only.
+"""Data types between simulators, the EnvManager and policies; numpy only.
 
-Shapes: `B` simulator slots, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W` pixels.
+Shapes: `B` simulator slots (envs), `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras,
+`H, W` pixels.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSpec:
-    """Which episode a slot plays. The parent chooses it, so the same spec gives the same episode in any process."""
+    """The episode that a slot plays. The main process chooses it, so the same spec gives the same episode in any
+    process."""
 
     task: str
     """Task name, one of `SimulatorSpec.tasks`."""
@@ -43,16 +45,16 @@ class ActionField:
     high: tuple[float, ...]
     """Largest value of each entry; finite."""
     scale: float = 1.0
-    """How much a value of 1 is in `unit`: 0.01 where an action of 1 moves the hand by 1 cm and the unit is `m`."""
+    """Size of an action of 1 in `unit`: 0.01 if it moves the hand by 1 cm and the unit is `m`."""
     opens: float | None = None
-    """Of a gripper that is told to open or to close: the value that opens it."""
+    """Value that opens a gripper with open and close commands; None for other fields."""
     closes: float | None = None
-    """The value that closes it."""
+    """Value that closes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorSpec:
-    """What a simulator offers. Equal for every slot of a run."""
+    """Tasks, action and observation format of a simulator. Equal for every slot of a run."""
 
     tasks: Mapping[str, str]
     """Task name -> task description."""
@@ -86,7 +88,7 @@ class SimulatorSpec:
 
 @dataclass(kw_only=True)
 class Observation:
-    """What a policy sees of `B` slots."""
+    """Observations of `B` slots, the input of a policy."""
 
     images: NDArray[np.uint8] | None = None
     """`[B, V, H, W, 3]`, or None without cameras."""
@@ -118,10 +120,10 @@ class Observation:
 
 @dataclass(kw_only=True)
 class ChunkResult:
-    """What became of one chunk of actions in `B` slots. A slot stops at its own end of episode."""
+    """Result of one chunk of actions in `B` slots. Each slot stops at the end of its episode."""
 
     observation: Observation
-    """At the end of the chunk (or of the episode, where it ended inside the chunk)."""
+    """Observation at the end of the chunk, or of the episode if it ended inside the chunk."""
     rewards: NDArray[np.float32]
     """`[B, C]`; zero for actions that were not executed."""
     success: NDArray[np.bool_]
@@ -135,7 +137,7 @@ class ChunkResult:
 
 
 def nothing_executed(batch: int, chunk: int) -> ChunkResult:
-    """The result to begin a chunk with: `batch` (B) slots that have executed none of `chunk` (C) actions yet."""
+    """Return the initial result of a chunk: `batch` (B) slots, with none of `chunk` (C) actions executed."""
     return ChunkResult(
         observation=Observation(task_descriptions=[]),
         rewards=np.zeros((batch, chunk), np.float32),
@@ -160,25 +162,25 @@ class Simulator(Protocol):
         ...
 
     def get_state(self, slots: Sequence[int]) -> list[bytes]:
-        """One self-contained state per slot: physics, controllers, RNG, counters, episode. Never a pickle."""
+        """Return a self-contained state per slot: physics, controllers, RNG, counters, episode. Never a pickle."""
         ...
 
     def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> Sequence[int] | None:
         """Continue from states of `get_state`, bit for bit, also in another process or another slot.
 
         Returns:
-            The slots that did not come back as they were saved, whose episodes are lost then; None, as none: all did.
+            The slots that were not restored exactly, whose episodes are then lost; None or empty if all were.
         """
         ...
 
     def observe(self, slots: Sequence[int]) -> Observation:
-        """The current observation of these slots (the one the last reset, step_chunk or set_state led to)."""
+        """Return the current observation of these slots, that of the last reset, step_chunk or set_state."""
         ...
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
-        """Images for people, `[B, H, W, 3]`."""
+        """Render images for people, `[B, H, W, 3]`."""
         ...
 
     def close(self) -> None:
-        """Release everything; calling it twice is harmless."""
+        """Release all resources; may be called twice."""
         ...

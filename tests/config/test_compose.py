@@ -183,7 +183,7 @@ def test_deep_nesting_is_refused(workplace):
 
 def test_a_defaults_list_that_leads_back_to_itself_is_refused(workplace):
     faults = workplace.faults("defaults: [my, _self_]\n")
-    assert faults[0] == "my.yaml:1:1: defaults: a file's list leads back to the file itself - mend the list"
+    assert faults[0] == "my.yaml:1:1: defaults: a file's list leads back to the file itself - fix the list"
 
 
 def test_what_only_hydra_knows_to_be_wrong_is_a_fault_of_the_list(workplace):

@@ -7,8 +7,8 @@ Supported: observations that flatten to a vector (Box, Dict or Tuple of them, Di
 of uint8 `[H, W, 3]`, by itself or as an entry of a Dict), actions that are a finite Box or Discrete. A Discrete action
 is one float that holds an integer (meaning `discrete`).
 
-Cameras: `render` is what the environment's `render()` draws, `observation` an observation that is an image, and each
-entry of a Dict observation that is an image is a camera of that name. All are resized to `env.image_size`.
+Cameras: `render` is the environment's `render()`, `observation` is an observation that is an image, and each entry of a
+Dict observation that is an image is a camera of that name. All are resized to `env.image_size`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Gymnasium(SlotSimulator):
         super().__init__(spec, num_slots, spare=[(first, slot)])
 
     def make_slot(self, task: str) -> Slot:
-        """An environment of `task`."""
+        """Build an environment of `task`."""
         slot = GymnasiumSlot(task, self._config)
         if (slot.field, slot.views.proprio_dim) != (self.spec.actions[0], self.spec.proprio_dim):
             raise UserError(
@@ -92,7 +92,7 @@ class GymnasiumSlot(Slot):
         self.views.check()
 
     def reset(self, episode: EpisodeSpec) -> None:
-        """`episode.start_state` seeds the reset, `episode.seed` whatever is drawn after it."""
+        """Reset with `episode.start_state` as the seed; `episode.seed` seeds everything drawn afterwards."""
         self._observation, _ = self._env.reset(seed=episode.start_state)
         self._env.unwrapped.np_random, _ = seeding.np_random(episode.seed)
         self._steps, self._return = 0, 0.0
@@ -119,7 +119,7 @@ class GymnasiumSlot(Slot):
         return self.views.read(self._observation)
 
     def render(self) -> NDArray[np.uint8]:
-        """The environment's own `rgb_array` image."""
+        """Render the environment's own `rgb_array` image."""
         return self.views.render()
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class GymnasiumSlot(Slot):
 
 
 def _build(task: str, kwargs: dict[str, Any]) -> Any:
-    """The environment `task`, without time limit and checking wrappers."""
+    """Make the environment `task`, without time limit and checking wrappers."""
     spec = gymnasium.spec(task)
     creator = (
         gymnasium.envs.registration.load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else None
@@ -149,7 +149,7 @@ def _build(task: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _action_field(task: str, space: spaces.Space[Any]) -> ActionField:
-    """The one field of the action vector, or `UserError` if there can be none."""
+    """Return the field of the action vector, or raise `UserError` for an unsupported action space."""
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
         return ActionField(
@@ -162,7 +162,7 @@ def _action_field(task: str, space: spaces.Space[Any]) -> ActionField:
 
 
 def _control_frequency(env: Any) -> float:
-    """Control steps per simulated second, as far as the environment says [Hz]; 1 if it does not."""
+    """Return the control steps per simulated second [Hz]; 1 if the environment does not declare them."""
     step = getattr(env.unwrapped, "dt", None) or getattr(env.unwrapped, "tau", None)
     if isinstance(step, float) and math.isfinite(step) and step > 0:
         return 1.0 / step
@@ -197,7 +197,7 @@ class Views:
             )
         self._is_vector = isinstance(space, spaces.Box) and not images
         self.proprio_dim = sum(int(spaces.flatdim(part)) for part in self._numbers.values())
-        """`S`, numbers in an observation that are not pixels."""
+        """`S`, numbers in an observation, without images."""
         if not cameras and not self.proprio_dim:
             raise UserError(
                 f"the Gymnasium environment {task!r} shows nothing but images: set env.cameras: [{', '.join(images)}]"
@@ -216,10 +216,10 @@ class Views:
         return np.stack(images) if images else None, np.concatenate(numbers) if numbers else None
 
     def check(self) -> None:
-        """Reset the environment and draw once, where a camera needs that.
+        """Reset the environment and render once, if a camera needs rendering.
 
         Raises:
-            UserError: the environment cannot draw.
+            UserError: the environment cannot render.
         """
         if RENDER in self._cameras:
             self._env.reset(seed=0)
@@ -229,7 +229,7 @@ class Views:
                 raise UserError(f"env.cameras names {RENDER!r}, but {error}") from error
 
     def render(self) -> NDArray[np.uint8]:
-        """The environment's own image, in its own size `[H, W, 3]`.
+        """Render the environment's own image, in its own size `[H, W, 3]`.
 
         Raises:
             RenderError: it has none.
@@ -257,7 +257,7 @@ def _is_image(space: spaces.Space[Any]) -> bool:
 
 
 def _check_numbers(task: str, what: str, space: spaces.Space[Any]) -> None:
-    """Raise `UserError` unless `space` flattens to a vector that is not an image of some other kind."""
+    """Raise `UserError` unless `space` flattens to a vector and is not an image of an unsupported format."""
     pixels = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
     if pixels or not space.is_np_flattenable:
         raise UserError(

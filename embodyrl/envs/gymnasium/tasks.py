@@ -1,4 +1,4 @@
-"""Which environments Gymnasium knows by name. Importing Gymnasium takes 0.2 s and draws in no simulator."""
+"""Environments that Gymnasium knows by name. Importing Gymnasium takes 0.2 s and loads no simulator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def known_tasks() -> list[str]:
-    """All environment ids that are registered now; plug-ins may add more."""
+    """Return all environment ids registered so far; plug-ins may add more."""
     import gymnasium
 
     return sorted(gymnasium.registry)
@@ -28,7 +28,7 @@ def check_here(config: Config) -> Iterator[ConfigIssue]:
 
 
 def why_unknown(task: str, known: list[str]) -> tuple[str, str]:
-    """Return what is wrong with an id that is not among the `known` ones, and what to do."""
+    """Return message and remedy for an id that is not among the `known` ones."""
     module, colon, bare = task.rpartition(":")
     if colon:
         return (

@@ -1,14 +1,14 @@
-"""LIBERO's environments, driven with less work around the same physics.
+"""Fast driver of LIBERO's environments: less work around the same physics.
 
 Observations, images and success are those of LIBERO's `OffScreenRenderEnv`, bit for bit (`tests/envs/test_libero.py`
 compares them), when that is seeded with the number of the start state, reset, and given that start state. Differences:
 
-- The model is built once, not at every reset. What LIBERO's reset draws anew is the place of the fixtures, which is
-  part of the model; it is drawn here as well, from the number of the start state.
+- The model is built once, not at every reset. LIBERO's reset draws new positions of the fixtures, which are part of the
+  model; they are drawn here as well, from the number of the start state.
 - A control step is 25 physics steps. In each of them LIBERO computes positions, velocities and contacts three times
   from the same numbers. Here that happens once, and only the constraint solver runs three times: it starts from its
   last solution, so leaving that out would change the last bits.
-- Nothing is drawn, and nothing of robosuite's many observables is computed, before the observation is asked for.
+- Nothing is rendered, and none of robosuite's many observables is computed, before the observation is read.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from embodyrl.errors import UserError
 T = TypeVar("T")
 
 PAINTED = ("mesh_vert", "mesh_normal", "mesh_texcoord", "mesh_face", "mesh_graph", "tex_data")
-"""The parts of a model that are loaded before anything is drawn: meshes and textures."""
+"""Parts of a model that a renderer loads: meshes and textures."""
 PLACEMENT_ATTEMPTS = 1000
-"""How often a random layout without collisions is looked for."""
+"""Most attempts to draw a random layout without collisions."""
 
 
 def _quiet_robosuite() -> None:
-    """Fill in robosuite's settings before it is imported: no log file in /tmp, no advice, and no OpenGL of its own."""
+    """Set robosuite's settings before it is imported: no log file in /tmp, no warnings, no OpenGL of its own."""
     if "robosuite" in sys.modules:
         return
     spec = importlib.util.find_spec("robosuite")
@@ -64,10 +64,10 @@ def _quiet_robosuite() -> None:
 
 @lru_cache(maxsize=1)
 def load() -> Any:
-    """LIBERO's package of environments.
+    """Import LIBERO's package of environments.
 
-    LIBERO asks on stdin where to keep data sets unless it finds a settings file, so it gets one of its own, in a folder
-    that is gone afterwards; a user's ~/.libero is neither read nor written.
+    LIBERO asks on stdin for the folder of datasets unless it finds a settings file. It is given one in a temporary
+    folder; a user's ~/.libero is neither read nor written.
     """
     rendering.import_mujoco()
     _quiet_robosuite()
@@ -82,13 +82,13 @@ def load() -> Any:
 
 
 def make(task_file: Path, assets: Path) -> Any:
-    """LIBERO's environment of a task, without cameras and without OpenGL.
+    """Build LIBERO's environment of a task, without cameras and without OpenGL.
 
     Raises:
         UserError: a file is missing in the assets folder.
     """
     envs = load()
-    # What LIBERO calls its cache of the place of its assets; unless it is set, LIBERO downloads them.
+    # LIBERO's private cache of the folder of its assets; unless it is set, LIBERO downloads them.
     libero: Any = importlib.import_module("libero.libero")
     libero._assets_path_cache = str(assets)
     robosuite = importlib.import_module("robosuite")
@@ -110,8 +110,8 @@ def make(task_file: Path, assets: Path) -> Any:
 
 
 def _drawn(seed: int, action: Callable[[], T]) -> T:
-    """Return what `action` returns, which draws a random layout from numpy's global generator, until one has no
-    collisions."""
+    """Call `action`, which draws a random layout from numpy's global generator, until a layout has no collisions;
+    returns its result."""
     failed = importlib.import_module("robosuite.utils.errors").RandomizationError
     before = np.random.get_state()
     np.random.seed(seed)
@@ -125,7 +125,7 @@ def _drawn(seed: int, action: Callable[[], T]) -> T:
 
 
 def _return_memory() -> None:
-    """Give the system back what building a scene took for a while: 150 MB, which the C library would keep."""
+    """Return the temporary memory of building a scene to the system: 150 MB, which the C library would keep."""
     with contextlib.suppress(OSError, AttributeError):  # a system without it does well without it
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -151,7 +151,7 @@ class Driver:
         self._seen: Any = mujoco.MjData(self.model)
         self._built = {name: getattr(self.model, name).copy() for name in ("body_pos", "body_quat", "site_rgba")}
         # LIBERO's reset builds the scene once more and then has the samplers of doors and knobs twice; with fewer
-        # random draws everything that is placed after them would stand elsewhere.
+        # random draws everything placed after them would get other positions.
         self._env.object_property_initializers *= 2
         robot = self._env.robots[0]
         self._gripper = robot.gripper
@@ -169,7 +169,7 @@ class Driver:
 
     @property
     def _controller(self) -> Any:
-        """The robot's controller, which every reset makes anew."""
+        """Return the robot's controller, which every reset replaces."""
         return self._env.robots[0].controller
 
     def reset(self, number: int, state: NDArray[np.float64]) -> None:
@@ -182,7 +182,7 @@ class Driver:
         # the first step, so do we.
         mujoco.mj_forward(model, data)
         mujoco.mj_forward(model, data)
-        # Of LIBERO's random layout stay the fixtures, which are part of the model, and the controller.
+        # Of LIBERO's random layout, the fixtures remain, which are part of the model, and the controller.
         _drawn(number, self._env._reset_internal)
         self._controller.__class__ = _controller_class()
         mujoco.mj_forward(model, data)
@@ -199,7 +199,7 @@ class Driver:
         """Execute one action `[7]`; returns whether the task is solved.
 
         Raises:
-            LinAlgError: the physics diverged. (MuJoCo's `mj_step` would start anew without a word.)
+            LinAlgError: the physics diverged. (MuJoCo's `mj_step` would silently reset the state.)
         """
         mujoco, model, data, controller = self._mujoco, self.model, self.data, self._controller
         action = action.astype(np.float64)
@@ -220,10 +220,10 @@ class Driver:
         return solved
 
     def _tick(self, before: NDArray[np.float64] | None) -> None:
-        """Take the observation when robosuite's clock says so, with the positions `before` this physics step.
+        """Take the observation at the time of robosuite's clock, with the positions `before` this physics step.
 
-        The clock is started by the reset, so it strikes a little before the end of a control step; it adds up time
-        steps, so it must be added up here in the same way.
+        The reset starts the clock, so the time is slightly before the end of a control step. The clock accumulates time
+        steps, and rounding makes it necessary to accumulate them here in the same way.
         """
         self._clock += self._env.model_timestep
         if before is not None:
@@ -239,7 +239,7 @@ class Driver:
         self._seen_sites = self.model.site_rgba.copy()
 
     def appearance(self) -> int:
-        """A checksum of what a renderer loads; scenes with the same one can share it."""
+        """Return a checksum of the parts that a renderer loads; scenes with equal checksums can share a renderer."""
         check = 0
         for name in PAINTED:
             check = zlib.crc32(getattr(self.model, name).data, check)
@@ -247,7 +247,7 @@ class Driver:
 
     @contextlib.contextmanager
     def scene(self) -> Iterator[Any]:
-        """The scene as it was when the observation was taken, a `mujoco.MjData` with all poses."""
+        """Return the scene at the time of the observation, a `mujoco.MjData` with all poses."""
         mujoco, model, scene = self._mujoco, self.model, self._seen
         scene.qpos[:] = self._seen_qpos
         mujoco.mj_kinematics(model, scene)
@@ -271,7 +271,7 @@ class Driver:
         return np.array(scene.qpos[self._objects])
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """All that changes after `reset`, and what the observation shows."""
+        """Return everything that changes after `reset`, and the state shown by the observation."""
         physics = np.empty(self._mujoco.mj_stateSize(self.model, self._whole))
         self._mujoco.mj_getState(self.model, self.data, physics, self._whole)
         return {
@@ -288,10 +288,10 @@ class Driver:
         }
 
     def restore(self, snapshot: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from a snapshot, after `reset` with the number and the state that its episode began with.
+        """Continue from a snapshot, after `reset` with the number and state of its episode's start.
 
         Raises:
-            KeyError, ValueError: it is not a snapshot of this environment.
+            KeyError, ValueError: the snapshot does not belong to this environment.
         """
         for name, values in self.snapshot().items():
             if snapshot[name].shape != values.shape:
@@ -310,7 +310,7 @@ class Driver:
 
 @lru_cache(maxsize=1)
 def _controller_class() -> Any:
-    """Robosuite's controller, which reads positions and velocities without computing them once more."""
+    """Robosuite's controller, which reads positions and velocities without recomputing them."""
     import mujoco
 
     base = importlib.import_module("robosuite.controllers.osc").OperationalSpaceController
@@ -320,7 +320,7 @@ def _controller_class() -> Any:
         new_update: bool
 
         def update(self, force: bool = False) -> None:
-            """Read what the control law needs, unless that was done since the last physics step."""
+            """Read the inputs of the control law, unless that was done since the last physics step."""
             if not (self.new_update or force):
                 return
             model, data = self.sim.model._model, self.sim.data._data
@@ -344,7 +344,7 @@ def _controller_class() -> Any:
 
 
 def axis_angle(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A unit quaternion (w, x, y, z) as axis times angle, 0 .. 2 pi [rad]: `2 acos(w) (x, y, z) / |(x, y, z)|`."""
+    """Convert a unit quaternion (w, x, y, z) to axis * angle, 0 .. 2 pi [rad]: `2 acos(w) (x, y, z) / |(x, y, z)|`."""
     w = min(max(float(quaternion[0]), -1.0), 1.0)
     sine = math.sqrt(1.0 - w * w)
     return np.asarray(quaternion[1:]) * 2.0 * math.acos(w) / sine if sine else np.zeros(3)

@@ -37,13 +37,13 @@ REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """The action without motion and with an open gripper."""
 
 FOR_PEOPLE = "agentview"
-"""Camera of images for people where the policy has none."""
+"""Camera of images for people if the policy has none."""
 
 COLLISION_SHAPES = 0
-"""Group of the shapes that MuJoCo computes contacts with; LIBERO does not draw them."""
+"""Group of collision shapes, which LIBERO does not render."""
 
 KEPT_RENDERERS = 10
-"""Renderers that a process keeps, as many as a suite has tasks; more if it has more slots."""
+"""Renderers that a process keeps, the number of tasks in a suite; more if it has more slots."""
 
 FIELDS = (
     ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.05),
@@ -63,7 +63,7 @@ class Libero(SlotSimulator):
         self._assets = tasks.find_assets(config)
         height, width = config.image_size
         if config.cameras:
-            rendering.context(height, width).free()  # what is missing is said now, not at the first reset
+            rendering.context(height, width).free()  # report a missing OpenGL now, not at the first reset
         self._renderers = Renderers(most=max(num_slots, KEPT_RENDERERS))
         first = self._make(config.tasks[0])
         super().__init__(
@@ -81,7 +81,7 @@ class Libero(SlotSimulator):
         )
 
     def make_slot(self, task: str) -> Slot:
-        """An environment of `task`."""
+        """Build an environment of `task`."""
         slot = self._make(task)
         if slot.proprio_dim != self.spec.proprio_dim:
             raise UserError(
@@ -92,7 +92,7 @@ class Libero(SlotSimulator):
         return slot
 
     def close(self) -> None:
-        """Release everything; calling it twice is harmless."""
+        """Release all resources; may be called twice."""
         super().close()
         self._renderers.close()
 
@@ -112,7 +112,7 @@ class LiberoSlot(Slot):
         config: LIBERO's options.
         assets: folder of meshes and textures.
         renderers: renderers that the environments of the process share, one for each set of meshes and textures: the
-            tasks of LIBERO Spatial have one between them, those of LIBERO Goal as well.
+            tasks of LIBERO Spatial share one, and so do those of LIBERO Goal.
     """
 
     def __init__(self, task: str, config: LiberoConfig, assets: Path, renderers: Renderers) -> None:
@@ -126,7 +126,7 @@ class LiberoSlot(Slot):
         self.proprio_dim = len(self._proprio())
 
     def reset(self, episode: EpisodeSpec) -> None:
-        """Start from the official state that `episode.start_state` stands for; LIBERO draws nothing random later on."""
+        """Start from the official state of `episode.start_state`; LIBERO draws nothing random afterwards."""
         number = tasks.official_state(episode.start_state, self._config)
         self._driver.reset(number, self._states[number])
         for _ in range(self._config.settle_steps):
@@ -143,28 +143,28 @@ class LiberoSlot(Slot):
         return np.stack(images) if images else None, self._proprio()
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """The whole state of physics and controller, a few kilobytes: steps are too expensive to repeat."""
+        """Return the whole state of physics and controller, a few kilobytes: steps are too expensive to replay."""
         return self._driver.snapshot()
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from a snapshot of `episode`."""
+        """Continue from a snapshot of `episode`."""
         number = tasks.official_state(episode.start_state, self._config)
         self._driver.reset(number, self._states[number])
         self._driver.restore(snapshot)
 
     def render(self) -> NDArray[np.uint8]:
-        """Return what the policy's first camera sees `[H, W, 3]`, else what LIBERO's camera `agentview` does."""
+        """Render the policy's first camera `[H, W, 3]`, else LIBERO's camera `agentview`."""
         return self._paint(self._config.cameras[0] if self._config.cameras else FOR_PEOPLE)
 
     def _proprio(self) -> NDArray[np.float32]:
-        """Hand and fingers `[8]`, and with `proprio: full` the poses of everything that moves."""
+        """Return hand and fingers `[8]`, and with `proprio: full` the poses of everything that moves."""
         with self._driver.scene() as scene:
             robot = self._driver.robot(scene)
             full = self._config.proprio is Proprio.full
             return np.concatenate([robot, self._driver.objects(scene)] if full else [robot]).astype(np.float32)
 
     def _paint(self, camera: str) -> NDArray[np.uint8]:
-        """The image of one camera, turned as public evaluations turn it: the right way up, left and right swapped."""
+        """Render one camera, turned as in public evaluations: the right way up, left and right swapped."""
         renderer = self._renderers.get(self._appearance, self._make_renderer)
         with self._driver.scene() as scene:
             return np.ascontiguousarray(renderer.paint(scene, CAMERAS[camera])[:, ::-1])

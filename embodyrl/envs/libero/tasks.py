@@ -1,4 +1,4 @@
-"""Names, task descriptions and files of LIBERO's tasks, found without importing LIBERO: a config is checked quickly.
+"""Names, task descriptions and files of LIBERO's tasks. LIBERO is not imported, so that a config is checked quickly.
 
 A task is called `<suite>/<number>`, `libero_spatial/0` for instance, in the order of LIBERO's own list, which is also
 that of public evaluations.
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from embodyrl.config.schema import Config
 
 OFFICIAL_STATES = 50
-"""Start states that LIBERO brings for every task."""
+"""Start states that LIBERO has for every task."""
 
 ROBOT_STATE = 8
-"""Numbers that say where the hand is and how it is turned (6), and where both fingers are."""
+"""Size of the robot's state: position and rotation of the hand (6), positions of both fingers (2)."""
 
 ACTION_DIM = 7
-"""Numbers in an action: how far the hand moves (3) and turns (3), and the gripper."""
+"""Size of an action (D): displacement (3) and rotation (3) of the hand, and the gripper."""
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Camera name -> LIBERO's name of it."""
@@ -43,7 +43,7 @@ ASSETS_VARIABLE = "EMBODYRL_LIBERO_ASSETS"
 """Environment variable that names the assets folder where the config does not."""
 
 ASSETS_PARTS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
-"""Folders in LIBERO's assets folder without which it is not one."""
+"""Folders that LIBERO's assets folder must have."""
 
 ASSETS_REMEDY = (
     f"set env.assets (or the environment variable {ASSETS_VARIABLE}) to the folder libero/libero/assets of LIBERO's "
@@ -52,7 +52,7 @@ ASSETS_REMEDY = (
 
 
 def package() -> Path:
-    """The folder of LIBERO's own files. The package is not imported, because that asks questions on stdin.
+    """Return the folder of LIBERO's own files. The package is not imported, because that asks questions on stdin.
 
     Raises:
         UserError: LIBERO is not installed, or it is another version than the one that is known here.
@@ -66,7 +66,7 @@ def package() -> Path:
 
 @lru_cache(maxsize=1)
 def suites() -> dict[str, list[str]]:
-    """Suite -> the names of its task files, in LIBERO's order."""
+    """Return the names of each suite's task files, in LIBERO's order."""
     source = (package() / "benchmark" / "libero_suite_task_map.py").read_text()
     for statement in ast.parse(source).body:
         if isinstance(statement, ast.Assign):
@@ -76,22 +76,22 @@ def suites() -> dict[str, list[str]]:
 
 
 def known_tasks() -> list[str]:
-    """All task names, suite by suite."""
+    """Return all task names, suite by suite."""
     return [f"{suite}/{number}" for suite, names in suites().items() for number in range(len(names))]
 
 
 def state_dim(env: LiberoConfig) -> int | None:
-    """Numbers in a state: hand and fingers; where every object's pose belongs to it, that depends on the task."""
+    """Return the size of the state with hand and fingers; None with every object's pose, which depends on the task."""
     return ROBOT_STATE if env.proprio is Proprio.robot else None
 
 
 def action_dim(env: LiberoConfig) -> int:
-    """Numbers in an action."""
+    """Return the size of an action (D)."""
     return ACTION_DIM
 
 
 def known_cameras() -> list[str]:
-    """All camera names; every task has the same."""
+    """Return all camera names; every task has the same."""
     return list(CAMERAS)
 
 
@@ -101,9 +101,9 @@ def _suite_and_name(task: str) -> tuple[str, str]:
 
 
 def task_description(task: str) -> str:
-    """Return what a policy is told about `task`: LIBERO's `Task.language`, which public checkpoints were trained with.
+    """Return LIBERO's `Task.language` of `task`, the task description that public checkpoints were trained with.
 
-    It is made from the file's name. The task description inside the file is another one for 29 of the tasks.
+    It is made from the file's name. For 29 tasks, the file contains a different description.
     """
     _, name = _suite_and_name(task)
     if name[0].isupper():  # LIVING_ROOM_SCENE2_put_both_...
@@ -112,13 +112,13 @@ def task_description(task: str) -> str:
 
 
 def task_file(task: str) -> Path:
-    """The file that describes the scene and the goal of `task`."""
+    """Return the file with the scene and the goal of `task`."""
     suite, name = _suite_and_name(task)
     return package() / "bddl_files" / suite / f"{name}.bddl"
 
 
 def start_states(task: str) -> NDArray[np.float64]:
-    """The official start states of `task` `[50, numbers]`: time, positions and velocities."""
+    """Read the official start states of `task` `[50, numbers]`: time, positions and velocities."""
     suite, name = _suite_and_name(task)
     path = package() / "init_files" / suite / f"{name}.pruned_init"
     with zipfile.ZipFile(path) as archive:  # as `torch.save` writes an array; torch itself is not needed to read it
@@ -131,7 +131,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     """Reads a pickled numpy array and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what an array consists of, under its present name."""
+        """Return a class or function of a pickled array under its present name; refuse all others."""
         allowed = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
         if name == "_reconstruct" and module.startswith("numpy."):
             return super().find_class("numpy._core.multiarray", name)
@@ -141,11 +141,10 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def official_state(start_state: int, config: LiberoConfig) -> int:
-    """Return which of the 50 official start states an id stands for.
+    """Return the number of the official start state, 0 .. 49, for an id.
 
-    Training draws ids below `env.start_states` and evaluation takes ids from `eval.first_start_state` on, which is not
-    below it. Evaluation's ids go round the states that training leaves over, or with `share_start_states` round all of
-    them.
+    Training draws ids below `env.start_states`; evaluation uses ids from `eval.first_start_state` on, at or above it.
+    Evaluation's ids cycle through the states that training does not use, or with `share_start_states` through all.
     """
     if config.share_start_states:
         return start_state % OFFICIAL_STATES
@@ -155,11 +154,11 @@ def official_state(start_state: int, config: LiberoConfig) -> int:
 
 
 def find_assets(config: LiberoConfig) -> Path:
-    """The folder of meshes, textures and scenes: `env.assets`, else $EMBODYRL_LIBERO_ASSETS, else where LIBERO itself
-    keeps or downloads them.
+    """Return the folder of meshes, textures and scenes: `env.assets`, else $EMBODYRL_LIBERO_ASSETS, else LIBERO's own
+    or its download folder.
 
     Raises:
-        UserError: there is none, or it is not a folder of LIBERO's assets.
+        UserError: it does not exist, or is not a folder of LIBERO's assets.
     """
     own = (package() / "assets", Path.home() / ".cache" / "libero" / "assets")
     named = config.assets or os.environ.get(ASSETS_VARIABLE)
@@ -175,7 +174,7 @@ def find_assets(config: LiberoConfig) -> Path:
 
 
 def assets_report() -> tuple[str, str]:
-    """Return where LIBERO's meshes and textures are, and what to do if they are nowhere."""
+    """Return the location of LIBERO's meshes and textures, and the remedy if they are missing."""
     try:
         return f"in {find_assets(LiberoConfig(name='libero', tasks=[]))}", ""
     except UserError as error:
@@ -184,7 +183,7 @@ def assets_report() -> tuple[str, str]:
 
 
 def check_here(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what this machine lacks for a run on LIBERO."""
+    """Yield an issue for everything that this machine lacks for a run on LIBERO."""
     env: Any = config.env
     try:
         find_assets(env)
@@ -194,7 +193,7 @@ def check_here(config: Config) -> Iterator[ConfigIssue]:
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with a run on LIBERO, as far as that is known without importing it."""
+    """Yield an issue for each fault of a config for LIBERO that is found without importing it."""
     env: Any = config.env
     if env.driver is Driver.upstream and env.render_quality is RenderQuality.fast:
         yield ConfigIssue(

@@ -1,4 +1,4 @@
-"""LIBERO's environments through LIBERO's own interface: what to use where `driver` does not fit a new version.
+"""Driver of LIBERO's environments through their own interface, for versions that `driver` does not support.
 
 Observations, images and success are those of `driver`, bit for bit, with one exception: with `proprio: full`, the poses
 of objects are those at the end of the control step. `driver` gives them as robosuite's own observables do, a moment
@@ -50,9 +50,9 @@ class UpstreamSlot(Slot):
         self._seen: Mapping[str, Any] = {}
 
     def reset(self, episode: EpisodeSpec) -> None:
-        """Start from the official state that `episode.start_state` stands for; LIBERO draws nothing random later on."""
+        """Start from the official state of `episode.start_state`; LIBERO draws nothing random afterwards."""
         number = tasks.official_state(episode.start_state, self._config)
-        self._make_opengl_current()  # the reset builds the scene anew and releases the old one
+        self._make_opengl_current()  # the reset rebuilds the scene and releases the old one
         with _own_random_numbers():  # of numpy's global generator, with which LIBERO places fixtures
             self._env.seed(number)
             self._env.reset()
@@ -78,11 +78,11 @@ class UpstreamSlot(Slot):
         return np.stack(images) if images else None, np.concatenate(parts).astype(np.float32)
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
-        """Refuse what another driver saved."""
+        """Refuse states saved by the other driver."""
         raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot go on from it")
 
     def render(self) -> NDArray[np.uint8]:
-        """Return what the policy's first camera sees, `[H, W, 3]`."""
+        """Return the image of the policy's first camera, `[H, W, 3]`."""
         if not self._config.cameras:
             raise RenderError("LIBERO with env.driver = 'upstream' renders what env.cameras names, and it names none")
         return self._image(self._config.cameras[0])
@@ -102,12 +102,12 @@ class UpstreamSlot(Slot):
             self._env.sim._render_context_offscreen.gl_ctx.make_current()
 
     def _image(self, camera: str) -> NDArray[np.uint8]:
-        """An image turned by 180 degrees, as public evaluations turn it."""
+        """Return an image turned by 180 degrees, as in public evaluations."""
         return np.ascontiguousarray(self._seen[f"{tasks.CAMERAS[camera]}_image"][::-1, ::-1])
 
 
 def _make(task: str, config: LiberoConfig, assets: Path) -> Any:
-    """LIBERO's environment of a task, which renders on its own if there are cameras."""
+    """Build LIBERO's environment of a task, which renders by itself if there are cameras."""
     load()
     libero: Any = importlib.import_module("libero.libero")
     libero._assets_path_cache = str(assets)  # unless LIBERO finds it set, it downloads its assets
@@ -128,7 +128,7 @@ def _make(task: str, config: LiberoConfig, assets: Path) -> Any:
 
 
 def _load_opengl() -> None:
-    """Let robosuite have an OpenGL. It looks for one while it is imported, and `load` imports it without one."""
+    """Load robosuite's OpenGL binding, which `load` disabled: robosuite loads it only when it is imported."""
     name = rendering.choose()
     binding = importlib.import_module("robosuite.utils.binding_utils")
     if not hasattr(binding, "GLContext"):
@@ -138,7 +138,7 @@ def _load_opengl() -> None:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Put numpy's global generator back afterwards."""
+    """Restore the state of numpy's global generator after the block."""
     before = np.random.get_state()
     try:
         yield

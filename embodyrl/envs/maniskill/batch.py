@@ -1,10 +1,10 @@
 """ManiSkill as one batch: all slots of a process are scenes of one environment, which steps them together.
 
-That is how PhysX works on a GPU. A slot that is not asked to step, or whose episode has ended, cannot be left out of a
-step: it is put back afterwards. So a slot does not depend on what others do, except in the last digits: putting scenes
-back and starting episodes makes PhysX forget what it remembers of contacts, in all scenes.
+PhysX on a GPU works this way. A slot that is not to be stepped, or whose episode has ended, cannot be left out of a
+step: its state is restored afterwards. So slots influence each other only in the last digits: restoring scenes and
+starting episodes clears PhysX's cache of contacts in all scenes.
 
-`Scenes` is what the batch needs of ManiSkill, as numpy arrays: tests put a stand-in in its place.
+`Scenes` is the interface to ManiSkill, with numpy arrays; tests replace it by a stand-in.
 
 Shapes: `N` slots of the process, which are the scenes; `B` slots of a call, `C` actions in a chunk, `D` action dims,
 `S` proprio dims, `V` cameras, `H, W` pixels.
@@ -39,18 +39,18 @@ from embodyrl.envs.types import ActionField, ChunkResult, EpisodeSpec, Observati
 from embodyrl.errors import UserError
 
 SEPARATOR = "\x1f"
-"""Between the parts of an array's name; names of bodies may hold any printable character."""
+"""Separator in array names; names of bodies may contain any printable character."""
 
 
 class Outcome(NamedTuple):
-    """What one action led to in every scene."""
+    """Result of one action in every scene."""
 
     rewards: NDArray[np.float32]
     """`[N]`"""
     success: NDArray[np.bool_]
     """`[N]`: the task's success condition holds now."""
     failed: NDArray[np.bool_]
-    """`[N]`: the task reports failure, from which nothing leads back."""
+    """`[N]`: the task reports a failure that cannot be undone."""
 
 
 class Scenes(Protocol):
@@ -62,7 +62,7 @@ class Scenes(Protocol):
     control_frequency: float
 
     def start(self, scene: int, episode: EpisodeSpec) -> None:
-        """Put one scene to the start of an episode; the others stay as they are."""
+        """Reset one scene to the start of an episode; the others stay unchanged."""
         ...
 
     def step(self, actions: NDArray[np.float32]) -> Outcome:
@@ -70,23 +70,23 @@ class Scenes(Protocol):
         ...
 
     def proprio(self) -> NDArray[np.float32]:
-        """Current numbers, `[N, S]`."""
+        """Return the current proprio, `[N, S]`."""
         ...
 
     def images(self) -> NDArray[np.uint8]:
-        """Return what the cameras see now, `[N, V, H, W, 3]`."""
+        """Render the cameras, `[N, V, H, W, 3]`."""
         ...
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Poses, velocities and controller targets by name, each `[N, ...]`."""
+        """Return poses, velocities and controller targets by name, each `[N, ...]`."""
         ...
 
     def restore(self, scenes: Sequence[int], rows: Mapping[str, NDArray[np.float32]]) -> None:
-        """Put these scenes to rows of a snapshot, each `[len(scenes), ...]`."""
+        """Restore these scenes from rows of a snapshot, each `[len(scenes), ...]`."""
         ...
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return what the task's camera for people sees, `[N, H, W, 3]`; None if it has none."""
+        """Render the task's camera for people, `[N, H, W, 3]`; None if it has none."""
         ...
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class ManiSkillScenes:
     def __init__(self, task: str, config: ManiSkillConfig, count: int) -> None:
         import torch
 
-        torch.set_num_threads(1)  # what is done on the CPU is tiny
+        torch.set_num_threads(1)  # tensors on the CPU are tiny
         self._torch = torch
         self._robot_only = config.proprio is Proprio.robot
         self._env = loading.build(task, config, count)
@@ -120,7 +120,7 @@ class ManiSkillScenes:
             self.images()  # the first images take seconds: shaders are compiled
 
     def start(self, scene: int, episode: EpisodeSpec) -> None:
-        """See `Scenes`. Each scene draws its layout alone, so that the start state decides it, and not the slot."""
+        """See `Scenes`. Each scene draws its layout separately, so that the start state decides it, not the slot."""
         start = start_of(self._env, episode)
         index = self._torch.tensor([scene], device=self._env.device)
         options = {**start.get("options", {}), "env_idx": index}
@@ -187,12 +187,12 @@ class ManiSkillScenes:
         self._env.close()
 
     def _targets(self) -> dict[str, Any]:
-        """Return what the controllers keep between steps."""
+        """Return the state that controllers keep between steps."""
         state: dict[str, Any] = self._env.agent.get_controller_state()
         return state
 
     def _set_targets(self, scenes: Any, rows: Mapping[str, Any]) -> None:
-        """Put rows of targets, one for each of `scenes` (a list or tensor of indices)."""
+        """Set rows of targets, one for each of `scenes` (a list or tensor of indices)."""
         everything = {name: target.clone() for name, target in _leaves(self._targets())}
         for name, row in rows.items():
             everything[name][scenes] = row
@@ -200,7 +200,7 @@ class ManiSkillScenes:
 
 
 def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors in nested dictionaries, by the names on the way to them."""
+    """Yield the tensors in nested dictionaries, with their joined names."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{name}{SEPARATOR}")
@@ -209,7 +209,7 @@ def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 
 def _tree(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dictionaries that `_leaves` was given."""
+    """Rebuild the nested dictionaries from `_leaves`."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
         *outer, name = path.split(SEPARATOR)
@@ -221,15 +221,15 @@ def _tree(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Build = Callable[[str, ManiSkillConfig, int], Scenes]
-"""What builds the scenes of a task: its name, the config, and how many."""
+"""Function that builds the scenes of a task from its name, the config and their number."""
 
 
 class ManiSkillBatch:
     """A `Simulator` whose slots are scenes of one environment. States are snapshots of poses, velocities and controller
-    targets; what goes on from one is close to what would have followed, not equal to the last digit.
+    targets; continuations from them are close to the original, not equal to the last digit.
 
     Raises:
-        UserError: the task, a camera or an option does not exist, there are several tasks, or something is missing.
+        UserError: the task, a camera or an option does not exist, there are several tasks, or a requirement is missing.
     """
 
     def __init__(self, config: ManiSkillConfig, num_slots: int, build: Build = ManiSkillScenes) -> None:
@@ -252,7 +252,7 @@ class ManiSkillBatch:
         shape = (num_slots, len(self.spec.cameras), *self.spec.image_size, 3)
         self._images = np.zeros(shape, np.uint8) if self.spec.cameras else None
         self._held = np.tile((self._low + self._high) / 2, (num_slots, 1)).astype(np.float32)
-        """Last action of each slot `[N, D]`: what it does while others step."""
+        """Last action of each slot `[N, D]`, repeated while others step."""
         self._episodes: list[EpisodeSpec | None] = [None] * num_slots
         self._steps = np.zeros(num_slots, np.int32)
         self._over = np.ones(num_slots, np.bool_)
@@ -284,12 +284,12 @@ class ManiSkillBatch:
         return result
 
     def observe(self, slots: Sequence[int]) -> Observation:
-        """The current observation of these slots (the one the last reset, step_chunk or set_state led to)."""
+        """Return the current observation of these slots, that of the last reset, step_chunk or set_state."""
         self._check(slots, playing=True)
         return self._observation(slots)
 
     def get_state(self, slots: Sequence[int]) -> list[bytes]:
-        """One self-contained state per slot: the episode, and a snapshot of its scene. Never a pickle."""
+        """Return a self-contained state per slot: the episode, and a snapshot of its scene. Never a pickle."""
         self._check(slots, playing=True)
         snapshot = self._scenes.snapshot()
         return [self._save(slot, {name: values[slot] for name, values in snapshot.items()}) for slot in slots]
@@ -298,14 +298,14 @@ class ManiSkillBatch:
         """Continue from states of `get_state`, also in another slot or another process.
 
         Returns:
-            No slot: they all show what was saved, whatever digits their continuations differ in.
+            No slot: all observations equal the saved ones, although continuations may differ in the last digits.
         """
         self._check(slots)
         if len(slots) != len(states):
             raise SimulatorError(f"set_state got {len(slots)} slots and {len(states)} states: one state per slot")
         parsed = [self._parsed(state) for state in states]
         for slot, (header, _) in zip(slots, parsed, strict=True):
-            # Starting the episode brings back what the task itself remembers of it, a goal for instance.
+            # Starting the episode restores what the task itself keeps of it, a goal for instance.
             self._start(slot, EpisodeSpec(**{name: header[name] for name in ("task", "start_state", "seed", "group")}))
         for slot, (header, arrays) in zip(slots, parsed, strict=True):
             self._proprio[slot] = arrays.pop("proprio")
@@ -316,7 +316,7 @@ class ManiSkillBatch:
         return []
 
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
-        """Images for people, `[B, H, W, 3]`."""
+        """Render images for people, `[B, H, W, 3]`."""
         self._check(slots, playing=True)
         if loading.drawing_device(self._sim) is None:
             raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
@@ -333,7 +333,7 @@ class ManiSkillBatch:
             self._scenes.close()
 
     def _check(self, slots: Sequence[int], *, playing: bool = False) -> None:
-        """Raise unless `slots` can be used; `playing`: an episode was started in each."""
+        """Raise unless `slots` are legal; with `playing`, each must have an episode."""
         if self._closed:
             raise SimulatorError("the simulator is closed")
         check_slots(slots, self._scenes.count)
@@ -343,7 +343,7 @@ class ManiSkillBatch:
 
     def _start(self, slot: int, episode: EpisodeSpec) -> None:
         check_tasks([episode.task], self.spec.tasks, "this simulator")
-        self._over[slot] = True  # stays so if starting fails
+        self._over[slot] = True  # remains if the start fails
         self._episodes[slot], self._steps[slot] = episode, 0
         self._held[slot] = (self._low + self._high) / 2
         self._scenes.start(slot, episode)
@@ -351,7 +351,7 @@ class ManiSkillBatch:
         self._over[slot] = False
 
     def _run(self, slots: NDArray[np.int64], actions: NDArray[np.float32], result: ChunkResult) -> None:
-        """Execute a chunk and fill `result`; scenes that must not move are put back at its end."""
+        """Execute a chunk and fill `result`; scenes that must not move are restored at its end."""
         running = np.zeros(self._scenes.count, np.bool_)
         running[slots] = True
         row_of = np.zeros(self._scenes.count, np.int64)
@@ -396,13 +396,13 @@ class ManiSkillBatch:
             )
 
     def _look(self, slots: Sequence[int]) -> None:
-        """Draw what the cameras of `slots` see now."""
+        """Render the cameras of `slots`."""
         if self._images is not None:
             with timed_rendering():
                 self._images[list(slots)] = self._scenes.images()[list(slots)]
 
     def _observation(self, slots: Sequence[int]) -> Observation:
-        """The last observations of `slots`, as one batch."""
+        """Return the last observations of `slots` as one batch."""
         chosen = list(slots)
         return Observation(
             images=None if self._images is None else self._images[chosen],
@@ -425,7 +425,7 @@ class ManiSkillBatch:
         return pack(header, {**rows, "proprio": self._proprio[slot]})
 
     def _parsed(self, state: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Header and arrays of a saved state, once they are known to fit this simulator."""
+        """Decode a saved state and check that it fits this simulator; returns header and arrays."""
         header, arrays = unpack(state)
         if header.get("simulator") != type(self).__name__:
             raise StateError(f"the state is one of {header.get('simulator')}, this simulator is {type(self).__name__}")
@@ -438,20 +438,20 @@ class ManiSkillBatch:
 
 
 class _Still:
-    """Scenes that must not move while others step, as they were when they were to stop."""
+    """Snapshots of the scenes that must not move while others step."""
 
     def __init__(self, scenes: Scenes) -> None:
         self._scenes = scenes
         self._rows: dict[int, dict[str, NDArray[np.float32]]] = {}
 
     def keep(self, scenes: NDArray[np.int64]) -> None:
-        """Remember how these are now."""
+        """Take a snapshot of these scenes."""
         if len(scenes):
             snapshot = self._scenes.snapshot()
             self._rows |= {int(i): {name: values[i] for name, values in snapshot.items()} for i in scenes}
 
     def put_back(self) -> None:
-        """Put all of them back."""
+        """Restore all of them."""
         if self._rows:
             names = next(iter(self._rows.values()))
             stacked = {name: np.stack([rows[name] for rows in self._rows.values()]) for name in names}

@@ -1,7 +1,7 @@
-"""ManiSkill's environments as they are driven here: state vectors at every step, images only when somebody looks.
+"""Fast driver of ManiSkill's environments: state vectors at every step, images only on request.
 
 ManiSkill's code is written for batches on the GPU. On the CPU every pose and every joint target goes through general
-conversions, several dozen per step. The three short cuts here give the same numbers bit for bit
+conversions, several dozen per step. The three shortcuts here give the same numbers bit for bit
 (`tests/envs/test_maniskill.py` compares them) and save a fifth to a third of the time.
 """
 
@@ -24,19 +24,19 @@ _set_joint_drive_targets = Articulation.set_joint_drive_targets
 
 
 def install() -> None:
-    """Put the short cuts for poses and joint targets in place of ManiSkill's methods, in this process."""
+    """Replace ManiSkill's methods by the shortcuts for poses and joint targets, in this process."""
     Pose.create = classmethod(_quick_pose)
     Articulation.set_joint_drive_targets = _quick_joint_targets
 
 
 def uninstall() -> None:
-    """Put ManiSkill's own methods back."""
+    """Restore ManiSkill's own methods."""
     Pose.create = classmethod(_create)
     Articulation.set_joint_drive_targets = _set_joint_drive_targets
 
 
 def trust_actions(env: Any) -> None:
-    """Skip ManiSkill's search for NaN in the actions of `env`: `SlotSimulator` has checked them."""
+    """Skip ManiSkill's check for NaN in the actions of `env`: `SlotSimulator` has checked them."""
     agent = env.agent
     agent.set_action = lambda action: agent.controller.set_action(action)
 
@@ -64,7 +64,7 @@ def _quick_joint_targets(self: Any, targets: Any, joints: Any = None, joint_indi
 
 @cache
 def lean(cls: type, cameras: tuple[str, ...], image_size: tuple[int, int]) -> Any:
-    """A subclass of a task's class that draws images of `image_size` (H, W) from `cameras`, and only when asked.
+    """Return a subclass of a task's class that renders images of `image_size` (H, W) from `cameras`, on request only.
 
     Every task gets state vectors and the sparse reward, which its base class can compute whatever the task declares.
     """
@@ -83,30 +83,30 @@ def lean(cls: type, cameras: tuple[str, ...], image_size: tuple[int, int]) -> An
 
 
 class _Lean:
-    """Goes before a task's class. `N` scenes, `V` cameras, `S` state numbers."""
+    """Mix-in in front of a task's class. `N` scenes, `V` cameras, `S` proprio dims."""
 
     cameras: tuple[str, ...]
-    """Cameras that are drawn, in this order."""
+    """Cameras to render, in this order."""
     image_size: tuple[int, int]
     """`(H, W)` of their images [pixels]."""
     all_cameras: tuple[str, ...] = ()
     """Cameras that the task and its robot have."""
 
     def images(self: Any) -> torch.Tensor:
-        """Return what the cameras see now: uint8 `[N, V, H, W, 3]`, on the simulation's device."""
+        """Render the cameras: uint8 `[N, V, H, W, 3]`, on the simulation's device."""
         seen = self._get_obs_sensor_data()
         return torch.stack([_resized(seen[name]["rgb"], self.image_size) for name in self.cameras], dim=1)
 
     def robot_state(self: Any) -> torch.Tensor:
-        """Return what the robot can measure, `[N, S]`: joint positions, joint velocities, targets that its controller
-        keeps, and position and quaternion of the tool centre point where it has one.
+        """Return the quantities that the robot can measure, `[N, S]`: joint positions, joint velocities, targets of its
+        controller, and position and quaternion of the tool centre point if it has one.
         """
         joints = common.flatten_state_dict(self._get_obs_agent(), use_torch=True, device=self.device)
         pose = _tool_pose(self.agent)
         return joints if pose is None else torch.cat([joints, pose.raw_pose], dim=1)
 
     def get_obs(self: Any, info: dict[str, Any] | None = None, unflattened: bool = False) -> Any:
-        """The state vector `[N, S]`, or its parts. ManiSkill would draw images here, at every step."""
+        """The state vector `[N, S]`, or its parts. ManiSkill would render images here, at every step."""
         parts = self._get_obs_state_dict(self.get_info() if info is None else info)
         return parts if unflattened else self._flatten_raw_obs(parts)
 
@@ -129,8 +129,7 @@ class _Lean:
 
 
 def _tool_pose(agent: Any) -> Pose | None:
-    """Return where a robot's tool centre point is, or the link that its controller moves; None for robots without
-    either."""
+    """Return a robot's tool centre point, or the link that its controller moves; None for robots without either."""
     pose = getattr(agent, "tcp_pose", None)
     if pose is None and hasattr(agent, "tcp"):
         pose = agent.tcp.pose
@@ -141,14 +140,15 @@ def _tool_pose(agent: Any) -> Pose | None:
 
 
 def _drawn(camera: Any, image_size: tuple[int, int]) -> dict[str, Any]:
-    """Return how a camera draws: at the wanted size, unless its lens is given in pixels of its own size."""
+    """Return the render settings of a camera: at the wanted size, unless its intrinsics are in pixels of its own
+    size."""
     if camera.intrinsic is not None:
         return {"shader_pack": "minimal"}
     return {"shader_pack": "minimal", "height": image_size[0], "width": image_size[1]}
 
 
 def _resized(images: torch.Tensor, image_size: tuple[int, int]) -> torch.Tensor:
-    """Images uint8 `[N, h, w, 3]` at `image_size`, smoothed where they shrink."""
+    """Resize images uint8 `[N, h, w, 3]` to `image_size`, with antialiasing where they shrink."""
     if tuple(images.shape[1:3]) == image_size:
         return images.to(torch.uint8)
     channels_first = images.permute(0, 3, 1, 2).float()

@@ -1,6 +1,6 @@
-"""Importing ManiSkill, building one of its environments, and saying what that offers.
+"""Imports ManiSkill, builds its environments and describes them as specs.
 
-Every failure is put in words for the user.
+Every failure becomes an error message for the user.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ USUAL_CONTROL_MODE = "pd_joint_delta_pos"
 
 
 class NoVulkanError(RenderError, UserError):
-    """Raised when images are asked for and no driver draws them here; the text says what to install."""
+    """Raised when images are needed and no driver renders them here; the text names what to install."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} on this machine: {DRIVER_REMEDY}; `embodyrl doctor` tries it out")
 
 
 def load() -> Any:
-    """ManiSkill's registration module, with all tasks registered.
+    """Import ManiSkill's registration module, with all tasks registered.
 
-    Without a rendering device, ManiSkill is made to build its scenes all the same.
+    Without a rendering device, ManiSkill is patched so that it still builds its scenes.
     """
     os.environ.setdefault("LP_NUM_THREADS", "1")  # there is one process per core already
     if rendering_device() is None:
@@ -49,9 +49,9 @@ def load() -> Any:
 
 @cache
 def rendering_device() -> str | None:
-    """The device that can draw, as ManiSkill names it: `gpu`, `cpu` (a software driver), or None.
+    """Return the device that can render, by ManiSkill's name: `gpu`, `cpu` (a software driver), or None.
 
-    Asking SAPIEN what a device can do is not enough: only building a renderer tells.
+    SAPIEN's description of a device is not enough: only building a renderer shows whether it works.
     """
     import sapien
     import sapien.render
@@ -67,15 +67,15 @@ def rendering_device() -> str | None:
 
 
 def drawing_device(sim: Sim) -> str | None:
-    """The device that draws what is simulated on `sim`; None: nothing does. The CPU cannot draw what is on a GPU."""
+    """Return the device that renders scenes simulated on `sim`, or None. The CPU cannot render scenes on a GPU."""
     device = rendering_device()
     return None if sim is Sim.gpu and device != "gpu" else device
 
 
 def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
-    """An environment of `task` with `num_envs` scenes, without wrappers.
+    """Build an environment of `task` with `num_envs` scenes, without wrappers.
 
-    Its observations are ManiSkill's state vectors; `images()` draws what `config.cameras` see.
+    Its observations are ManiSkill's state vectors; `images()` renders `config.cameras`.
 
     Raises:
         UserError: an option does not fit the task, or assets or a driver are missing.
@@ -103,7 +103,7 @@ def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
 
 
 def _with_control_mode(cls: Any, settings: dict[str, Any], control_mode: str) -> Any:
-    """The environment with the control mode that was asked for; `auto`: the usual one where the robot has it."""
+    """Make the environment with the configured control mode; `auto`: pd_joint_delta_pos if the robot has it."""
     if control_mode != "auto":
         return cls(control_mode=control_mode, **settings)
     try:
@@ -115,14 +115,14 @@ def _with_control_mode(cls: Any, settings: dict[str, Any], control_mode: str) ->
 
 
 def _known_control_modes(error: AssertionError) -> list[str] | None:
-    """The robot's control modes, if `error` is ManiSkill's complaint about an unknown one."""
+    """Return the robot's control modes if `error` is ManiSkill's error about an unknown one, else none."""
     modes = re.search(r"not in supported modes: \[(.*)\]", str(error))
     return None if modes is None else re.findall(r"'([^']+)'", modes[1])
 
 
 @contextlib.contextmanager
 def _in_words(task: str, config: ManiSkillConfig) -> Iterator[None]:
-    """Turn what ManiSkill raises for mistakes and missing things into `UserError`."""
+    """Turn ManiSkill's errors about mistakes and missing files into `UserError`."""
     try:
         with _no_questions(task):
             yield
@@ -140,7 +140,7 @@ def _in_words(task: str, config: ManiSkillConfig) -> Iterator[None]:
 
 
 def _explained(task: str, error: Exception) -> Exception:
-    """Return what to raise instead of an error that ManiSkill or SAPIEN raised while building `task`."""
+    """Return the exception to raise in place of one that ManiSkill or SAPIEN raised while building `task`."""
     text = " ".join(str(error).split())
     if 'failed to find device "cuda"' in text:
         return UserError(
@@ -154,7 +154,7 @@ def _explained(task: str, error: Exception) -> Exception:
 
 
 def _unlike(key: str, value: str, task: str, known: list[str]) -> str:
-    """Return what to say about a value that `task` does not have."""
+    """Return the error for a value that `task` does not have."""
     hint = did_you_mean(value, known, lead=" - ")
     return f"{key} is {value!r}, which {task!r} does not have{hint} (has: {', '.join(known) or 'none'})"
 
@@ -167,7 +167,7 @@ def _check_cameras(task: str, cameras: list[str], known: list[str]) -> None:
 
 
 def _check_reward(task: str, mode: RewardMode, supported: tuple[str, ...]) -> None:
-    """Raise `UserError` if `task` has not this reward. `sparse` follows from the success condition of any task."""
+    """Raise `UserError` if `task` lacks this reward. `sparse` follows from the success condition of any task."""
     modes = [name for name in supported if name != "none"]
     if mode is not RewardMode.sparse and mode not in modes:
         raise UserError(
@@ -189,7 +189,7 @@ def _check_assets(task: str, asset_ids: list[str]) -> None:
 
 @contextlib.contextmanager
 def _no_questions(task: str) -> Iterator[None]:
-    """Turn ManiSkill's y/n questions on the terminal (and its `exit()`) into errors: a worker has nobody to ask."""
+    """Turn ManiSkill's y/n questions on the terminal (and its `exit()`) into errors: a worker has no terminal."""
     from mani_skill.utils import download_asset
 
     def refuse(message: str) -> bool:
@@ -206,7 +206,7 @@ def _no_questions(task: str) -> Iterator[None]:
 
 
 class _Material:
-    """Stands in for `sapien.render.RenderMaterial`: it remembers what it is told and draws nothing."""
+    """Stand-in for `sapien.render.RenderMaterial`: it stores its attributes and renders nothing."""
 
     def __init__(self, emission: Any = None, base_color: Any = None, **settings: Any) -> None:
         self.emission = emission
@@ -222,8 +222,8 @@ class _Material:
 def _stand_in_for_materials() -> None:
     """Let ManiSkill build its scenes on a machine without a Vulkan driver.
 
-    Even with rendering off, every actor is built with a `RenderMaterial`, and making one fails where there is no
-    rendering device. Modules that imported the class before are given the stand-in as well.
+    Even with rendering off, every actor is built with a `RenderMaterial`, which fails without a rendering device.
+    Modules that imported the class before get the stand-in as well.
     """
     import sapien.render
 
@@ -244,7 +244,7 @@ def specification(
     proprio_dim: int,
     control_frequency: float,
 ) -> SimulatorSpec:
-    """Return what a ManiSkill simulator offers; see `SimulatorSpec` for the arguments."""
+    """Return the spec of a ManiSkill simulator; see `SimulatorSpec` for the arguments."""
     return SimulatorSpec(
         tasks=tasks,
         actions=actions,
@@ -257,16 +257,16 @@ def specification(
 
 
 def spoken(env: Any, task: str) -> str:
-    """Return what a policy is told about `task`: the task's own words, if it has some."""
+    """Return the task description of `task`: the task's own, if it has one."""
     return (
         str(env.get_language_instruction()[0]) if hasattr(env, "get_language_instruction") else task_description(task)
     )
 
 
 def start_of(env: Any, episode: EpisodeSpec) -> dict[str, Any]:
-    """Arguments of ManiSkill's `reset` for an episode: the start state is its seed.
+    """Return the arguments of ManiSkill's `reset` for an episode: the start state is its seed.
 
-    Tasks made for evaluation have a numbered list of layouts instead; there the start state counts through the list.
+    Tasks made for evaluation have a numbered list of layouts instead; there the start state is the index in the list.
     """
     import torch
 
@@ -277,7 +277,7 @@ def start_of(env: Any, episode: EpisodeSpec) -> dict[str, Any]:
 
 
 def action_fields(env: Any, task: str) -> tuple[ActionField, ...]:
-    """The parts of the action vector of `env`, an environment of `task`.
+    """Return the fields of the action vector of `env`, an environment of `task`.
 
     Raises:
         UserError: the task has several robots, or an action has no limits.
@@ -298,7 +298,7 @@ def action_fields(env: Any, task: str) -> tuple[ActionField, ...]:
 
 
 def _controller_fields(name: str, controller: Any) -> list[ActionField]:
-    """The action entries of one controller."""
+    """Return the action fields of one controller."""
     from mani_skill.agents.controllers import pd_ee_pose, pd_joint_pos
 
     space, config = controller.single_action_space, controller.config
@@ -331,7 +331,7 @@ def _controller_fields(name: str, controller: Any) -> list[ActionField]:
 
 
 def _gripper(field: ActionField, controller: Any) -> ActionField:
-    """`field` with the values that open and close, where that is known: fingers that slide move apart."""
+    """Return `field` with the values that open and close a gripper, if known: sliding fingers open outwards."""
     slides = all(kind == "prismatic" for joint in controller.joints for kind in joint.type)
     if not slides or len(field.low) != 1:
         return field
@@ -339,7 +339,8 @@ def _gripper(field: ActionField, controller: Any) -> ActionField:
 
 
 def _scale(config: Any, low: Any, high: Any) -> float | None:
-    """Return what an action of 1 is worth in the controller's own unit, or None if that is not one number."""
+    """Return the size of an action of 1 in the controller's own unit, or None if its limits are not one symmetric
+    number."""
     if not config.normalize_action:
         return 1.0
     limits = np.unique(np.abs(np.hstack([low, high]).astype(np.float64))) if low is not None else np.zeros(0)

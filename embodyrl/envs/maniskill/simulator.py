@@ -1,6 +1,6 @@
-"""The registered simulator, and ManiSkill on the CPU: every slot is an environment of its own in this process.
+"""The registered simulator, and ManiSkill on the CPU: every slot is a separate environment in this process.
 
-PhysX on the CPU knows no batches, but several environments in one process work and do not influence each other.
+PhysX on the CPU has no batches, but several environments in one process work and do not influence each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from embodyrl.errors import UserError
 
 
 def open_simulator(config: ManiSkillConfig, num_slots: int) -> Simulator:
-    """A simulator of `num_slots` slots; see `ManiSkill` and `ManiSkillBatch` for what is raised."""
+    """Open a simulator of `num_slots` slots; see `ManiSkill` and `ManiSkillBatch` for the errors raised."""
     return ManiSkillBatch(config, num_slots) if config.sim is Sim.gpu else ManiSkill(config, num_slots)
 
 
@@ -52,7 +52,7 @@ class ManiSkill(SlotSimulator):
         super().__init__(spec, num_slots, spare=list(built.items()))
 
     def make_slot(self, task: str) -> Slot:
-        """An environment of `task`."""
+        """Build an environment of `task`."""
         slot = ManiSkillSlot(task, self._config)
         if (slot.fields, slot.proprio_dim) != (self.spec.actions, self.spec.proprio_dim):
             raise UserError(
@@ -64,7 +64,7 @@ class ManiSkill(SlotSimulator):
 
 
 class ManiSkillSlot(Slot):
-    """One ManiSkill environment, driven without Gymnasium's wrappers."""
+    """One ManiSkill environment, without Gymnasium's wrappers."""
 
     def __init__(self, task: str, config: ManiSkillConfig) -> None:
         import torch
@@ -99,13 +99,13 @@ class ManiSkillSlot(Slot):
         return Transition(float(reward), failed or (success and self._end_at_success), success)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
-        """Images `[V, H, W, 3]` (None without cameras); proprio `[S]`."""
+        """Return images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""
         with self._torch.inference_mode():
             images = self._env.images()[0].numpy() if self._env.cameras else None
             return images, self._proprio()
 
     def render(self) -> NDArray[np.uint8]:
-        """Return what the task's camera for people sees, `[H, W, 3]`."""
+        """Render the task's camera for people, `[H, W, 3]`."""
         if loading.rendering_device() is None:
             raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
         with self._torch.inference_mode():

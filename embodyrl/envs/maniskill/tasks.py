@@ -1,6 +1,6 @@
-"""ManiSkill's tasks, their assets and their task descriptions, and what can be wrong with a run on them.
+"""ManiSkill's tasks, their assets and task descriptions, and checks of configs that use them.
 
-All of it is read from ManiSkill's files: importing ManiSkill takes seconds.
+Everything is read from ManiSkill's files, because importing ManiSkill takes seconds.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ DRIVER_REMEDY = (
     "install a Vulkan driver that can: NVIDIA's, or Mesa's lavapipe 24.3 or newer (Debian 12: apt install -t "
     "bookworm-backports mesa-vulkan-drivers libvulkan1)"
 )
-"""What to do where nothing draws."""
+"""Remedy where nothing renders."""
 
 SEVERAL_ROBOTS = ("TwoRobotPickCube-v1", "TwoRobotStackCube-v1")
 """Tasks of ManiSkill with more than one robot, which are not supported."""
@@ -89,43 +89,43 @@ ROBOT_ASSETS = {"bridge_v2_real2sim": "widowx250s"}
 
 
 def task_description(task: str) -> str:
-    """Return what a policy is told about `task`: a written task description, or the words of its name."""
+    """Return the task description of `task`: a written one, or the words of its name."""
     words = re.sub(r"^MS-|-v\d+$", "", task)
     return TASK_DESCRIPTIONS.get(task, re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-_]", " ", words).lower())
 
 
 def known_tasks() -> list[str]:
-    """All tasks: those of ManiSkill's own files, and those that a plug-in registered in this process."""
+    """Return all tasks: those of ManiSkill's own files, and those that a plug-in registered in this process."""
     registration = sys.modules.get("mani_skill.utils.registration")
     return sorted({*_registered(), *(registration.REGISTERED_ENVS if registration else ())})
 
 
 def assets_of(task: str) -> list[str]:
-    """Names of the downloads that `task` needs; an unknown task needs none."""
+    """Return the names of the downloads that `task` needs; an unknown task needs none."""
     names = _registered().get(task, [])
     return names + [ROBOT_ASSETS[name] for name in names if name in ROBOT_ASSETS]
 
 
 def missing_assets(task: str) -> list[str]:
-    """Downloads that `task` needs and that are not on this machine, as far as ManiSkill's files tell."""
+    """Return the downloads that `task` needs and this machine lacks, as far as ManiSkill's files show."""
     places = _asset_places()
     return [name for name in assets_of(task) if name in places and not (asset_folder() / places[name]).exists()]
 
 
 def asset_folder() -> Path:
-    """Return where ManiSkill keeps downloads."""
+    """Return ManiSkill's folder of downloads."""
     return Path(os.environ.get("MS_ASSET_DIR", str(Path.home() / ".maniskill"))) / "data"
 
 
 def assets_missing(task: str, names: list[str]) -> tuple[str, str]:
-    """Return what to say about downloads that are missing, and the commands that fetch them."""
+    """Return message and remedy for missing downloads, with the commands that fetch them."""
     commands = [f"python -m mani_skill.utils.download_asset {name}" for name in names or [task]]
     what = f" ({', '.join(names)})" if names else ""
     return f"the assets{what} of the ManiSkill task {task!r} are not on this machine", " && ".join(commands)
 
 
 def assets_report() -> tuple[str, str]:
-    """Return how many tasks have their files here, and what to do for the others."""
+    """Return how many tasks have their files here, and the remedy for the others."""
     lacking = {task: missing_assets(task) for task in known_tasks()}
     names = dict.fromkeys(name for missing in lacking.values() for name in missing)
     able = sum(not missing for missing in lacking.values())
@@ -167,7 +167,7 @@ def _asset_places() -> dict[str, str]:
 
 
 def _literal_keyword(call: ast.Call, name: str) -> Any:
-    """The value of a keyword argument that is written out, else None."""
+    """Return the value of a keyword argument that is a literal, else None."""
     for keyword in call.keywords:
         if keyword.arg == name:
             try:
@@ -178,14 +178,14 @@ def _literal_keyword(call: ast.Call, name: str) -> Any:
 
 
 def _package() -> Path:
-    """ManiSkill's folder, found without importing it."""
+    """Return ManiSkill's folder, without importing it."""
     spec = importlib.util.find_spec("mani_skill")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with a run on ManiSkill, as far as that is known without importing it."""
+    """Yield an issue for each fault of a config for ManiSkill."""
     env: Any = config.env
     for index, task in enumerate(env.tasks):
         if task in SEVERAL_ROBOTS:
@@ -199,7 +199,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
 
 
 def check_here(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what this machine lacks for a run on ManiSkill."""
+    """Yield an issue for everything that this machine lacks."""
     env: Any = config.env
     for index, task in enumerate(env.tasks):
         if missing := missing_assets(task):
@@ -212,14 +212,14 @@ def check_here(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _may_draw(machine: Inventory) -> bool:
-    """Return whether there is a Vulkan driver; only trying tells whether it can draw."""
+    """Return whether there is a Vulkan driver; whether it can render shows only when it is tried."""
     graphics = machine.graphics
     chosen = any(name in graphics.preset for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"))
     return bool(machine.gpus or graphics.has_device or graphics.software_vulkan or chosen)
 
 
 def fills_gpu(env: Any) -> bool:
-    """Return whether each simulator process computes on a GPU of its own."""
+    """Return whether each simulator process occupies a GPU."""
     return env.sim is Sim.gpu
 
 
@@ -244,7 +244,7 @@ print(json.dumps(", ".join(names) or device))
 
 
 def rendering_checks(machine: Inventory) -> list[RenderingCheck]:
-    """Return how to try whether SAPIEN finds a Vulkan device that can render; nothing to try without ManiSkill."""
+    """Return the check that SAPIEN finds a Vulkan device that can render; none without ManiSkill."""
     if SIMULATORS.entry("maniskill").missing():
         return []
     variables = graphics_variables(VULKAN, machine.graphics, machine.gpus, 0)

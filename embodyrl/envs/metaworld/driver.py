@@ -1,15 +1,15 @@
-"""MetaWorld's environments, driven with less Python around the same physics.
+"""Fast driver of MetaWorld's environments: less Python around the same physics.
 
 Observations, rewards and success are those of MetaWorld bit for bit (`tests/envs/test_metaworld.py` compares them; with
-`EMBODYRL_ALL_TASKS=1` for all 50 tasks). A step takes about half the time, a reset a tenth to a half. What is left out:
+`EMBODYRL_ALL_TASKS=1` for all 50 tasks). A step takes about half the time, a reset a tenth to a half. Differences:
 
 - Named look-ups (`data.body("hand")`) are done once: the arrays they return are views that stay valid.
 - Orientation matrices become quaternions in plain arithmetic: the formula of `scipy.spatial.transform.Rotation` without
   its dispatch over array libraries.
 - Contacts between fingers and object are found in arrays, not one by one.
-- Target sites are not moved after a step, because the `mj_forward` that follows puts them back where the model says.
+- Target sites are not moved after a step, because the `mj_forward` that follows restores their position in the model.
 - MetaWorld resets twice, and each time simulates 250 substeps to bring the hand to its start. The first reset only has
-  to lay out the model, so it simulates nothing; the second remembers where the same model and state led to last time.
+  to lay out the model, so it simulates nothing; the second restores the cached result of the same model and state.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation  # type: ignore[import-untyped]
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-"""Everything that decides how the simulation goes on."""
+"""The state that decides the rest of the simulation."""
 
 DERIVED = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
     *("subtree_com", "cvel"),
 )
-"""Positions computed from the state, which a task's reset may read before the next step computes them anew."""
+"""Positions derived from the state, which a task's reset may read before the next step recomputes them."""
 
 LAYOUT = ("body_pos", "body_quat", "geom_pos", "geom_quat", "eq_data")
-"""The parts of the model that tasks change from episode to episode, as far as they touch the physics."""
+"""Parts of the model that tasks change from episode to episode and that affect the physics."""
 
 MOVED = (*LAYOUT, "site_pos")
-"""All parts of the model that tasks change from episode to episode."""
+"""Parts of the model that tasks change from episode to episode."""
 
 TASK = "task."
-"""Begins the names of a snapshot's arrays that are attributes of the environment."""
+"""Prefix of the names of a snapshot's arrays that are attributes of the environment."""
 
 HAND_UP = np.array([1, 0, 1, 0])
 """Orientation of the mocap body that pulls the hand [quaternion, not normalised, as in MetaWorld]."""
 
 
 def make(task: str) -> Any:
-    """MetaWorld's environment of `task` with the goal in its observations, ready for `reset`."""
+    """Build MetaWorld's environment of `task` with the goal in its observations, ready for `reset`."""
     task_class = ALL_V3_ENVIRONMENTS[task]
     module = importlib.import_module(task_class.__module__)
     if getattr(module, "Rotation", None) is Rotation:
         module.Rotation = QuickRotation  # type: ignore[attr-defined]
     env: Any = type(task_class.__name__, (_Driver, task_class), {})()
-    # As in MetaWorld's multi-task benchmarks, the policy sees the goal. The observation space is cached with the goal
-    # hidden and steps clip to it, so it has to be made anew.
+    # As in MetaWorld's multi-task benchmarks, observations contain the goal. The observation space is cached with the
+    # goal hidden and steps clip to it, so it has to be rebuilt.
     env._partially_observable = False
     del env.sawyer_observation_space
     env._set_task_called = True
@@ -93,16 +93,16 @@ def _lay_out(env: Any, start_state: int) -> None:
 
 
 def snapshot(env: Any) -> dict[str, NDArray[Any]]:
-    """Everything that decides how the running episode goes on: physics, layout, and what the task remembers."""
+    """Return everything that decides the rest of the running episode: physics, layout, and the task's attributes."""
     layout = {name: array.copy() for name, array in _layout(env).items()}
     return {"physics": env.physics(), **layout, **_remembered(env)}
 
 
 def restore(env: Any, snapshot: Mapping[str, NDArray[Any]]) -> None:
-    """Go on from a `snapshot` of an environment of the same task, whatever was played here before; simulates nothing.
+    """Continue from a `snapshot` of an environment of the same task, whatever was played before. Simulates nothing.
 
     Raises:
-        ValueError: it is not a snapshot of such an environment.
+        ValueError: the snapshot does not belong to such an environment.
     """
     want = {name: array.shape for name, array in {"physics": env.physics(), **_layout(env)}.items()}
     if lacking := (want.keys() | env.remembers) - snapshot.keys():
@@ -122,20 +122,20 @@ def restore(env: Any, snapshot: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _layout(env: Any) -> dict[str, NDArray[Any]]:
-    """The parts of the model that tasks change, as views."""
+    """Return the parts of the model that tasks change, as views."""
     return {f"model.{name}": getattr(env.model, name) for name in MOVED}
 
 
 def _remember(env: Any, name: str, value: NDArray[Any]) -> None:
-    """Set an attribute to what `_remembered` made of it."""
+    """Set an attribute from the copy that `_remembered` made."""
     plain = type(getattr(env, name, None)) in (bool, int, float, list)
     setattr(env, name, None if value.size == 0 else value.tolist() if plain else value.copy()[()])
 
 
 def _remembered(env: Any) -> dict[str, NDArray[Any]]:
-    """Copies of the numbers among the attributes of an environment, by `task.<name>`; for None, an array of none.
+    """Return copies of an environment's numeric attributes, by `task.<name>`; None becomes an empty array.
 
-    Without views of MuJoCo's arrays: some tasks keep the place of a body as a goal, which moves along with it.
+    Views of MuJoCo's arrays are left out: some tasks keep the position of a body as a goal, which moves along with it.
     """
     arrays = {}
     for name, value in vars(env).items():
@@ -149,7 +149,7 @@ def _remembered(env: Any) -> dict[str, NDArray[Any]]:
 
 
 def _is_view(value: object) -> bool:
-    """Return whether an array lies in memory that is not numpy's."""
+    """Return whether an array is a view of memory that is not numpy's."""
     while isinstance(value, np.ndarray):
         if value.flags.owndata:
             return False
@@ -160,9 +160,10 @@ def _is_view(value: object) -> bool:
 
 
 def _place(model: Any, data: Any) -> None:
-    """Compute where everything is, for images: tasks move things in the model at the end of their reset.
+    """Recompute all poses for images: tasks move bodies in the model at the end of their reset.
 
-    MetaWorld draws them where they were until the first step. That recomputes the same, so only the image changes.
+    MetaWorld renders them at their old places until the first step, which recomputes the same poses. So only the first
+    image changes.
     """
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)
@@ -170,7 +171,7 @@ def _place(model: Any, data: Any) -> None:
 
 
 class _Driver:
-    """Replaces the general methods of MetaWorld's base class `SawyerXYZEnv`; those of the tasks stay as they are."""
+    """Replaces the general methods of MetaWorld's base class `SawyerXYZEnv`; those of the tasks stay unchanged."""
 
     model: Any
     data: Any
@@ -180,7 +181,7 @@ class _Driver:
     layout_only = False
     """Whether a reset only lays out the model."""
     remembers: frozenset[str]
-    """Names of the arrays that every snapshot has of what the task remembers."""
+    """Names of the arrays of task attributes that every snapshot has."""
 
     def __init__(self) -> None:
         self._bodies: dict[str, NDArray[np.float64]] = {}
@@ -189,14 +190,14 @@ class _Driver:
         super().__init__()
 
     def get_body_com(self, body_name: str) -> NDArray[np.float64]:
-        """The position of a body, as a view `[3]`."""
+        """Return the position of a body, as a view `[3]`."""
         if body_name not in self._bodies:
             self._bodies[body_name] = self.data.body(body_name).xpos
         return self._bodies[body_name]
 
     @property
     def tcp_center(self) -> NDArray[np.float64]:
-        """The middle between the two fingers `[3]`."""
+        """Return the middle between the two fingers `[3]`."""
         if not self._fingers:
             self._fingers = tuple(self.data.site(name).xpos for name in ("rightEndEffector", "leftEndEffector"))
         right, left = self._fingers
@@ -209,7 +210,7 @@ class _Driver:
         return all(self._pad_force(geoms, held, pad) > 0 for pad in ("leftpad_geom", "rightpad_geom"))
 
     def _pad_force(self, geoms: NDArray[np.int32], held: NDArray[np.bool_], pad: str) -> float:
-        """Sum of the contact forces between one finger pad and the object [N]."""
+        """Return the sum of the contact forces between one finger pad and the object [N]."""
         if not held.any():
             return 0.0
         contacts = held & (geoms == self.data.geom(pad).id).any(axis=1)
@@ -238,7 +239,7 @@ class _Driver:
         return observation, reward, info
 
     def _get_curr_obs_combined_no_goal(self) -> NDArray[np.float64]:
-        """Hand position, gripper opening, and the poses of up to two objects `[18]`."""
+        """Return hand position, gripper opening, and the poses of up to two objects `[18]`."""
         env: Any = self
         current = np.zeros(18)
         current[:3] = self.get_body_com("hand")
@@ -252,7 +253,7 @@ class _Driver:
         return current
 
     def _reset_hand(self, steps: int = 50) -> None:
-        """Bring the hand to its start by simulating `steps`, or by remembering what that led to."""
+        """Move the hand to its start by simulating `steps`, or by restoring the cached result."""
         env: Any = self
         if self.layout_only:
             env.init_tcp = self.tcp_center
@@ -271,7 +272,7 @@ class _Driver:
         env.init_tcp = self.tcp_center
 
     def physics(self) -> NDArray[np.float64]:
-        """The simulation's state, see `STATE`."""
+        """Return the simulation's state, see `STATE`."""
         state = np.empty(mujoco.mj_stateSize(self.model, STATE))
         mujoco.mj_getState(self.model, self.data, state, STATE)
         return state
@@ -287,7 +288,7 @@ class QuickRotation:
 
     @staticmethod
     def from_matrix(matrix: NDArray[np.float64]) -> QuickRotation:
-        """From a rotation matrix `[3, 3]`."""
+        """Convert a rotation matrix `[3, 3]`."""
         (a, b, c), (d, e, f), (g, h, i) = matrix.tolist()
         lengths = abs(a * a + b * b + c * c - 1), abs(d * d + e * e + f * f - 1), abs(g * g + h * h + i * i - 1)
         angles = abs(a * d + b * e + c * f), abs(a * g + b * h + c * i), abs(d * g + e * h + f * i)
@@ -306,5 +307,5 @@ class QuickRotation:
         return QuickRotation(np.array((x / norm, y / norm, z / norm, w / norm)))
 
     def as_quat(self) -> NDArray[np.float64]:
-        """The quaternion `[4]`, scalar last."""
+        """Return the quaternion `[4]`, scalar last."""
         return self._quaternion

@@ -18,8 +18,8 @@ from embodyrl.envs.options import MetaWorldConfig, Proprio
 class MetaWorldExpert:
     """Plays MetaWorld's tasks with the policies of `metaworld.policies`.
 
-    These look at all 39 numbers of the state, so the simulator has to show them. Those that the config's `env.proprio`
-    stands for are the first ones of them.
+    These policies read all 39 numbers of the state, so the simulator runs with `proprio: full`. The numbers of the
+    config's `env.proprio` are the first of them.
     """
 
     def __init__(self, env: MetaWorldConfig) -> None:
@@ -39,7 +39,7 @@ class MetaWorldExpert:
         """See `Demonstrator`; actions may go beyond -1 .. 1."""
         assert observation.proprio is not None, "MetaWorld always has a state"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that actions are cut off, of which the recorder takes care
+            warnings.simplefilter("ignore")  # about clipped actions, which the recorder handles
             actions = [
                 self._playing[slot].get_action(state)
                 for slot, state in zip(slots.tolist(), observation.proprio.astype(np.float64), strict=True)

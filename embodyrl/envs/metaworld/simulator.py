@@ -25,19 +25,19 @@ from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 
 STEP_LIMIT = 500
-"""MetaWorld refuses to step an episode further than this."""
+"""Longest episode that MetaWorld allows [steps]."""
 
 STEPS_PER_S = 80.0
 """Steps of MetaWorld per simulated second [Hz]."""
 
 SHOWN_SITES = (1, 1, 1, 0, 0, 0)
-"""Groups of sites that MuJoCo draws by itself; MetaWorld's goals are among them."""
+"""Groups of sites that MuJoCo renders by default, MetaWorld's goals among them."""
 
 FOR_PEOPLE = "corner2", (480, 480)
-"""Camera and size [pixels] of images for people where the policy has none, as MetaWorld's own."""
+"""Camera and size [pixels] of images for people if the policy has none, those of MetaWorld."""
 
 KEPT_RENDERERS = 10
-"""Tasks whose renderers a process keeps, as many as MT10 has; more if it has more slots."""
+"""Renderers that a process keeps, the number of tasks in MT10; more if it has more slots."""
 
 OBSERVATION = "observation"
 """Name of the last observation in a snapshot."""
@@ -58,7 +58,7 @@ class MetaWorld(SlotSimulator):
             )
         height, width = config.image_size
         if config.cameras:
-            rendering.context(height, width).free()  # what is missing is said now, not at the first reset
+            rendering.context(height, width).free()  # report a missing OpenGL now, not at the first reset
         rendering.import_mujoco()
         self._config = config
         self._renderers = Renderers(most=max(num_slots, KEPT_RENDERERS))
@@ -87,11 +87,11 @@ class MetaWorld(SlotSimulator):
         )
 
     def make_slot(self, task: str) -> Slot:
-        """An environment of `task`."""
+        """Build an environment of `task`."""
         return MetaWorldSlot(task, self._config, self._renderers)
 
     def close(self) -> None:
-        """Release everything; calling it twice is harmless."""
+        """Release all resources; may be called twice."""
         super().close()
         self._renderers.close()
 
@@ -114,12 +114,12 @@ class MetaWorldSlot(Slot):
         self._observation: NDArray[np.float64] = np.zeros(39)
 
     def reset(self, episode: EpisodeSpec) -> None:
-        """Place goal and objects as `episode.start_state` says; MetaWorld draws nothing random after that."""
+        """Place goal and objects by `episode.start_state`; MetaWorld draws nothing random afterwards."""
         self._observation = self._driver.reset(self._env, episode.start_state)
         self._env.np_random = np.random.default_rng(episode.seed)
 
     def step(self, action: NDArray[np.float32]) -> Transition:
-        """Execute `action [4]` as often as the config says."""
+        """Execute `action [4]`, repeated `env.action_repeat` times."""
         total, success = 0.0, False
         for _ in range(self._config.action_repeat):
             self._observation, reward, *_, info = self._env.step(action)
@@ -130,18 +130,18 @@ class MetaWorldSlot(Slot):
         return Transition(total, False, success)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
-        """Images `[V, H, W, 3]`, or None without cameras, and proprio `[39 or 4]`."""
+        """Return images `[V, H, W, 3]`, or None without cameras, and proprio `[39 or 4]`."""
         images = [self._paint(camera, self._size) for camera in self._config.cameras]
         return np.stack(images) if images else None, self._observation[: self._proprio_dim].astype(np.float32)
 
     def snapshot(self) -> dict[str, NDArray[Any]] | None:
-        """The state of physics, layout and task, a few kilobytes; the upstream driver has none."""
+        """Return the state of physics, layout and task, a few kilobytes; None with the upstream driver."""
         if self._config.driver is Driver.upstream:
             return None
         return {**self._driver.snapshot(self._env), OBSERVATION: self._observation.copy()}
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from a snapshot of `episode`."""
+        """Continue from a snapshot of `episode`."""
         if self._config.driver is Driver.upstream:
             raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot go on from it")
         observation = snapshot[OBSERVATION]
@@ -150,11 +150,11 @@ class MetaWorldSlot(Slot):
         self._env.np_random = np.random.default_rng(episode.seed)
 
     def render(self) -> NDArray[np.uint8]:
-        """Return what the policy's first camera sees `[H, W, 3]`, else what MetaWorld's camera `corner2` does."""
+        """Render the policy's first camera `[H, W, 3]`, else MetaWorld's camera `corner2`."""
         return self._paint(self._config.cameras[0], self._size) if self._config.cameras else self._paint(*FOR_PEOPLE)
 
     def _paint(self, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """The image of one camera, the right way up."""
+        """Render one camera, the right way up."""
         quality = self._config.render_quality
         renderer = self._renderers.get((self._task, size), lambda: Renderer(self._env.model, *size, quality))
         renderer.options.sitegroup[:] = SHOWN_SITES if self._config.show_goals else 0
@@ -163,7 +163,7 @@ class MetaWorldSlot(Slot):
 
 
 def _driver(kind: Driver) -> ModuleType:
-    """The module that drives MetaWorld's environments; only that one is imported, since a version may not fit both."""
+    """Import the driver module; only the chosen one, since a version of MetaWorld may not support both."""
     if kind is Driver.upstream:
         from embodyrl.envs.metaworld import upstream
 

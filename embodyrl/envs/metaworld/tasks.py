@@ -1,4 +1,4 @@
-"""What MetaWorld offers, in a module that imports nothing heavy: a config is checked quickly."""
+"""MetaWorld's tasks, task descriptions and cameras. Imports nothing heavy, so that a config is checked quickly."""
 
 from __future__ import annotations
 
@@ -71,32 +71,32 @@ CAMERAS = {
 
 
 PROPRIO_DIM = {Proprio.full: 39, Proprio.robot: 4}
-"""How many of MetaWorld's numbers a policy is told."""
+"""Size of the state (S), by `env.proprio`."""
 
 ACTION_DIM = 4
-"""Numbers in an action: how far the hand moves (3), and the gripper."""
+"""Size of an action (D): displacement of the hand (3), and the gripper."""
 
 
 def state_dim(env: MetaWorldConfig) -> int:
-    """Numbers in a state."""
+    """Return the size of the state (S)."""
     return PROPRIO_DIM[env.proprio]
 
 
 def action_dim(env: MetaWorldConfig) -> int:
-    """Numbers in an action."""
+    """Return the size of an action (D)."""
     return ACTION_DIM
 
 
 def task_description(task: str) -> str:
-    """Return what a policy is told about a task."""
+    """Return the task description of a task."""
     return TASKS[task]
 
 
 def known_tasks() -> list[str]:
-    """All task names (imports nothing heavy)."""
+    """Return all task names."""
     return sorted(TASKS)
 
 
 def known_cameras() -> list[str]:
-    """All camera names; every task has the same (imports nothing heavy)."""
+    """Return all camera names; every task has the same."""
     return list(CAMERAS)

@@ -1,10 +1,10 @@
-"""MetaWorld's environments through MetaWorld's own interface: what to use where `driver` does not fit a new version.
+"""Driver of MetaWorld's environments through their own interface, for versions that `driver` does not support.
 
 Observations, rewards and success are those of `driver`, bit for bit: both start episode `n` from the layout that a
 generator seeded with `n` draws. There are no snapshots, so states are saved by replay.
 
-MetaWorld freezes the layout of an environment when it is made. `_freeze_rand_vec` is the flag that says so; it has no
-public name, and is the only attribute used here that begins with an underscore.
+MetaWorld freezes the layout of an environment when it is made. `_freeze_rand_vec` is the flag for this; it has no
+public name, and is the only private attribute used here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 def make(task: str) -> Any:
     """Return MetaWorld's environment of `task` with the goal in its observations, ready for `reset`."""
-    # MetaWorld draws a first layout from numpy's global generator, which it puts back where a seed is given.
+    # MetaWorld draws a first layout from numpy's global generator, which it restores if a seed is given.
     classes: dict[str, Any] = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
     env = classes[f"{task}-goal-observable"](seed=0)
     env.seeded_rand_vec = True
@@ -38,7 +38,7 @@ def reset(env: Any, start_state: int) -> NDArray[np.float64]:
     env._freeze_rand_vec = True
     observation: NDArray[np.float64]
     observation, _ = env.reset()
-    # MetaWorld moves things in the model at the end of a reset; images would show them where they were.
+    # MetaWorld moves bodies in the model at the end of a reset; images would show them at their old places.
     mujoco.mj_kinematics(env.model, env.data)
     mujoco.mj_comPos(env.model, env.data)
     mujoco.mj_camlight(env.model, env.data)

@@ -1,9 +1,9 @@
-"""Images of MuJoCo scenes, on a machine without a screen as well: which OpenGL renders them, and what does.
+"""Rendering of MuJoCo scenes, with or without a screen: choice of the OpenGL backend, and the renderer.
 
-MuJoCo, robosuite and PyOpenGL each read the environment when they are first imported, and two answers in one process do
-not go together. So there is one place that decides, before any of them is imported. Who draws nothing imports MuJoCo
-with `import_mujoco`, which needs no OpenGL. Nothing of it is touched before the first renderer is made, so simulators
-with state observations run where there is none.
+MuJoCo, robosuite and PyOpenGL each read the environment when they are first imported, and two different choices in one
+process conflict. So this module alone decides, before any of them is imported. Code that renders nothing imports MuJoCo
+with `import_mujoco`, which needs no OpenGL. OpenGL is loaded with the first renderer, so simulators with state
+observations also run on machines without it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from embodyrl.placement.plan import Inventory
 from embodyrl.placement.startup_lock import one_at_a_time
 
 OFFSCREEN = ("osmesa", "egl")
-"""What draws without a screen: Mesa on the CPU; whatever driver there is, a GPU's or Mesa's."""
+"""OpenGL backends without a screen: Mesa on the CPU; any driver, a GPU's or Mesa's."""
 
 ACCEPTED = (*OFFSCREEN, "glfw", "glx", "enable", "enabled", "on", "true", "1", "")
-"""Values of MUJOCO_GL that MuJoCo takes on Linux, besides those that forbid drawing."""
+"""Values of MUJOCO_GL that MuJoCo accepts on Linux, besides those that forbid rendering."""
 
 FORBIDDING = ("disable", "disabled", "off", "false", "0")
-"""Values of MUJOCO_GL by which somebody says that nothing is to be drawn."""
+"""Values of MUJOCO_GL that forbid rendering."""
 
 REMEDY = (
     "install OSMesa or EGL (Debian and Ubuntu: apt install libosmesa6 or libegl1; a GPU's driver brings EGL along), "
@@ -43,15 +43,15 @@ REMEDY = (
 )
 
 MOST_SHAPES = 10_000
-"""Shapes that a scene can hold; MuJoCo leaves out what is more."""
+"""Most shapes in a scene; MuJoCo leaves out further ones."""
 
 
 class NoOpenGLError(RenderError, UserError):
-    """Raised when images are asked for and no OpenGL draws them here; the text says what to install."""
+    """Raised when images are needed and no OpenGL renders them here; the text names what to install."""
 
 
 def requested() -> str:
-    """The lower-case value of MUJOCO_GL, "" if it is unset.
+    """Return the value of MUJOCO_GL in lower case, "" if it is unset.
 
     Raises:
         UserError: MuJoCo does not know the value.
@@ -66,12 +66,12 @@ def requested() -> str:
 
 
 def choose() -> str:
-    """Decide for this process, and write it to the environment for whatever else draws in it.
+    """Choose the OpenGL backend of this process, and set the environment for other libraries that render in it.
 
     MUJOCO_GL is respected; else PYOPENGL_PLATFORM; else OSMesa where it is installed, else EGL.
 
     Raises:
-        NoOpenGLError: MUJOCO_GL forbids drawing.
+        NoOpenGLError: MUJOCO_GL forbids rendering.
         UserError: MUJOCO_GL has a value that MuJoCo does not know.
     """
     name = requested()
@@ -90,7 +90,7 @@ def choose() -> str:
 
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for a while."""
+    """Set environment variables within the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -104,19 +104,19 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 def import_mujoco() -> Any:
-    """Import `mujoco` without the OpenGL that it would load by itself, which may not be installed.
+    """Import `mujoco` without OpenGL, which it would load by itself and which may not be installed.
 
-    `context` loads what draws afterwards, whatever MUJOCO_GL was here.
+    `context` loads OpenGL afterwards, whatever MUJOCO_GL was here.
     """
     with environment(MUJOCO_GL="disable"):
         return importlib.import_module("mujoco")
 
 
 def context(height: int, width: int) -> Any:
-    """An OpenGL context that can draw `height x width` pixels off screen; it is made current.
+    """Create an OpenGL context for `height x width` pixels off screen and make it current.
 
     Raises:
-        NoOpenGLError: none can be made here; the text says what to install.
+        NoOpenGLError: none can be created here; the text names what to install.
     """
     name = choose()
     try:
@@ -126,7 +126,7 @@ def context(height: int, width: int) -> Any:
         if name == "glfw" and not importlib.import_module("glfw").get_current_context():
             raise RuntimeError("no window can be made, is there a display?")
         return made
-    except Exception as error:  # ImportError, AttributeError or RuntimeError, as the libraries please
+    except Exception as error:  # ImportError, AttributeError or RuntimeError, depending on the library
         raise NoOpenGLError(_cannot_draw(name, error)) from error
 
 
@@ -156,9 +156,9 @@ CHECK_REMEDIES = {
 
 
 def checks(machine: Inventory) -> list[RenderingCheck]:
-    """Return how to try whether MuJoCo renders: as MUJOCO_GL says, else each way that needs no screen.
+    """Return the checks that MuJoCo renders: with the backend of MUJOCO_GL, else with each backend without a screen.
 
-    Where several could render, one that does is enough. Nothing to try without MuJoCo.
+    One backend that works is enough. Without MuJoCo there are no checks.
     """
     if importlib.util.find_spec("mujoco") is None:
         return []
@@ -179,31 +179,31 @@ def checks(machine: Inventory) -> list[RenderingCheck]:
 
 
 class Renderer:
-    """Draws images of one size with one OpenGL context, from any camera of a model.
+    """Renders images of one size with one OpenGL context, from any camera of a model.
 
-    The context holds the meshes and textures of `model`: 130 MB that take 0.3 s to make in MetaWorld with shadows.
-    It can draw any model made from the same XML, because what differs from episode to episode is in the scene.
+    The context holds the meshes and textures of `model`: 130 MB, created in 0.3 s, in MetaWorld with shadows. It can
+    render any model made from the same XML, because the differences between episodes are in the scene.
 
     Args:
-        model: the `mujoco.MjModel`. Its `vis` settings, which have no part in the physics, are changed.
+        model: the `mujoco.MjModel`. Its `vis` settings, which do not affect the physics, are changed.
         height, width: size of the images [pixels].
-        quality: full, as the model says; or fast, without shadows, reflections and multisampling.
+        quality: full, with the model's settings; or fast, without shadows, reflections and multisampling.
 
     Raises:
-        NoOpenGLError: there is no OpenGL that works without a screen; the text says what to install.
+        NoOpenGLError: no OpenGL works without a screen; the text names what to install.
     """
 
     def __init__(self, model: Any, height: int, width: int, quality: RenderQuality = RenderQuality.full) -> None:
         self._size = height, width
         self._gl = context(height, width)
-        import mujoco  # only now: which OpenGL it loads is decided
+        import mujoco  # only now, after `context` has chosen its OpenGL
 
         self._mujoco = mujoco
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
         if quality is RenderQuality.fast:
             model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
         self.options = mujoco.MjvOption()
-        """What is drawn: groups of shapes, sites, transparency, ... as `mujoco.MjvOption` has it."""
+        """Rendering options: groups of shapes, sites, transparency, ... (a `mujoco.MjvOption`)."""
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._scene = mujoco.MjvScene(model, maxgeom=MOST_SHAPES)
@@ -216,9 +216,9 @@ class Renderer:
         self._finalizer.atexit = False
 
     def paint(self, data: Any, camera: str) -> NDArray[np.uint8]:
-        """The scene in state `data` as its model's camera called `camera` sees it, a new array `[H, W, 3]`.
+        """Render the scene in state `data` from a camera of its model, as a new array `[H, W, 3]`.
 
-        Equal states give equal images, bit for bit, whatever was painted before.
+        Equal states give equal images, bit for bit, whatever was rendered before.
 
         Args:
             data: a `mujoco.MjData` of a model made from the same XML as the renderer's.
@@ -239,15 +239,15 @@ class Renderer:
         return np.ascontiguousarray(image[::-1])  # OpenGL counts rows from the bottom
 
     def close(self) -> None:
-        """Release the OpenGL context; harmless when repeated, and done for a renderer that is forgotten."""
+        """Release the OpenGL context; may be called twice. Garbage collection of the renderer does it as well."""
         self._finalizer()
 
 
 def _release(gl: Any, context: Any) -> None:
-    """Release what a renderer holds, with its own OpenGL context current.
+    """Release a renderer's resources, with its own OpenGL context current.
 
-    Textures and buffers are released by their numbers: another context that happened to be current would lose those of
-    its own that have the same numbers, and draw something else from then on without a word.
+    Textures and buffers are released by number: with another context current, that context would lose its own ones with
+    the same numbers, and silently render something else from then on.
     """
     gl.make_current()
     context.free()
@@ -255,10 +255,10 @@ def _release(gl: Any, context: Any) -> None:
 
 
 class Renderers:
-    """Renderers that several environments of a process share, the least recently used of which makes room.
+    """Cache of renderers that several environments of a process share; the least recently used is dropped.
 
     Args:
-        most: renderers that are kept; each costs what `Renderer` says.
+        most: number of renderers kept; see `Renderer` for the memory of each.
     """
 
     def __init__(self, most: int) -> None:
@@ -266,7 +266,7 @@ class Renderers:
         self._kept: OrderedDict[Hashable, Renderer] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Renderer]) -> Renderer:
-        """The renderer called `key` (which names the model's XML and all that a renderer depends on), or a new one."""
+        """Return the renderer for `key` (the model's XML and everything a renderer depends on), made on first use."""
         if key not in self._kept:
             while len(self._kept) >= self._most:
                 self._kept.popitem(last=False)[1].close()
@@ -275,6 +275,6 @@ class Renderers:
         return self._kept[key]
 
     def close(self) -> None:
-        """Release all of them."""
+        """Release all renderers."""
         while self._kept:
             self._kept.popitem()[1].close()
