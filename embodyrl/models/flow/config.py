@@ -1,4 +1,4 @@
-"""Options that all flow-matching policies share, and what is wrong with them (imports no torch)."""
+"""Options that all flow-matching policies share, and their check. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embodyrl.models.vla.config import ActionUnits, WeightType
 
 
 class NoiseMethod(StrEnum):
-    """How a denoising step becomes random, so that what it does has a probability."""
+    """How noise is added to denoising steps, so that they have a probability."""
 
     flow_sde = "flow_sde"
     flow_cps = "flow_cps"
@@ -20,7 +20,7 @@ class NoiseMethod(StrEnum):
 
 
 class Gripper(StrEnum):
-    """What the gripper's entry of an un-normalised action says."""
+    """Meaning of the gripper's entry in an un-normalised action."""
 
     simulator = "simulator"
     one_opens = "one_opens"
@@ -45,10 +45,10 @@ class FlowConfig(ModelConfig):
     noise_high: float = setting(0.16, above=0.0)
     """flow_noise: largest standard deviation of the added noise."""
     joint_logprob: bool = setting(False)
-    """False: one denoising step of a decision, drawn anew for each, is random, and its log-probability is the
-    decision's. True: all are; then the log-probability is the mean over them and the noise that they begin with."""
+    """False: one denoising step of a chunk, drawn anew for each chunk, is random; its log-probability is the chunk's.
+    True: all steps are random; the log-probability is the mean over them and the initial noise."""
     detach_critic: bool = setting(True)
-    """What the critic learns changes the critic alone, not the network that it looks at."""
+    """Train only the critic with the value loss, not the network that it reads."""
     value_sizes: list[int] = setting([512, 256, 128], low=1)
     """Widths of the critic's hidden layers."""
     action_units: ActionUnits = setting(ActionUnits.simulator)
@@ -58,11 +58,11 @@ class FlowConfig(ModelConfig):
     binary_gripper: bool = setting(True)
     """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
     dtype: WeightType = setting(WeightType.float32)
-    """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
+    """Type that weights are stored in; bfloat16 halves their memory. `engine.precision` is the type of computations."""
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Object to what no flow-matching policy can do."""
+    """Yield issues that concern every flow-matching policy."""
     model = config.model
     assert isinstance(model, FlowConfig)
     if model.noise_low >= model.noise_high:
