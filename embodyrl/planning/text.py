@@ -1,4 +1,4 @@
-"""What `embodyrl plan` prints about machine, processes, model and memory."""
+"""Format the output of `embodyrl plan`: machine, processes, model and memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.table import Table
 
 MIB_PER_GB = 1e9 / 2**20
 LARGE_MIB = 4000
-"""From here on, sizes are shown in GB."""
+"""Size from which on sizes are shown in GB [MiB]."""
 PLACES = {"gpu": "GPU", "host": "main memory"}
 
 
 def rows(source: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
-    """Titles and lines about everything but processes and memory, in the order in which they are shown."""
+    """Return titles and lines about everything except processes and memory, in display order."""
     machine, memory, threads = plan["machine"], plan["memory"], plan["threads"]
     nodes = [
         f"node {node['id']}: {'CPUs ' + node['cpus'] if node['cpus'] else 'no CPU'}"
@@ -49,7 +49,7 @@ def _size(mib: float) -> str:
 
 
 def worker_table(workers: list[dict[str, Any]]) -> Table:
-    """A row for each simulator process."""
+    """Return a table with a row for each simulator process."""
     table = Table(box=None, pad_edge=False)
     for title in ("worker", "slots", "node", "cpus", "memory from", "its own variables"):
         table.add_column(title, overflow="fold")
@@ -61,12 +61,12 @@ def worker_table(workers: list[dict[str, Any]]) -> Table:
 
 
 def pairs(variables: dict[str, str]) -> str:
-    """Variables as `NAME=value`."""
+    """Return variables as `NAME=value`."""
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Lines about the policy and its batches."""
+    """Yield titles and lines about the policy and its batches."""
     model = plan["model"]
     if model is None:
         yield "model", f"cannot be planned: {plan['why_not']}"
@@ -96,7 +96,7 @@ def _on_ranks(ranks: int) -> str:
 
 
 def memory_table(needs: dict[str, dict[str, dict[str, float]]]) -> Table:
-    """A row for each part, a column for each place and phase."""
+    """Return a table with a row for each part, and a column for each place and phase."""
     columns = [(place, phase, parts) for place, phases in needs.items() for phase, parts in phases.items()]
     large = max(parts["total"] for *_, parts in columns) > LARGE_MIB
     unit, size = ("GB", MIB_PER_GB) if large else ("MB", MIB_PER_GB / 1000)
@@ -113,7 +113,7 @@ def memory_table(needs: dict[str, dict[str, dict[str, float]]]) -> Table:
 
 
 def verdict(plan: dict[str, Any]) -> Iterator[str]:
-    """Yield whether it fits, and what would."""
+    """Yield lines that report whether the run fits, and settings with which it would."""
     several = plan["learning"]["ranks"] > 1
     for place, phases in plan["needs"].items():
         limit = plan["limits"][place]
