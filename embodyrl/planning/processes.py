@@ -38,7 +38,7 @@ def read_machine(folder: Path | None, cpus: str | None) -> Inventory:
     if chosen is None and folder is not None:
         online = folder / "sys/devices/system/cpu/online"
         if not online.is_file():
-            raise UserError(f"{online} is missing, so nothing says which CPUs there are: add --cpus, for instance 0-63")
+            raise UserError(f"{online} is missing, so the CPUs are not known: add --cpus, for instance 0-63")
         chosen = parse_ids(online.read_text())
     return inventory(ROOT if folder is None else folder, chosen)
 

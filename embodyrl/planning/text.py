@@ -51,7 +51,7 @@ def _size(mib: float) -> str:
 def worker_table(workers: list[dict[str, Any]]) -> Table:
     """Return a table with a row for each simulator process."""
     table = Table(box=None, pad_edge=False)
-    for title in ("worker", "slots", "node", "cpus", "memory from", "its own variables"):
+    for title in ("worker", "envs", "node", "cpus", "memory from", "its own variables"):
         table.add_column(title, overflow="fold")
     for worker in workers:
         memory = "where it runs" if worker["memory_node"] is None else f"node {worker['memory_node']}"
@@ -80,15 +80,15 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     learning = plan["learning"]
     yield (
         "learning",
-        f"{learning['decisions_per_iteration']} decisions per iteration, {learning['optimizer_steps_per_iteration']} "
-        f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; decides for up to "
-        f"{learning['slots_decided_at_once']} slots at once{_on_ranks(learning['ranks'])}",
+        f"{learning['decisions_per_iteration']} chunks per iteration, {learning['optimizer_steps_per_iteration']} "
+        f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; acts for up to "
+        f"{learning['slots_decided_at_once']} envs at once{_on_ranks(learning['ranks'])}",
     )
     each = plan["simulators_per_worker"]
     said = f"{each:.0f} MiB each" if each is not None else "unknown until one is started (--start)"
     yield "simulators", f"memory of a process: {said}"
     if model["assumed"]:
-        yield "assumed", f"{model['assumed']} (--start looks)"
+        yield "assumed", f"{model['assumed']} (--start measures)"
 
 
 def _on_ranks(ranks: int) -> str:
@@ -120,7 +120,7 @@ def verdict(plan: dict[str, Any]) -> Iterator[str]:
         need = max(parts["total"] for parts in phases.values())
         title = f"each {PLACES[place]}" if several and place == "gpu" else PLACES[place]
         if limit is None:
-            yield f"{title}: needs {_gb(need)}; say what there is with --{'gpu-' * (place == 'gpu')}memory"
+            yield f"{title}: needs {_gb(need)}; give the available memory with --{'gpu-' * (place == 'gpu')}memory"
         elif need <= limit:
             yield f"{title}: fits, needs {_gb(need)} of {_gb(limit)}"
         else:

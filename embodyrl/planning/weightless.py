@@ -51,7 +51,7 @@ def build_weightless(config: ModelConfig, simulator: SimulatorSpec, *, chunk_siz
     """
     entry = SupportedModel.entry(config.name)
     policy_type: Callable[..., Policy] = entry.load()
-    origin = "as it begins, with random weights"
+    origin = "with random weights"
     known: SimulatorSpec | None = simulator
     if config.checkpoint is not None and Path(config.checkpoint).is_dir():
         origin, known = f"shape of {config.checkpoint}", None if entry.published else simulator

@@ -76,7 +76,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             "algorithm.entropy_coef",
             f"algorithm.entropy_coef = {entropy_coef} has no use: with model.noise_method = "
-            f"{model.noise_method.value} noise is as large as the settings say, whatever is learned",
+            f"{model.noise_method.value} the settings determine the noise, nothing learned does",
             "set algorithm.entropy_coef to 0, or model.noise_method to flow_noise",
         )
     if model.noise_method is not NoiseMethod.flow_cps:

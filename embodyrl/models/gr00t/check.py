@@ -47,7 +47,8 @@ def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
     if model.embodiment_id:
         yield ConfigIssue(
             "model.embodiment_id",
-            f"model.embodiment_id = {model.embodiment_id}, but a model that starts from nothing knows one robot alone",
+            f"model.embodiment_id = {model.embodiment_id}, but a model without a checkpoint has networks for one robot "
+            "only",
             "set it to null",
         )
     yield from check_patches(scratch.image_size, scratch.patch_size)

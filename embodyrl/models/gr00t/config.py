@@ -397,10 +397,10 @@ def embodiment_number(tag: str, number: int | None, count: int) -> int:
         known = ", ".join(f"{name} {value}" for name, value in EMBODIMENTS.items())
         hint = did_you_mean(tag, EMBODIMENTS, lead=" - ")
         raise PolicyError(
-            f"nothing says which number embodiment {tag!r} has{hint} (known: {known}): set embodiment_id as well"
+            f"the number of embodiment {tag!r} is not known{hint} (known: {known}): set embodiment_id as well"
         )
     if not 0 <= number < count:
         raise PolicyError(
-            f"embodiment_id = {number} ({tag}), but the checkpoint has networks for 0 .. {count - 1} alone"
+            f"embodiment_id = {number} ({tag}), but the checkpoint has networks for 0 .. {count - 1} only"
         )
     return number

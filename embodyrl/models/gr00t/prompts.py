@@ -105,7 +105,7 @@ class Prompts:
             raise PromptError(
                 f"with {self._images} image(s), a task's prompt has {count} tokens, more than prompt_length = "
                 f"{self.length} ({self._origin}): {longest!r}: choose tasks with shorter task descriptions, or set "
-                f"model.prompt_length={count}, which is another prompt for every task: the model looks at padding, too"
+                f"model.prompt_length={count}, which changes the prompt of every task: the model attends to padding"
             )
 
     def batch(self, tasks: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -58,13 +58,14 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
         yield ConfigIssue(
             "model.action_head",
-            f"model.action_head = l1 says numbers without probabilities, which algorithm {algorithm!r} cannot improve",
+            f"model.action_head = l1 is a regression without probabilities, which algorithm {algorithm!r} cannot "
+            "improve",
             "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
         )
     if says_numbers and config.eval.sample:
         yield ConfigIssue(
             "eval.sample",
-            "eval.sample = true draws actions, but model.action_head = l1 says numbers without probabilities",
+            "eval.sample = true draws actions, but model.action_head = l1 is a regression without probabilities",
             "set eval.sample to false",
         )
     yield from check_common(config, model.num_images, tuple(heads))

@@ -209,6 +209,6 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
 
 
 _NO_PROBABILITIES = (
-    "model.action_head = l1 says numbers without probabilities, so that reinforcement learning cannot improve it: set "
-    "model.action_head=discrete, or train it on demonstrations"
+    "model.action_head = l1 is a regression without probabilities, so that reinforcement learning cannot improve it: "
+    "set model.action_head=discrete, or train it on demonstrations"
 )

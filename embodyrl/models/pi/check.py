@@ -156,7 +156,7 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architect
     unseen = [name for name in cameras if name not in shown]
     if unseen or not shown:
         raise PolicyError(
-            f"the model does not look at {', '.join(unseen)}: remove it from env.cameras, or name it in model.cameras"
+            f"the model does not use {', '.join(unseen)}: remove it from env.cameras, or name it in model.cameras"
             if unseen
             else "the model needs images: set env.cameras"
         )
@@ -217,7 +217,7 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
     except PolicyError as error:
         yield ConfigIssue("model.cameras", str(error))
     if model.cameras and set(model.cameras) == {ABSENT}:
-        yield ConfigIssue("model.cameras", "model.cameras leaves no image to look at", "name a camera of env.cameras")
+        yield ConfigIssue("model.cameras", "model.cameras leaves no image", "name a camera of env.cameras")
     yield from check_without_checkpoint(model, "tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())

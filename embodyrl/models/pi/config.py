@@ -273,7 +273,9 @@ def _whole(config: Mapping[str, Any], where: str, *keys: str, default: int | Non
         if found is not None:
             raise _damaged(where + key, found, f"a whole number from {least} on")
     if default is None:
-        raise PolicyError(f"config.json lacks {where}{keys[0]}, which says the model's shape: download the file again")
+        raise PolicyError(
+            f"config.json lacks {where}{keys[0]}, which determines the model's shape: download the file again"
+        )
     return default
 
 
