@@ -41,7 +41,7 @@ from embodyrl.version import __version__
 PATIENCE_S = 300.0
 """A program without output for this long counts as hanging [s]; on an idle machine it prints every few seconds."""
 VICTIM_S = 20.0
-"""How long to look for a process that comes and goes [s]."""
+"""Time to search for a process that is short-lived [s]."""
 NOT_COMPARED = ("config.yaml", "origin.json", "trainer/counters.json")
 """Files of a checkpoint that hold the run's folder and its times."""
 STOPPED = {number: 128 + number for number in (SIGINT, SIGTERM, SIGHUP, SIGUSR1)}
@@ -163,7 +163,7 @@ class Life:
         return path.stat().st_ino if path.exists() else None
 
     def done_since(self, started: Started) -> int:
-        """The iteration that a process did last, by metrics.jsonl; 0 if it did none."""
+        """Return the last iteration of a process, by metrics.jsonl; 0 if it completed none."""
         if self.metrics_file() in (None, started.metrics):
             return 0
         lines = (self.path / "metrics.jsonl").read_text().split("\n")[:-1]
@@ -193,7 +193,7 @@ class Started:
     before: int
     """Length of the log when it began."""
     metrics: int | None
-    """Which file metrics.jsonl was before it began."""
+    """Inode of metrics.jsonl before it began."""
     seen: dict[int, psutil.Process] = field(default_factory=dict)
 
     def everyone(self) -> list[psutil.Process]:

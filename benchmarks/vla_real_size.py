@@ -101,7 +101,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured, and where."""
+    """The measured model and its device."""
 
     model: str
     tiny: bool
@@ -125,7 +125,7 @@ class Setup:
 
     @property
     def simulator(self) -> SimulatorSpec:
-        """What the policy acts in."""
+        """Spec of the simulator that the policy acts in."""
         arm = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * 7, high=(1.0,) * 7)
         return SimulatorSpec(
             tasks={"task": TASK_DESCRIPTION},

@@ -107,7 +107,7 @@ def command_of(contender: str, run_dir: Path, iterations: int, overrides: Sequen
 
 @dataclass(frozen=True)
 class Reading:
-    """What the stopwatch showed."""
+    """Measured times."""
 
     clock: float
     learner_cpu_s: float

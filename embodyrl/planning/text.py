@@ -40,7 +40,7 @@ def rows(source: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _start(preload: Sequence[str] | None) -> str:
     if preload is None:
-        return "every process is an interpreter of its own"
+        return "every process is a fresh interpreter"
     return f"processes are forked from one that has imported {', '.join(preload) or 'nothing'}"
 
 

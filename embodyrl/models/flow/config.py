@@ -33,11 +33,11 @@ class FlowConfig(ModelConfig):
     denoising_steps: int = setting(10, low=1, high=100)
     """Steps from noise to actions, in rollouts, evaluation and learning alike."""
     noise_method: NoiseMethod = setting(NoiseMethod.flow_sde)
-    """Where rollouts explore. flow_sde: steps follow the stochastic differential equation that has the flow's marginals
+    """Noise of rollouts. flow_sde: steps follow the stochastic differential equation that has the flow's marginals
     (Flow-GRPO). flow_cps: part of the remaining noise is drawn anew (coefficients-preserving sampling). flow_noise: a
-    small network that learns along adds noise to the deterministic step (ReinFlow)."""
+    small trained network adds noise to the deterministic step (ReinFlow)."""
     noise_level: float = setting(0.5, above=0.0)
-    """flow_sde: multiplies the noise. flow_cps: 0 .. 1, how much of the remaining noise is drawn anew."""
+    """flow_sde: multiplies the noise. flow_cps: 0 .. 1, the share of the remaining noise that is drawn anew."""
     noise_level_end: float | None = setting(None, above=0.0)
     """Noise level that the run reaches at its end, in equal steps. null: it stays the same."""
     noise_low: float = setting(0.08, above=0.0)

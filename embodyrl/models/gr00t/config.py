@@ -43,7 +43,7 @@ class ValueInput(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchConfig:
-    """Shape of a model that starts with random weights; a checkpoint brings its own."""
+    """Sizes of a model with random weights; a checkpoint has its own."""
 
     image_size: int = setting(64, low=8)
     """Side of the square input images [pixels]."""
@@ -84,10 +84,10 @@ class Gr00tConfig(FlowConfig):
     embodiment_tag: str | None = setting(None)
     """The robot, by the name that it has in the checkpoint's statistics. null: the only one there."""
     embodiment_id: int | None = setting(None, low=0)
-    """Which of the networks in the checkpoint, one per robot, to use. null: the usual one for the robot's name."""
+    """Index of the robot's networks in the checkpoint. null: the usual one for the robot's name."""
     statistics: str | None = setting(None)
     """File with the ranges of states and actions: metadata.json of Isaac-GR00T, or meta/stats.json of a LeRobotDataset,
-    for a new robot. null: what the checkpoint brings; without one, the simulator's range of actions."""
+    for a new robot. null: those of the checkpoint; without one, the simulator's range of actions."""
     video_keys: list[str] | None = setting(None)
     """The images that the checkpoint was trained with, by their names in its statistics, in the order of
     `env.cameras`. null: all."""
@@ -106,7 +106,7 @@ class Gr00tConfig(FlowConfig):
     """Tokens that every prompt is padded to, images included. The model attends to padding, so this changes its
     actions. null: what a saved policy had, else the longest prompt of the simulator's tasks."""
     listed_task: bool = setting(False)
-    """Write the task as LeRobot does, ['pick up the bowl'], with brackets and quotation marks."""
+    """Write the task description as LeRobot does, ['pick up the bowl'], with brackets and quotation marks."""
     padding: Padding = setting(Padding.left)
     """left: pad before the prompt with the tokenizer's padding token, as Isaac-GR00T does. right: pad after it with
     token 0. RLinf pads on the left to the longest prompt of a batch, and then on the right to 570 tokens: that is
@@ -114,8 +114,8 @@ class Gr00tConfig(FlowConfig):
     center_crop: bool = setting(False)
     """Cut off the image's border (2.5 % at each side), as Isaac-GR00T and RLinf do."""
     interpolation: Interpolation = setting(Interpolation.bilinear)
-    """How images are resized. bilinear: as Isaac-GR00T and RLinf do, who cut off to whole grey levels. bicubic: as
-    LeRobot does, which rounds."""
+    """How images are resized. bilinear: as in Isaac-GR00T and RLinf, which truncate to whole grey levels. bicubic:
+    as in LeRobot, which rounds."""
     freeze_vision: bool = setting(False)
     """Do not train the vision tower and the projection after it."""
     freeze_language: bool = setting(False)
@@ -191,7 +191,7 @@ class Architecture:
     text_layers: int = 12
     """Layers of the language model that are kept."""
     image_token: int = 151669
-    """Id of the token that stands for a piece of an image."""
+    """Id of the image token."""
     vl_self_attention: Transformer = Transformer(layers=4, heads=32, head_dim=64)
     """Self-attention over the tokens of images and task description, before actions attend to them."""
     dit: Transformer = Transformer(layers=16, heads=32, head_dim=48)

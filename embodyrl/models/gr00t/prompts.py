@@ -135,7 +135,7 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
     try:
         if TOKENIZER in files:
             return Tokenizer.from_str(files[TOKENIZER].decode())
-        from embodyrl.models.libraries import Qwen2Tokenizer  # only for this form, since it brings torch
+        from embodyrl.models.libraries import Qwen2Tokenizer  # only for this form, because it imports torch
 
         lines = files["merges.txt"].decode().splitlines()
         merges: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]

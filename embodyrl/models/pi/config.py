@@ -51,7 +51,7 @@ class ValueFrom(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchConfig:
-    """Shape of a model that starts with random weights; a checkpoint brings its own."""
+    """Sizes of a model with random weights; a checkpoint has its own."""
 
     image_size: int = setting(64, low=16)
     """Side of the square input images [pixels]."""
@@ -78,24 +78,24 @@ class PiConfig(FlowConfig):
     unnorm_key: str | None = setting(None)
     """Data set whose statistics normalise states and actions. null: the only one there is."""
     statistics: str | None = setting(None)
-    """File of statistics: openpi's norm_stats.json, or a LeRobotDataset's meta/stats.json. null: those that lie in the
-    checkpoint's folder; a model that starts with random weights takes the simulator's ranges."""
+    """File of statistics: openpi's norm_stats.json, or a LeRobotDataset's meta/stats.json. null: those in the
+    checkpoint's folder; a model with random weights takes the simulator's ranges."""
     tokenizer: str | None = setting(None)
-    """PaliGemma's tokenizer.json or tokenizer.model. null: the one that lies in the checkpoint's folder."""
+    """PaliGemma's tokenizer.json or tokenizer.model. null: the one in the checkpoint's folder."""
     normalization: Normalization = setting(Normalization.zscore)
     """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
     state: StateInput = setting(StateInput.token)
-    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the task description in 256 steps.
-    none: not at all, as openpi's pi05_libero; a token is zeros then."""
+    """token: a separate token (pi0 only). prompt: written into the prompt in 256 bins (pi05 only).
+    none: not at all, as openpi's pi05_libero; the token of pi0 is zeros then."""
     prompt_length: int | None = setting(None, low=1)
-    """Tokens of a task description, with padding, in rollouts and learning alike; a longer one is refused. null: as
-    many as the checkpoint says."""
+    """Tokens of a prompt, with padding, in rollouts and learning alike; longer ones are errors. null: as in the
+    checkpoint."""
     denoising_times: DenoisingTimes | None = setting(None)
     """summed: -1/K is added up in float32, as openpi does. divided: 1 - i/K, as LeRobot does since 0.4.3; actions
     differ by about 1e-4. null: as the policy was saved, else by the layout of the checkpoint's weights."""
     cameras: list[str] = setting([])
     """Which of env.cameras each image of the checkpoint shows, in its order (openpi's: base, left wrist, right
-    wrist); `absent` for an image that there is none for. []: env.cameras as they are."""
+    wrist); `absent` for an image without a camera. []: env.cameras, in their order."""
     relative_action_dims: int = setting(0, low=0)
     """Number of leading action dims that are relative to the state at the beginning of the chunk (openpi's pi0_libero:
     6)."""
@@ -112,7 +112,7 @@ class PiConfig(FlowConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Pi0Config(PiConfig):
-    """pi0: the state is a token of its own."""
+    """pi0: the state is a separate token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +122,12 @@ class Pi05Config(PiConfig):
     normalization: Normalization = setting(Normalization.quantile)
     """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
     state: StateInput = setting(StateInput.prompt)
-    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the task description in 256 steps.
+    """token: a separate token (pi0 only). prompt: written into the prompt in 256 bins (pi05 only).
     none: not at all, as openpi's pi05_libero."""
     padded_state: bool | None = setting(None)
-    """Whether a state in the task description is first filled up with zeros to the model's width, as in LeRobot 0.4;
-    openpi, and LeRobot since 0.5, write the robot's own numbers. null: as the policy was saved, else as LeRobot's list
-    of steps in the checkpoint says; without one, false."""
+    """Whether a state in the prompt is first padded with zeros to the model's width, as in LeRobot 0.4;
+    openpi, and LeRobot since 0.5, write the robot's own numbers. null: as the policy was saved, else by LeRobot's list
+    of steps in the checkpoint; without one, false."""
 
 
 # --------------------------------------------------------------------------------------------------------- architecture

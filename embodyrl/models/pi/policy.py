@@ -276,6 +276,6 @@ def _build_network(architecture: Architecture, *, random: bool) -> Pi:
         return network
     with torch.device("meta"):
         network = Pi(architecture)
-    positions = network.vision.embeddings.position_ids  # not a parameter, so no checkpoint brings it
+    positions = network.vision.embeddings.position_ids  # not a parameter, so not in checkpoints
     network.vision.embeddings.position_ids = torch.arange(positions.shape[-1]).view(positions.shape)
     return network

@@ -22,7 +22,7 @@ class Gripper(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchConfig:
-    """Shape of a model that starts with random weights; a checkpoint brings its own."""
+    """Sizes of a model with random weights; a checkpoint has its own."""
 
     vision: list[str] = setting(["test_vit"])
     """timm names of one or two vision transformers."""
