@@ -1,14 +1,14 @@
-"""What every algorithm learns on MetaWorld reach-v3: success before and after, over several seeds.
+"""Success of every algorithm on MetaWorld reach-v3 before and after training, over several seeds.
 
     python benchmarks/algorithms.py [--seeds 3] [--only grpo dapo ...] [--runs runs/algorithms]
 
-PPO learns from the dense reward and from nothing. All others learn from success alone, and success alone teaches
-nothing to a policy that never succeeds, so each of their runs starts from the weak policy of its seed: the shipped PPO
-experiment, ended as soon as an evaluation sees 20 % (`WEAK`). Every run is `embodyrl run`, with settings alone.
+PPO learns from the dense reward and from random weights. All others learn from success only, which gives no signal to a
+policy that never succeeds. So each of their runs starts from the weak policy of its seed: the shipped PPO experiment,
+stopped as soon as an evaluation reaches 20 % (`WEAK`). Every run is `embodyrl run` with overrides only.
 
 Success is that of the deterministic policy on 200 start states that neither training nor the choice of the weak policy
-has seen. Rows go into benchmarks/results/algorithms.json as they are done, and those that are there already are not
-run again; a row whose settings have changed is. In the end docs/results/algorithms.{md,svg} are made from that file.
+uses. Rows are added to benchmarks/results/algorithms.json as they are done. Existing rows are run again only if their
+settings have changed. At the end docs/results/algorithms.{md,svg} are made from that file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Contender:
     settings: tuple[str, ...]
     """Experiment, then `key=value`."""
     from_weak: bool = True
-    """It starts from the weak policy of its seed, not from random weights."""
+    """Whether it starts from the weak policy of its seed, not from random weights."""
 
 
 GRPO, DAPO = "experiment/metaworld_reach_grpo", "experiment/metaworld_reach_dapo"
@@ -70,7 +70,7 @@ def train(run_dir: Path, settings: tuple[str, ...]) -> float:
 
 
 def weak_policy(runs: Path, seed: int) -> Path:
-    """Folder of the weak policy of a seed, trained if it is not there yet."""
+    """Return the folder of the weak policy of a seed; train it if it does not exist yet."""
     run_dir = runs / f"weak-{seed}"
     if not (run_dir / "summary.json").exists():
         train(run_dir, (*WEAK, f"seed={seed}"))
@@ -78,18 +78,18 @@ def weak_policy(runs: Path, seed: int) -> Path:
 
 
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
-    """Metrics of the evaluations of a run; the first was before any training."""
+    """Return the metrics of a run's evaluations; the first is before training."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "eval/success_once" in row]
 
 
 def judged(evaluation: dict[str, float]) -> dict[str, float]:
-    """Success rate and its 95 % interval."""
+    """Return the success rate and its 95 % interval."""
     return {name: round(evaluation[f"eval/success_{name}"], 3) for name in ("once", "low", "high")}
 
 
 def run_row(contender: Contender, seed: int, runs: Path) -> dict[str, Any]:
-    """Train one algorithm with one seed and return what it came to."""
+    """Train one algorithm with one seed and return its row."""
     origin: dict[str, Any] = {}
     settings = (*contender.settings, *JUDGED, f"seed={seed}")
     if contender.from_weak:
@@ -115,7 +115,7 @@ def run_row(contender: Contender, seed: int, runs: Path) -> dict[str, Any]:
 
 
 def known_rows() -> list[dict[str, Any]]:
-    """Rows of earlier benchmarks that still say what the settings above come to."""
+    """Return rows of earlier benchmarks whose settings are unchanged."""
     if not RESULTS.exists():
         return []
     current = {contender.name: list(contender.settings) for contender in CONTENDERS}
@@ -126,7 +126,7 @@ def known_rows() -> list[dict[str, Any]]:
 
 
 def write_rows(rows: list[dict[str, Any]]) -> None:
-    """Write what is known so far, algorithm by algorithm in the order above."""
+    """Write all rows so far, by algorithm in the order above."""
     order = [contender.name for contender in CONTENDERS]
     rows.sort(key=lambda row: (order.index(row["algorithm"]), row["seed"]))
     RESULTS.parent.mkdir(exist_ok=True)
@@ -135,7 +135,7 @@ def write_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Run what is missing, one run at a time, and report."""
+    """Run missing rows one at a time, and write the report."""
     names = [contender.name for contender in CONTENDERS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""docs/results/algorithms.md and .svg, made from benchmarks/results/algorithms.json: table, one sentence per algorithm,
+"""Write docs/results/algorithms.md and .svg from benchmarks/results/algorithms.json: table, one sentence per algorithm,
 learning curves.
 
     python benchmarks/algorithms_report.py
@@ -33,7 +33,7 @@ TITLES = {
 COLOURS = ("#2563eb", "#c2410c", "#15803d", "#7e22ce", "#a16207")
 COLUMNS, WIDTH, HEIGHT = 4, 190, 130
 LEFT, TOP, PLOT_WIDTH, PLOT_HEIGHT = 28, 24, 150, 78
-"""Of a panel [pixels]: where the diagram begins, and its size."""
+"""Offset and size of a panel's diagram [pixels]."""
 
 Row = dict[str, Any]
 
@@ -89,7 +89,7 @@ def write_report() -> None:
 
 
 def table(by_algorithm: dict[str, list[Row]]) -> str:
-    """Success before and after of every seed, in Markdown."""
+    """Return a Markdown table of success before and after training for every seed."""
     seeds = sorted({row["seed"] for group in by_algorithm.values() for row in group})
     lines = [
         "| algorithm | " + " | ".join(f"seed {seed}" for seed in seeds) + " | env steps | seconds |",
@@ -112,7 +112,7 @@ def interval(row: Row) -> str:
 
 
 def sentence(name: str, rows: list[Row]) -> str:
-    """Return what became of an algorithm. It learned from a seed where the interval after lies above the one before."""
+    """Return a sentence about an algorithm. A seed counts as learned if its interval after is above the one before."""
     start, final = (fmean(row[when]["once"] for row in rows) for when in ("start", "final"))
     learned = [row["seed"] for row in rows if row["final"]["low"] > row["start"]["high"]]
     failed = [str(row["seed"]) for row in rows if row["seed"] not in learned]

@@ -1,4 +1,4 @@
-"""What it saves to look only at the end of a chunk: control steps per second with images, on real simulators.
+"""Measure how much observing only the end of a chunk saves: control steps per second with images, real simulators.
 
     python benchmarks/chunk_observation.py [--env metaworld/reach_rgb] [--rounds 5] [--json FILE] [key=value ...]
     python benchmarks/chunk_observation.py --env libero/spatial --slots 2
@@ -11,8 +11,8 @@ The same episodes with the same actions, chunks of 8, in the same number of proc
 - `async_vector_env` (MetaWorld only): the same with Gymnasium's processes, one per slot, around MetaWorld's own
   environment and its own drawing.
 
-Contenders take turns (forwards, backwards, ...), so whatever else the machine does falls on all. Each turn begins with
-a reset, which is not measured. CPU time is that of all processes together. The last observations of our three are
+Contenders take turns (forwards, backwards, ...), so that other load on the machine affects all alike. Each turn begins
+with a reset, which is not measured. CPU time is that of all processes together. The last observations of our three are
 compared: they must be equal bit for bit. `render_quality` is full unless overridden: with `env.render_quality=fast`
 drawing costs less, so there is less to save. Extra `key=value` arguments are overrides of the config.
 """
@@ -44,7 +44,7 @@ from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
 CHUNK = 8
 PEER = "lockstep"
 TARGETS = {"metaworld": 5.0, "libero": 3.0}
-"""How many times as fast `chunk_end` ought to be as `lockstep`."""
+"""Required speed of `chunk_end` relative to `lockstep`."""
 
 
 class Contender(NamedTuple):
@@ -53,10 +53,10 @@ class Contender(NamedTuple):
     reset: Callable[[], object]
     """Start the episodes."""
     play: Callable[[NDArray[np.float32]], object]
-    """Execute a chunk `[slots, 8, D]`; returns what is seen at its end."""
+    """Execute a chunk `[slots, 8, D]`; return the observation at its end."""
     close: Callable[[], object]
     processes: list[psutil.Process]
-    """Everything whose CPU time counts."""
+    """Return all processes whose CPU time counts."""
 
 
 class Sample(NamedTuple):
@@ -190,7 +190,7 @@ def summary(samples: dict[str, list[Sample]]) -> dict[str, dict[str, float]]:
 
 
 def print_table(table: dict[str, dict[str, float]], target: float | None) -> None:
-    """What a person wants to know."""
+    """Print a summary."""
     print(f"{'':18}{'control steps/s':>16}{'speed-up':>10}{'CPU ms/step':>13}{'CPU saving':>12}")
     for name, row in table.items():
         rates = f"{row['steps_per_s']:16.1f}{row['speedup']:10.2f}"

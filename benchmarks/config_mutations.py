@@ -1,11 +1,10 @@
-"""Configs with mistakes in them, thousands of them: each is accepted or answered with faults, and soon.
+"""Load thousands of mutated configs: each must be accepted or reported with faults, within a time limit.
 
 The composed YAML of every shipped experiment, the experiments' own files and group files are mutated one to four
 times: keys misspelt, removed, doubled and moved; values of other types and sizes, nan, unicode, control codes, deep
 nesting, interpolations, aliases and tags; lines shifted, cut and swapped; defaults lists and overrides broken. Every
-config is drawn from `--seed` and its number alone. Nothing but a config or its faults may come back; a traceback, or
-more than 5 s of processor time, counts as a failure, and the exit code is then 1. A share goes through
-`embodyrl validate` itself.
+config depends only on `--seed` and its number. A traceback, or more than 5 s of processor time, counts as a failure,
+and the exit code is then 1. A share goes through `embodyrl validate` itself.
 
     nice python benchmarks/config_mutations.py [--count 10000] [--programs 100] [--seed 1] [--processes 1] [--only N]
 """
@@ -39,7 +38,7 @@ from embodyrl.config.files import builtin_folder
 from embodyrl.version import __version__
 
 SLOW_S = 5.0
-"""Processor time that no config may take [s]."""
+"""Limit of processor time per config [s]."""
 
 VALUES = [
     *("null", "~", "true", "no", "on", "''", '""', "0", "-1", "1", "7", "0.5", "-0.0", "1e-400", "1e400", "007"),
@@ -110,7 +109,7 @@ VALUES = [
         "no_module:f",
     ),
 ]
-"""What stands where a value should; none of them names a module that there is."""
+"""Wrong values; none of them names an existing module."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz_ABZ019-.:/ \t'\"#[]{}*&!|>%@,?~é\u200b"
 
 
@@ -121,12 +120,12 @@ class Mutant:
     files: dict[str, str]
     """Texts by their paths; `main.yaml` is the config."""
     overrides: list[str]
-    """What stands behind it on the command line."""
+    """Overrides on the command line."""
 
 
 @dataclass
 class Outcome:
-    """What came of one config."""
+    """Result of one config."""
 
     number: int
     kind: str
@@ -256,7 +255,7 @@ def _misspelt(draw: random.Random, word: str) -> str:
 
 
 def _override(draw: random.Random) -> str:
-    """Return what somebody might type behind the name of a config."""
+    """Return overrides with mistakes."""
     path, value = draw.choice(paths()), draw.choice(VALUES).replace("\x00", "")  # no argument of a program has that
     match draw.choice(["value", "value", "value", "key", "broken", "group"]):
         case "value":
@@ -286,7 +285,7 @@ def write(made: Mutant, folder: Path) -> None:
 
 
 def load(number: int, made: Mutant) -> Outcome:
-    """Load it in this process, every other one for another machine, and write down what comes of it."""
+    """Load it in this process, every other one for another machine, and return the result."""
     use = ConfigUse.elsewhere if number % 2 else ConfigUse.check
     with tempfile.TemporaryDirectory() as name:
         write(made, Path(name))
@@ -303,7 +302,7 @@ def load(number: int, made: Mutant) -> Outcome:
 
 
 def validate(number: int, made: Mutant) -> Outcome:
-    """Give it to the program."""
+    """Load it with `embodyrl validate`."""
     with tempfile.TemporaryDirectory() as name:
         write(made, Path(name))
         before = os.times()
@@ -329,7 +328,7 @@ def share(seed: int, numbers: Sequence[int]) -> list[Outcome]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
-    """Count what came of configs."""
+    """Count results."""
     times = sorted(outcome.cpu_s for outcome in outcomes)
     return {
         "configs": len(outcomes),

@@ -1,10 +1,10 @@
-"""Files and functions of embodyrl that one training iteration runs through, in the main process.
+"""Count the files and functions of embodyrl that one training iteration executes in the main process.
 
     python benchmarks/files_per_iteration.py [metaworld_reach] [key=value ...] [--list]
 
-The experiment runs for three iterations. A sink switches the profiler on when the first one, the warm-up, is logged,
-and off when the second one is: counted is everything in between, in all threads of the main process. Simulator
-processes are left out, and so is what an iteration does only now and then: evaluation and checkpoints.
+The experiment runs for three iterations. A sink starts the profiler when the first iteration, the warm-up, is logged,
+and stops it when the second is logged. Everything in between counts, in all threads of the main process. Simulator
+processes are left out, and so are evaluation and checkpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embodyrl.tracking import SinkContext
 PACKAGE = str(Path(embodyrl.__file__).parent)
 SINK = "tracer"
 WARM_UP, TRACED = 1, 2
-"""Iterations: the one before the profiler starts, and the one that it sees."""
+"""Numbers of the iteration before the profiler starts, and of the profiled one."""
 
 
 class Tracer:
@@ -49,10 +49,10 @@ class Tracer:
             threading.setprofile(None)
 
     def message(self, text: str) -> None:
-        """Not of interest."""
+        """Ignore the values."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing; no file is open."""
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):

@@ -1,4 +1,4 @@
-"""What the shipped experiments learn: final success, steps and wall-clock seconds over several seeds.
+"""Train the shipped experiments: final success, steps and wall-clock seconds over several seeds.
 
     python benchmarks/learning.py [--experiment experiment/metaworld_reach] [--seeds 5] [--variant NAME] [key=value ...]
 
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def run_seed(experiment: str, seed: int, overrides: list[str]) -> dict[str, Any]:
-    """Train one seed and return what it came to; `process_s` counts from the start of the program to its end."""
+    """Train one seed and return its results; `process_s` counts from the start of the program to its end."""
     with tempfile.TemporaryDirectory(prefix="embodyrl-learning-") as folder:
         run_dir = Path(folder) / "run"
         settings = [f"seed={seed}", f"run.dir={run_dir}", *overrides]
@@ -43,7 +43,7 @@ def run_seed(experiment: str, seed: int, overrides: list[str]) -> dict[str, Any]
 
 
 def write(experiment: str, variant: str | None, overrides: list[str], rows: list[dict[str, Any]]) -> None:
-    """Write what is known so far; a benchmark that is stopped keeps the seeds that it finished."""
+    """Write the results so far, so that a stopped benchmark keeps its finished seeds."""
     RESULTS.mkdir(exist_ok=True)
     name = experiment.removeprefix("experiment/") + (f"_{variant}" if variant else "")
     result = {"experiment": experiment, "overrides": overrides, "runs": rows}

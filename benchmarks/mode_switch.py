@@ -1,7 +1,7 @@
-"""What it costs to take tensors off the device that computes and to bring them back (`engine.offload`).
+"""Measure the cost of moving tensors off the compute device and back (`engine.offload`).
 
-The tensors stand for an optimiser's state. Beside each way the same bytes are copied from one tensor to another in
-memory that is there already: on a GPU between the GPU and pinned memory, as fast as the bus allows; on the CPU within
+The tensors stand for an optimiser's state. For comparison the same bytes are copied between tensors in allocated
+memory: on a GPU between the GPU and pinned memory, as fast as the bus allows; on the CPU within
 memory. Contenders take turns; medians are printed.
 
     python benchmarks/mode_switch.py [--device auto] [--mib 512] [--tensors 64] [--rounds 7] [--folder DIR]
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def compare(device: torch.device, mib: int, count: int, rounds: int, folder: Path) -> dict[str, float]:
-    """Median speed of every contender [GB/s]."""
+    """Return the median speed of every contender [GB/s]."""
     size = mib * MIB // 4 // count
     tensors = [torch.ones(size, device=device) for _ in range(count)]
     part = Offloaded(lambda: tensors, device=device, folder=folder)

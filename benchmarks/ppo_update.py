@@ -1,12 +1,12 @@
-"""CPU time of a PPO update of the MLP policy, beside Stable-Baselines3's at equal work.
+"""Compare the CPU time of a PPO update of the MLP policy with Stable-Baselines3's at equal work.
 
     python benchmarks/ppo_update.py [--rounds 9] [--minibatches 4] [--epochs 8] [--hidden 128,128]
 
-Both learn from a batch as the default job has it (8 slots, 128 decisions, 39 numbers in, 4 out), with the same
-networks, passes, minibatches, clipping and optimiser, on one thread; neither stops early. Counted is everything from
-the batch to the weights: flattening and shuffling, normalising advantages, the optimiser steps, metrics. Simulators,
-rollouts and advantage estimation are left out on both sides. Rounds are interleaved, and the CPU time of this process
-is what is compared, so that other load on the machine falls on both alike.
+Both learn from a batch as the default job has it (8 envs, 128 chunks, observations of 39 numbers, actions of 4), with
+the same networks, epochs, minibatches, clipping and optimiser, on one thread; neither stops early. Counted is
+everything from the batch to the weights: flattening and shuffling, normalising advantages, the optimiser steps,
+metrics. Simulators, rollouts and advantage estimation are left out on both sides. Rounds are interleaved, and the CPU
+time of this process is compared, so that other load on the machine affects both alike.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""For `transport.py`: simulators behind queues of tensors, as some stacks for embodied RL run them.
+"""Simulators behind queues of tensors, as some stacks for embodied RL run them; for `transport.py`.
 
-A reproduction of the design, not of anybody's code: one process per group of environments and a pair of
+Reproduces the design, not any code: one process per group of environments and a pair of
 torch.multiprocessing queues. A command is a dictionary with a method and its arguments, the answer one with a status
 and data, and observations are torch tensors, which travel by handing file descriptors over and are cloned on receipt so
 that the caller owns them.

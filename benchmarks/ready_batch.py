@@ -1,11 +1,11 @@
-"""What waiting costs when control steps differ in length: schedules of a rollout against each other.
+"""Compare schedules of a rollout when control steps differ in length.
 
 16 simulators in processes of their own, whose control steps sleep 5 ms on average (lognormal, sigma 0.6), and a policy
-that sleeps 5 + 2.2 n ms to decide for n of them (40 ms for all), 8 actions at a time. Real EnvManager, real Collector;
-every schedule meets the same lengths. They take turns; medians are printed.
+that sleeps 5 + 2.2 n ms to act for n of them (40 ms for all), 8 actions at a time. Real EnvManager, real Collector;
+every schedule gets the same lengths. They take turns; medians are printed.
 
-- step barrier: all slots execute one control step, then the next, eight times per decision. That is what stacks that
-  step a vector of environments do within a chunk.
+- step barrier: all envs execute one control step, then the next, eight times per chunk, as stacks that step a vector of
+  environments do.
 - lockstep, pipeline, ready_batch: the settings of `rollout.schedule`, one command per chunk.
 
     python benchmarks/ready_batch.py [--rounds 5] [--chunks 24] [--json FILE]
@@ -46,12 +46,12 @@ Run = Callable[[], float]
 
 
 def decide(count: int) -> None:
-    """Take the time that a policy takes for so many slots."""
+    """Sleep as long as a policy computes for this many slots."""
     time.sleep((5.0 + 2.2 * count) / 1e3)
 
 
 class SleepingPolicy(Policy):
-    """Does nothing, slowly."""
+    """A policy that sleeps and returns zeros."""
 
     def __init__(self) -> None:
         """Have one weight, as an optimiser needs."""
@@ -68,7 +68,7 @@ class SleepingPolicy(Policy):
         )
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        """Nothing is learned here."""
+        """Not used; nothing is learned here."""
         raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
-"""How much of saving a checkpoint a run does not notice with `run.save_async`.
+"""Measure how much of saving a checkpoint `run.save_async` hides from a run.
 
-A policy and an optimiser state of `--mib` are saved while the run waits, and in the background while it goes on with
-work that takes about as long. Contenders take turns; medians are printed: seconds that the run stood still, seconds
+A policy and an optimiser state of `--mib` are saved while the run waits, and in the background while it continues with
+work that takes about as long. Contenders take turns; medians are printed: seconds that the run was blocked, seconds
 until the checkpoint was published, and how much longer the same work took meanwhile.
 
     python benchmarks/saving.py [--mib 256] [--rounds 5] [--folder DIR] [--json FILE]
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def compare(mib: int, rounds: int, folder: Path) -> dict[str, dict[str, float]]:
-    """Medians of both ways to save."""
+    """Return medians of both ways to save."""
     snapshot = make_snapshot(mib)
     savers = {}
     for name, in_background in (("waiting", False), ("in background", True)):

@@ -1,4 +1,4 @@
-"""A plug-in for `ready_batch.py`: control steps that only take time, of a length that varies."""
+"""A plug-in for `ready_batch.py`: a simulator whose control steps sleep for a random time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Sleeping(SlotSimulator):
 
 
 class Sleeper(Slot):
-    """The lengths of its steps depend on its episode alone, so every schedule meets the same ones."""
+    """Lengths of steps depend only on the episode, so that every schedule gets the same ones."""
 
     def __init__(self, config: SleepingConfig) -> None:
         """Sleep as `config` says."""
@@ -56,7 +56,7 @@ class Sleeper(Slot):
         self.dice = np.random.default_rng()
 
     def reset(self, episode: EpisodeSpec) -> None:
-        """Throw new dice."""
+        """Seed the lengths of steps by the episode."""
         self.dice = np.random.default_rng(episode.seed)
 
     def step(self, action: NDArray[np.float32]) -> Transition:
@@ -65,7 +65,7 @@ class Sleeper(Slot):
         return Transition(0.0, False, False)
 
     def observe(self) -> tuple[None, NDArray[np.float32]]:
-        """Nothing to see."""
+        """Return a constant observation."""
         return None, np.zeros(8, np.float32)
 
 

@@ -1,13 +1,14 @@
-"""Runs that are killed again and again at random moments, and go on, against runs that nobody touched.
+"""Kill runs at random moments, resume them, and compare them with uninterrupted runs.
 
-Small runs (Pendulum with an MLP; Pendulum in images with a tiny pi0; with simulators and optimiser that go and come,
-saves in the background, two ranks) are killed, signalled, robbed of a simulator or of a rank, and resumed, until
-`--kills` blows have fallen. After every blow: the program and all of its processes end in time, its exit code is one
-that the blow explains, there is no traceback, the newest checkpoint is whole and none that was published is lost, and
-what was asked to stop has saved what it did last. Each run that comes to its end has the metrics (but times) and the
-weights, optimiser and random streams of the untouched run, bit for bit.
+Small runs (Pendulum with an MLP; Pendulum in images with a tiny pi0; with offloading of simulators and optimiser, saves
+in the background, two ranks) are killed, signalled, deprived of a simulator or a rank, and resumed, until `--kills`
+faults were injected. After every fault: the program and all of its processes end in time, its exit code matches the
+fault, there is no traceback, the newest checkpoint is complete, no published checkpoint is lost, and a run that was
+asked to stop has saved its last iteration. Each run that completes has the metrics (except times), weights, optimiser
+and random streams of the uninterrupted run, bit for bit.
 
-Blows, moments and victims are drawn from `--seed` alone; where exactly a run is hit depends on how fast the machine is.
+Faults, moments and processes are drawn from `--seed`; the exact position of a fault depends on the speed of the
+machine.
 
     python benchmarks/storm.py [--kills 200] [--seed 1] [--out benchmarks/results/storm.json] [--work DIR]
 """
@@ -38,9 +39,9 @@ from embodyrl.runner.checkpoint import CheckpointError, Manifest, find
 from embodyrl.version import __version__
 
 PATIENCE_S = 300.0
-"""A program that has written nothing for so long hangs [s]; on an idle machine something happens every few seconds."""
+"""A program without output for this long counts as hanging [s]; on an idle machine it prints every few seconds."""
 VICTIM_S = 20.0
-"""How long to look for a process that comes and goes [s]."""
+"""Time to search for a process that is short-lived [s]."""
 NOT_COMPARED = ("config.yaml", "origin.json", "trainer/counters.json")
 """Files of a checkpoint that hold the run's folder and its times."""
 STOPPED = {number: 128 + number for number in (SIGINT, SIGTERM, SIGHUP, SIGUSR1)}
@@ -72,7 +73,7 @@ tracking: {sinks: [jsonl]}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run to be hit."""
+    """A run into which faults are injected."""
 
     name: str
     config: str
@@ -157,12 +158,12 @@ class Life:
         return Started(process=process, log=log, before=log.tell(), metrics=self.metrics_file())
 
     def metrics_file(self) -> int | None:
-        """Return which file metrics.jsonl is; a run that goes on replaces it, without what it does again."""
+        """Return the inode of metrics.jsonl; a resumed run replaces the file, without the rows that it repeats."""
         path = self.path / "metrics.jsonl"
         return path.stat().st_ino if path.exists() else None
 
     def done_since(self, started: Started) -> int:
-        """The iteration that a process did last, by metrics.jsonl; 0 if it did none."""
+        """Return the last iteration of a process, by metrics.jsonl; 0 if it completed none."""
         if self.metrics_file() in (None, started.metrics):
             return 0
         lines = (self.path / "metrics.jsonl").read_text().split("\n")[:-1]
@@ -192,7 +193,7 @@ class Started:
     before: int
     """Length of the log when it began."""
     metrics: int | None
-    """Which file metrics.jsonl was before it began."""
+    """Inode of metrics.jsonl before it began."""
     seen: dict[int, psutil.Process] = field(default_factory=dict)
 
     def everyone(self) -> list[psutil.Process]:
@@ -205,7 +206,7 @@ class Started:
         return children
 
     def strike(self, blow: Blow, rng: random.Random) -> bool:
-        """Deliver a blow; returns False if there is nobody whom it could meet."""
+        """Inject a fault; return False if its target process does not exist."""
         until, pick = time.monotonic() + VICTIM_S, rng.random()
         while not self._victims(blow.target, pick):
             if self.process.poll() is not None or time.monotonic() > until:
@@ -257,13 +258,13 @@ class Started:
         return in_time and not left
 
     def said(self) -> str:
-        """Return what it wrote, to both of its streams."""
+        """Return the output of both streams."""
         self.log.seek(self.before)
         return str(self.log.read())
 
 
 def role_of(process: psutil.Process) -> str:
-    """Return what a process is for a run."""
+    """Return the role of a process in a run."""
     try:
         words, children = process.cmdline(), process.children()
     except psutil.NoSuchProcess:
@@ -276,7 +277,7 @@ def role_of(process: psutil.Process) -> str:
 
 
 class Storm:
-    """All blows, and what came of them.
+    """All faults and their results.
 
     Args:
         work: folder for the runs.
@@ -298,15 +299,15 @@ class Storm:
         self.lives: dict[str, Life] = {}
         self.untouched: dict[str, Outcome] = {}
         self.seconds: dict[str, float] = {}
-        """That an untouched run takes."""
+        """Seconds of an uninterrupted run."""
 
     @property
     def count(self) -> int:
-        """Blows that have fallen."""
+        """Number of injected faults."""
         return sum(counter.total() for counter in self.blows.values())
 
     def rage(self, kills: int) -> None:
-        """Deliver so many blows, then let every run come to its end."""
+        """Inject this many faults, then let every run complete."""
         for case in self._cases:
             self._run_untouched(case)
         while self.count < kills:
@@ -427,7 +428,7 @@ class Storm:
 
 
 def expected(blow: Blow | None) -> set[int]:
-    """The exit codes that a blow explains. 0: it came too late."""
+    """Return the exit codes that a fault may cause; 0: it came too late."""
     if blow is None:
         return {0}
     codes = {0} if blow.saves is None else {0, STOPPED[blow.saves]}
@@ -440,7 +441,7 @@ def expected(blow: Blow | None) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """Results of a run."""
 
     rows: list[dict[str, Any]]
     """Metrics but those of time and memory; an evaluation that was made up for is part of its iteration."""
@@ -461,7 +462,7 @@ class Outcome:
         )
 
     def differences(self, path: Path) -> str:
-        """Return what is different in another run, if anything."""
+        """Return the differences from another run."""
         other = Outcome.of(path)
         rows = [str(row["iteration"]) for row in self.rows if row not in other.rows]
         files = sorted(name for name in self.files.keys() | other.files.keys()
@@ -485,7 +486,7 @@ def table(storm: Storm) -> str:
 
 
 def main() -> None:
-    """Rage, print, write."""
+    """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

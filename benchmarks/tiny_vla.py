@@ -1,7 +1,7 @@
-"""One vision-language-action model all the way on a CPU: demonstrations, fine-tuning, reinforcement learning.
+"""Train one vision-language-action model on a CPU: demonstrations, fine-tuning, reinforcement learning.
 
 Runs the experiments tiny_oft_sft and tiny_oft_grpo (or those of another model) with several seeds, one after the other,
-and writes what came of them and how long it took as JSON. About eight minutes for each seed on two idle cores.
+and writes their results and times as JSON. About eight minutes for each seed on two idle cores.
 
     python benchmarks/tiny_vla.py --seeds 1 2 3 --work DIR --out benchmarks/results/tiny_vla.json
     python benchmarks/tiny_vla.py --model pi0 --work DIR --out benchmarks/results/tiny_pi0.json
@@ -28,7 +28,7 @@ Seconds = dict[str, dict[str, float]]
 
 
 def embodyrl(*words: str) -> str:
-    """Run the program; returns what it printed."""
+    """Run the program and return its output."""
     done = subprocess.run([sys.executable, "-m", "embodyrl", *words], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 
@@ -51,7 +51,7 @@ def success(run: Path, *overrides: str) -> float:
 
 
 def one_seed(model: str, seed: int, work: Path, changes: Sequence[str]) -> dict[str, Any]:
-    """The whole way, from nothing; `changes` are settings of the second half."""
+    """Run all steps; `changes` are overrides of reinforcement learning."""
     demonstrations, sft, grpo = work / "demonstrations", work / "sft", work / "grpo"
     common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
     first = [f"tiny_{model}_sft", *common, f"data.path={demonstrations}"]

@@ -1,4 +1,4 @@
-"""Does the tiny VLA look at its images and listen to its task description? Its success without either.
+"""Check that the tiny VLA uses images and task description: its success without either.
 
 Evaluates runs of tiny_oft_sft or tiny_oft_grpo on their held-out episodes as they are, with the task descriptions of
 the two tasks swapped, and with black images, and writes the success rates as JSON.

@@ -1,8 +1,8 @@
-"""Pages and images in docs/results, made from what tiny_vla.py and tiny_vla_controls.py wrote.
+"""Write pages and images in docs/results from the results of tiny_vla.py and tiny_vla_controls.py.
 
-The text of each page lies in benchmarks/pages.
+The text of each page is in benchmarks/pages.
 
-python benchmarks/tiny_vla_report.py
+    python benchmarks/tiny_vla_report.py
 """
 
 from __future__ import annotations

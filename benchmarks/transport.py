@@ -1,7 +1,7 @@
-"""What it costs to carry observations from simulator processes to the policy.
+"""Measure the cost of transferring observations from simulator processes to the policy.
 
 Simulators without any cost of their own return two 224 x 224 images and a state vector per step, and the caller ends up
-with a copy of all of them that is its own. Contenders take turns; medians are printed. CPU time is that of all
+with its own copy of them. Contenders take turns; medians are printed. CPU time is that of all
 processes together and depends less on what else the machine is doing than wall time does.
 
 Compared are contenders that hold as many environments in as many processes, one each:
@@ -11,8 +11,7 @@ Compared are contenders that hold as many environments in as many processes, one
 - Stable-Baselines3's SubprocVecEnv, which pickles observations through pipes.
 - Queues of tensors, as `queue_manager.py` describes them.
 
-Beside them stands what EnvManager gains by holding several environments in one process, and by images that are looked
-at where they lie.
+Also measured: EnvManager with several environments per process, and with images that are read without a copy.
 
     python benchmarks/transport.py [--rounds 7] [--seconds 0.5] [--json benchmarks/results/transport.json]
 """

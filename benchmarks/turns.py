@@ -1,4 +1,4 @@
-"""Contenders take turns, so that other load on the machine falls on all alike; shared by benchmarks of CPU time."""
+"""Run contenders in turns, so that other load on the machine affects all alike; shared by benchmarks of CPU time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each contender in each round; every other round goes backwards, and one before them warms up."""
+    """Return CPU seconds of each contender in each round, after a warm-up; every other round runs in reverse order."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name in contenders if number % 2 else reversed(contenders):

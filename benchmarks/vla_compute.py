@@ -1,11 +1,11 @@
-"""What bfloat16, action columns and recomputing are worth for a small vision-language-action model on the CPU.
+"""Measure the gain of bfloat16, action columns and recomputing for a small vision-language-action model on the CPU.
 
     python benchmarks/vla_compute.py [--rounds 7] [--batch 8] [--shapes tiny,small]
 
 Contenders take turns, on one thread, and the CPU time of this process is what is compared:
 
 - learning (forward and backward of `evaluate`) in float32 and in bfloat16;
-- `evaluate` with logits of the 256 action tokens alone, and with those of a whole vocabulary of 32,064 from which the
+- `evaluate` with logits of the 256 action tokens only, and with those of a whole vocabulary of 32,064 from which the
   action tokens are then taken;
 - learning with layers that are computed again in the backward pass (`engine.gradient_checkpointing`), and the bytes
   that are kept without and with it.

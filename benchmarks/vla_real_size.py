@@ -1,4 +1,5 @@
-"""Large models with random weights: chunks per second in rollouts, tokens per second and peak memory in learning.
+"""Benchmark large models with random weights: chunks per second in rollouts, tokens per second and peak memory in
+learning.
 
     python benchmarks/vla_real_size.py                        # OpenVLA-OFT 7B on a GPU, in bfloat16
     python benchmarks/vla_real_size.py --model pi0 --learn lora
@@ -7,8 +8,8 @@
 The device's matrix peak is measured first (one large product); every figure is given as a share of it too. The model's
 arithmetic is counted by torch while the policy runs without memory, recomputation not included, as is usual for "model
 FLOPs utilisation". A rollout is `HybridEngine.act` with images in main memory, so preparing them is part of it;
-"graph" is `Policy.act` in evaluation, without preparing images, as one CUDA graph, beside the same call as it is. A
-training step is `HybridEngine.update` or `HybridEngine.sft_step` on one minibatch.
+"graph" is `Policy.act` in evaluation, without preparing images, as one CUDA graph, beside the same call without a
+graph. A training step is `HybridEngine.update` or `HybridEngine.sft_step` on one minibatch.
 
 To add a model, add an entry to MODELS; the model's registry entry must say that a size was published.
 """
@@ -100,7 +101,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured, and where."""
+    """The measured model and its device."""
 
     model: str
     tiny: bool
@@ -124,7 +125,7 @@ class Setup:
 
     @property
     def simulator(self) -> SimulatorSpec:
-        """What the policy acts in."""
+        """Spec of the simulator that the policy acts in."""
         arm = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * 7, high=(1.0,) * 7)
         return SimulatorSpec(
             tasks={"task": TASK_DESCRIPTION},

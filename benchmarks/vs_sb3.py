@@ -1,15 +1,15 @@
-"""End-to-end env steps per second of the default job, beside Stable-Baselines3's PPO doing the same work.
+"""Compare end-to-end env steps per second of the default job with Stable-Baselines3's PPO doing the same work.
 
     python benchmarks/vs_sb3.py [--rounds 5] [--iterations 20] [key=value ...]
 
 Same simulator and task, network, observation normalisation, hyper-parameters (read from our config), torch threads
 and early stopping of the update. The peer runs with each of its two ways to hold environments, and over two
-environments: MetaWorld's own, as everybody gets it (`sb3-*`), and our `MetaWorldSlot`, whose steps give the same
+environments: MetaWorld's own (`sb3-*`), and our `MetaWorldSlot`, whose steps give the same
 numbers for less work (`sb3-*-our-env`): the second comparison leaves out what our simulator backend gains. Against
-each environment the better way to hold it counts. Rounds are interleaved (forwards, backwards, ...), so whatever else
-the machine does falls on all. Every contender is a fresh process that appends a line to a file after each iteration;
-the clock, and the processes' CPU times, are read from outside at the first and the last of these lines, so start-up,
-evaluation and saving do not count. Extra `key=value` arguments are overrides of the config, for both sides.
+each environment the better way to hold it counts. Rounds are interleaved (forwards, backwards, ...), so that other
+load on the machine affects all alike. Every contender is a fresh process that appends a line to a file after each
+iteration; the clock, and the processes' CPU times, are read from outside at the first and the last of these lines, so
+start-up, evaluation and saving do not count. Extra `key=value` arguments are overrides of the config, for both sides.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Measurement:
     total_cpu_s: float
     """CPU time of the main process and its simulator processes."""
     passes: float
-    """Mean number of passes over the data per update; early stopping can make it smaller than `epochs`."""
+    """Mean number of epochs per update; early stopping can make it smaller than `epochs`."""
 
 
 def measure(contender: str, iterations: int, overrides: Sequence[str]) -> Measurement:
@@ -107,7 +107,7 @@ def command_of(contender: str, run_dir: Path, iterations: int, overrides: Sequen
 
 @dataclass(frozen=True)
 class Reading:
-    """What the stopwatch showed."""
+    """Measured times."""
 
     clock: float
     learner_cpu_s: float

@@ -1,8 +1,8 @@
-"""How fast weights get to policies that act in other processes, against a plain copy of the same bytes.
+"""Measure the speed of weight transfer to policies in other processes, against a plain copy of the same bytes.
 
 - Shared memory: writing, receiving, and both with conversion from float32 to bfloat16; checksums included.
 - gloo: a process sends, another one receives, over the loopback device; in buckets, tensor by tensor, and as patches.
-  The time is that of the sender, who waits for the receiver. A raw broadcast of the same bytes stands beside.
+  The time is that of the sender, who waits for the receiver. A raw broadcast of the same bytes is measured as well.
 
 Contenders take turns; medians are printed. For patches the share of the bytes that travels is given, for weights that
 moved by steps of a size typical of a learning rate.
@@ -173,7 +173,7 @@ def receive(meeting: str, mib: int, tensors: int, rounds: int) -> None:
 
 
 def join(meeting: str, rank: int) -> None:
-    """Meet the other process."""
+    """Join the process group with the other process."""
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S)
     )

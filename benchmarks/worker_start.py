@@ -1,4 +1,4 @@
-"""How long simulator processes take to start and how much memory each has to itself: own interpreters, and forks.
+"""Measure start-up time and private memory of simulator processes: fresh interpreters, and forks.
 
 Usage: python benchmarks/worker_start.py [--simulators metaworld maniskill libero] [--workers 2] [--repeats 3]
 

@@ -1,4 +1,4 @@
-"""A plug-in for `transport.py`: simulators whose steps cost nothing, so that the cost of carrying data is left."""
+"""A plug-in for `transport.py`: simulators whose steps cost nothing, so that only the cost of data transfer is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ZeroCostConfig(EnvConfig):
 
 
 class ZeroCost:
-    """Returns the same images again and again; what is returned is what a real simulator would have to return."""
+    """Returns the same images at every step, in the form that a real simulator returns."""
 
     def __init__(self, config: ZeroCostConfig, num_slots: int) -> None:
         """Build `num_slots` slots."""
@@ -61,7 +61,7 @@ class ZeroCost:
         )
 
     def observe(self, slots: Sequence[int]) -> Observation:
-        """The same as ever."""
+        """Return the constant observation."""
         count = len(slots)
         return Observation(
             images=self._images[:count], proprio=self._state[:count], task_descriptions=["do nothing"] * count

@@ -1,9 +1,9 @@
-"""A model that sees images, in one file: a small convolutional Gaussian policy, outside the package.
+"""A model with images in one file, outside the package: a small convolutional Gaussian policy.
 
     embodyrl run examples/custom_image_model.yaml
 
-It steers the point mass of custom_simulator.py by looking at it from above. `examples/custom_model.py` is the simplest
-model; this one adds what images need: `preprocess`, which gets the same type in rollouts and in learning.
+It steers the point mass of custom_simulator.py from a camera image. `examples/custom_model.py` is the simplest model;
+this one adds `preprocess`, which images need. It gets the same types in rollouts and in learning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ConvConfig(ModelConfig):
     """A convolutional policy. These fields become the model's section of the YAML."""
 
     channels: int = setting(16, low=1, high=256)
-    """Channels of the first convolution; the second one has twice as many."""
+    """Channels of the first convolution; the second has twice as many."""
     noise: float = setting(0.5, above=0.0, high=2.0)
     """Standard deviation of exploration, in units of half the action range."""
 
@@ -66,7 +66,7 @@ class ConvPolicy(Policy):
         self.register_buffer("half_width", torch.from_numpy(half_width))
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
-        """Move an observation to the policy's device, the images as bytes: `[B, V, H, W, 3]` -> `[B, V*3, H, W]`."""
+        """Move an observation to the policy's device; images stay uint8: `[B, V, H, W, 3]` -> `[B, V*3, H, W]`."""
         device = self.centre.device
         assert observation.images is not None, "the simulator has cameras, see __init__"
         planes = observation.images.to(device).permute(0, 1, 4, 2, 3).flatten(1, 2)
@@ -76,7 +76,7 @@ class ConvPolicy(Policy):
     def act(
         self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
     ) -> ActOutput:
-        """Decide: a sample in training, the mean in evaluation."""
+        """Choose an action: a sample in training, the mean in evaluation."""
         distribution, values = self.predict(inputs)
         sample = mean = distribution.mean
         if mode == "train":
@@ -98,8 +98,10 @@ class ConvPolicy(Policy):
         )
 
     def predict(self, inputs: Inputs) -> tuple[Normal, Tensor]:
-        """Distribution of the action `[B, D]` in units of half the range, and value `[B]`; both float32."""
-        # Bytes become numbers here and not in `preprocess`: what it returns may be kept for several epochs.
+        """Return the distribution of the action `[B, D]` in units of half the range, and the value `[B]`; both
+        float32."""
+        # Images become floats here and not in `preprocess`, whose results may be kept for several epochs: uint8 takes a
+        # quarter of the memory.
         features = self.encoder(inputs["planes"].float() / 255.0)
         hidden = self.body(torch.cat([features, inputs["proprio"].to(features.dtype)], dim=1))
         distribution = Normal(self.mean(hidden).float(), self.noise, validate_args=False)

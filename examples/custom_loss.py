@@ -28,7 +28,7 @@ class SPOConfig(LossConfig):
 
 
 def spo(*, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, width: float) -> LossOutput:
-    """Loss of every entry, Xie et al. (2025), arXiv:2401.16025: -A r + |A| (r - 1)^2 / (2 width).
+    """Loss of every log-prob, Xie et al. (2025), arXiv:2401.16025: -A r + |A| (r - 1)^2 / (2 width).
 
     PPO stops pushing a ratio that has left its clip; here it is pulled back.
     """
@@ -47,7 +47,7 @@ class PairwiseConfig(AdvantageConfig):
 
 def pairwise(*, rewards: Tensor, valid: Tensor, group_size: int, margin: float) -> tuple[Tensor, Tensor]:
     """Advantages and returns `[T, B]` of whole episodes: the share of its group that an episode beats, less the share
-    that beats it, -1 .. 1. How far apart returns are does not matter, so that a single one cannot outweigh the others.
+    that beats it, -1 .. 1. Only the order of returns matters, so that a single one cannot outweigh the others.
     """
     returns = (rewards * valid).sum(0)
     in_groups = returns.view(-1, group_size)

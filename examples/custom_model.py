@@ -2,7 +2,7 @@
 
     embodyrl run examples/custom_model.yaml
 
-The YAML says `plugins: [custom_model]`, so this module is imported before anything else (also in simulator
+The YAML has `plugins: [custom_model]`, so this module is imported before anything else (also in simulator
 processes), and `model: {name: linear}` then finds it. A package would declare an entry point in the group
 `embodyrl.models` instead.
 """
@@ -54,7 +54,7 @@ class LinearPolicy(Policy):
         self.register_buffer("half_width", torch.from_numpy(half_width))
 
     def act(self, inputs: dict[str, Tensor], mode: str, generator: torch.Generator | None = None) -> ActOutput:
-        """Decide: a sample in training, the mean in evaluation."""
+        """Choose an action: a sample in training, the mean in evaluation."""
         distribution, values = self.predict(inputs)
         sample = mean = distribution.mean
         if mode == "train":
@@ -76,10 +76,10 @@ class LinearPolicy(Policy):
         )
 
     def predict(self, inputs: dict[str, Tensor]) -> tuple[Normal, Tensor]:
-        """Distribution of the action `[B, D]` in units of half the range, and value `[B]`; float32, though the layers
-        may multiply in bfloat16 (`engine.precision`)."""
+        """Return the distribution of the action `[B, D]` in units of half the range, and value `[B]`; float32, though
+        the layers may multiply in bfloat16 (`engine.precision`)."""
         proprio = inputs["proprio"]
-        # To validate the mean would be to wait for the GPU.
+        # Validating the mean would synchronise with the GPU.
         distribution = Normal(self.mean(proprio).float(), self.noise, validate_args=False)
         return distribution, self.value(proprio).squeeze(-1).float()
 

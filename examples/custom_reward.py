@@ -1,4 +1,4 @@
-"""A reward in one file, outside the package: the simulator's own, less what the pushing costs.
+"""A reward in one file, outside the package: the simulator's own, less a cost of the actions.
 
     embodyrl run examples/custom_reward.yaml
 
@@ -22,7 +22,7 @@ class GentleConfig(RewardConfig):
     """The simulator's reward, less the effort."""
 
     cost: float = setting(0.01, low=0.0)
-    """Of an action of length 1."""
+    """Cost of an action of length 1."""
 
 
 def gentle(*, rewards: Tensor, actions: Tensor, cost: float) -> Tensor:

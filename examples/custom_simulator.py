@@ -4,10 +4,9 @@ Run it with the configuration beside it, which names this module under `plugins:
 
     embodyrl run examples/custom_simulator.yaml
 
-It learns in about ten seconds. To write your own, copy this file: describe what your simulator offers
-(`SimulatorSpec`), say how one environment starts, steps and is observed (`Slot`), and register it. Time limits, chunks
-of actions, checks, worker processes, and saving and restoring states come from the base class. `docs/simulators.md` has
-the details.
+It learns in about ten seconds. To write your own, copy this file: describe your simulator (`SimulatorSpec`), implement
+reset, step and observation of one environment (`Slot`), and register it. Time limits, chunks of actions, checks, worker
+processes, and saving and restoring states come from the base class. `docs/simulators.md` has the details.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ TIME_STEP = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class PointMassConfig(EnvConfig):
-    """A point mass in a plane. These options are part of the schema: misspelt keys and bad values are found at once."""
+    """A point mass in a plane. These options are part of the schema: misspelt keys and bad values are reported before
+    the start."""
 
     goal_radius: float = setting(0.1, above=0.0, high=1.0)
     """The goal is reached within this distance [m]."""
@@ -74,14 +74,14 @@ class Plane(Slot):
         self._random = np.random.default_rng(0)
 
     def reset(self, episode: EpisodeSpec) -> None:
-        """The start state decides where point and goal are, the seed how the wind blows."""
+        """Place point and goal by the start state, and seed the wind."""
         layout = np.random.default_rng(episode.start_state)
         self._position, self._goal = layout.uniform(-1.0, 1.0, (2, 2))
         self._velocity = np.zeros(2)
         self._random = np.random.default_rng(episode.seed)
 
     def step(self, action: NDArray[np.float32]) -> Transition:
-        """Push with `action [2]`; the reward is the way gained towards the goal, and 1 for reaching it."""
+        """Push with `action [2]`; the reward is the progress towards the goal [m], plus 1 for reaching it."""
         before = np.linalg.norm(self._goal - self._position)
         force = action + self._random.normal(0.0, self._wind, 2) - self._velocity  # the last term is friction
         self._velocity = self._velocity + force * TIME_STEP
@@ -91,14 +91,15 @@ class Plane(Slot):
         return Transition(float(before - distance) + float(success), success, success)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
-        """Position, velocity and the way to the goal `[6]`; with a camera its image `[1, H, W, 3]` shows the goal."""
+        """Return position, velocity and vector to the goal `[6]`; with a camera, an image `[1, H, W, 3]` shows the goal
+        and the state is `[4]`."""
         state = [self._position, self._velocity]
         if self._image_size is None:
             return None, np.concatenate([*state, self._goal - self._position]).astype(np.float32)
         return self._draw(*self._image_size)[None], np.concatenate(state).astype(np.float32)
 
     def render(self) -> NDArray[np.uint8]:
-        """Draw an image for people `[64, 64, 3]`."""
+        """Draw an image `[64, 64, 3]` for videos."""
         return self._draw(64, 64)
 
     def _draw(self, height: int, width: int) -> NDArray[np.uint8]:

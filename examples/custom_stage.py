@@ -1,4 +1,4 @@
-"""A stage of one's own: whoever moves more than needed is paid less."""
+"""A stage in one file, outside the package: it subtracts the cost of effort from rewards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WEIGHT = 0.05
 
 
 def pay_for_effort(iteration: Iteration) -> None:
-    """Subtract the squared actions from what is learned from; `mine/effort` is their mean over the rollout."""
+    """Subtract a price of the squared actions from shaped rewards; `mine/effort` is their mean over the rollout."""
     batch = iteration.batch
     effort = batch["actions"].square().sum(-1)  # [K, B, C, D] -> [K, B, C]
     batch["shaped_rewards"] = batch["shaped_rewards"] - WEIGHT * effort

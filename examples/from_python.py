@@ -1,4 +1,4 @@
-"""Training from Python: a run with a callback, its evaluation, and its policy in simulators that are stepped by hand.
+"""Training from Python: a run with a callback, its evaluation, and its policy in simulators that the script steps.
 
 python examples/from_python.py [KEY=VALUE]...
 """

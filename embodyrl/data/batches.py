@@ -20,31 +20,31 @@ from embodyrl.seeding import derive_seed
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What was seen, and the chunks of actions that followed."""
+    """A minibatch: observations, and the chunks of actions that follow them."""
 
     observation: Observation
-    """`M` of them."""
+    """Observations of `M` samples."""
     actions: NDArray[np.float32]
     """`[M, C, D]` in the simulator's units."""
 
 
 class Demonstrations:
-    """An endless sequence of minibatches. Each depends on the dataset, the settings, the seed and its number alone, so
-    a run that is resumed goes on with the same ones.
+    """An endless sequence of minibatches. Each depends only on the dataset, the settings, the seed and its number, so
+    that a resumed run continues with the same ones.
 
-    Every pass over the dataset draws the episodes in another order, reads as many as fit into memory, draws the chunks
-    of those in random order, and then goes on to the next episodes. A minibatch has fewer than `batch_size` chunks only
-    where the episodes in memory have fewer; what is left over at the end is left out for this pass.
+    Every epoch shuffles the episodes, reads as many as fit into memory, yields their chunks in random order, and then
+    continues with the next episodes. A minibatch has fewer than `batch_size` chunks only if the episodes in memory have
+    fewer; an incomplete minibatch at the end is dropped for this epoch.
 
     Args:
         dataset: the demonstrations.
-        config: batch size, memory, and what happens where an episode ends.
-        cameras: those whose images are wanted, in this order.
+        config: batch size, memory, and treatment of the ends of episodes.
+        cameras: cameras whose images are returned, in this order.
         chunk_size: `C`.
         seed: the run's seed.
 
     Raises:
-        DatasetError: no chunk can be made of the dataset, or it lacks a camera.
+        DatasetError: the dataset contains no complete chunk, or lacks a camera.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Demonstrations:
             )
         self._loaded: _Window | None = None
         self._latest = 0, 0
-        """A pass, and the number of its first minibatch: where the search for the next one begins."""
+        """An epoch, and the number of its first minibatch: where the search for the next one begins."""
 
     @property
     def chunks(self) -> int:
-        """How many different chunks there are."""
+        """Number of different chunks."""
         return sum(map(len, self._starts))
 
     def batches(self, first: int, count: int) -> Iterator[Batch]:
-        """Minibatches number `first` .. `first + count - 1`."""
+        """Yield minibatches number `first` .. `first + count - 1`."""
         epoch, position = self._latest if self._latest[1] <= first else (0, 0)
         stop = first + count
         while position < stop:
@@ -87,8 +87,9 @@ class Demonstrations:
             epoch += 1
 
     def _chunk_starts(self, number: int) -> NDArray[np.int64]:
-        """Frames of an episode at which a chunk begins. None of its actions but the last may have been disturbed: what
-        follows a disturbance answers to it, which nobody could know when the chunk began."""
+        """Return the frames of an episode at which chunks begin. Only the last action of a chunk may be perturbed:
+        later actions react to the perturbation, which the observation at the beginning of the chunk does not
+        contain."""
         length, size = self.dataset.episodes[number].length, self._chunk_size
         last = length if self._config.at_end is AtEnd.repeat else length - size + 1
         starts: NDArray[np.int64] = np.arange(max(last, 0))
@@ -102,7 +103,7 @@ class Demonstrations:
         return starts[undisturbed]
 
     def _plan(self, epoch: int) -> list[tuple[list[int], list[NDArray[np.int64]]]]:
-        """A pass: which episodes are in memory together, and their minibatches `[M, 2]` of (episode, frame)."""
+        """Return an epoch: groups of episodes in memory, and their minibatches `[M, 2]` of (episode, frame)."""
         rng = np.random.default_rng(derive_seed(self._seed, "demonstrations", epoch))
         order = rng.permutation(len(self._starts)).tolist()
         plan = []
@@ -119,7 +120,7 @@ class Demonstrations:
         return plan
 
     def _fitting(self, order: list[int]) -> list[list[int]]:
-        """The episodes in groups that fit into memory, each in ascending order, as they lie on the disk."""
+        """Split episodes into groups that fit into memory, each in ascending order as on disk."""
         most = self._config.memory_mib * 2**20 // self.dataset.spec.frame_bytes
         groups: list[list[int]] = [[]]
         frames = 0
@@ -154,7 +155,7 @@ class Demonstrations:
         )
 
     def _shifted(self, images: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
-        """The images `[M, V, H, W, 3]` of a minibatch, moved by the same random number of pixels; edges repeat."""
+        """Shift all images `[M, V, H, W, 3]` of a minibatch by the same random number of pixels; edges are repeated."""
         most = self._config.shift_pixels
         if not most:
             return images
@@ -167,7 +168,7 @@ class Demonstrations:
 
 
 class _Window:
-    """Episodes in memory, one after the other."""
+    """Episodes in memory, concatenated."""
 
     def __init__(self, dataset: Dataset, episodes: list[int], cameras: list[int]) -> None:
         self.episodes = episodes

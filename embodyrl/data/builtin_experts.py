@@ -1,4 +1,4 @@
-"""The scripted experts that come with embodyrl, declared by the name of their simulator."""
+"""The scripted experts that come with embodyrl, registered by the name of their simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who demonstrates: a scripted expert, or whatever else decides what to do in simulator slots."""
+"""Demonstrators: scripted experts and policies that choose actions for recordings."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from embodyrl.registry import EXPERTS
 
 
 class Demonstrator(Protocol):
-    """Decides what to do, an action at a time, in any number of slots."""
+    """Chooses single actions in any number of envs."""
 
     env: EnvConfig
-    """The simulator, run so that it shows what this one needs to see."""
+    """Config of the simulator, with the observations that this demonstrator needs."""
 
     def begin(self, slot: int, episode: EpisodeSpec) -> None:
-        """A new episode starts in a slot."""
+        """Start a new episode in a slot."""
         ...
 
     def act(self, slots: NDArray[np.int64], observation: Observation) -> NDArray[np.float32]:
-        """Actions `[B, D]` for these slots, in the simulator's units."""
+        """Return actions `[B, D]` for these slots, in the simulator's units."""
         ...
 
     def recorded(self, observation: Observation) -> Observation:
-        """Return what the simulator as it was configured would have shown."""
+        """Return the observation that the simulator would have with the user's config."""
         ...
 
 
 def scripted_expert(env: EnvConfig) -> Demonstrator:
-    """The scripted expert of a simulator.
+    """Return the scripted expert of a simulator.
 
     Raises:
-        UnknownNameError: it has none.
+        UnknownNameError: the simulator has none.
         MissingPackageError: a package is not installed.
     """
     expert: Callable[[EnvConfig], Demonstrator] = EXPERTS.load(env.name)

@@ -1,13 +1,14 @@
-"""LeRobotDataset v3.0 on disk: names of files and columns, and `meta/info.json`; and a demonstration in memory.
+"""LeRobotDataset v3.0 on disk: names of files and columns, `meta/info.json`; and a demonstration in memory.
 
-    meta/info.json                                  what every frame holds, how many there are
+    meta/info.json                                  features of a frame, numbers of frames and episodes
     meta/stats.json                                 minimum, maximum, mean, ... of every feature
     meta/tasks.parquet                              task descriptions
-    meta/episodes/chunk-000/file-000.parquet        where each episode lies, and its own statistics
-    data/chunk-000/file-000.parquet                 a row per frame; images as PNG where they are kept as images
-    videos/<feature>/chunk-000/file-000.mp4         images where they are kept as videos
+    meta/episodes/chunk-000/file-000.parquet        positions and statistics of each episode
+    data/chunk-000/file-000.parquet                 a row per frame; images as PNG if they are stored as images
+    videos/<feature>/chunk-000/file-000.mp4         images if they are stored as videos
 
-The layout is that of huggingface/lerobot, `src/lerobot/datasets`. Imports nothing heavy: a config is checked quickly.
+The layout is that of huggingface/lerobot, `src/lerobot/datasets`. Imports nothing heavy, so that a config is checked
+quickly.
 
 Shapes: `T` frames of an episode, `V` cameras, `H, W` pixels, `S` proprio dims, `D` action dims.
 """
@@ -38,7 +39,7 @@ VIDEO_PATH = f"videos/{{video_key}}/{NUMBERED}.mp4"
 
 FILES_PER_CHUNK = 1000
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
-"""A new file is begun once one has grown to this."""
+"""Size from which on a new file is started."""
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 REWARD, SUCCESS, DONE, PERTURBED = "next.reward", "next.success", "next.done", "perturbed"
@@ -46,40 +47,40 @@ COUNTERS = ("frame_index", "episode_index", "index", "task_index")
 
 
 class DatasetError(UserError):
-    """Raised when a folder holds no demonstrations that can be used; says what is wrong and what to do."""
+    """Raised when a folder contains no usable demonstrations."""
 
 
 class Images(StrEnum):
-    """How images are kept. Both are lossless."""
+    """How images are stored. Both are lossless."""
 
     image = "image"
     video = "video"
 
 
 class FilePosition(NamedTuple):
-    """Which of the numbered files something is in."""
+    """Numbers of a file in the dataset."""
 
     chunk_index: int = 0
     file_index: int = 0
 
     def following(self) -> FilePosition:
-        """The next file."""
+        """Return the next file."""
         if self.file_index + 1 == FILES_PER_CHUNK:
             return FilePosition(self.chunk_index + 1, 0)
         return FilePosition(self.chunk_index, self.file_index + 1)
 
 
-# ----------------------------------------------------------------------------------------------------- what frames hold
+# -------------------------------------------------------------------------------------------------- features of frames
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec:
-    """What every frame of a dataset holds."""
+    """Features of every frame of a dataset."""
 
     action_names: tuple[str, ...]
-    """Names of the `D` entries of an action."""
+    """Names of the `D` numbers of an action."""
     state_dim: int = 0
-    """`S`; 0: there is no state observation."""
+    """`S`; 0: no state observation."""
     cameras: tuple[str, ...] = ()
     """Names of the `V` cameras."""
     image_size: tuple[int, int] = (0, 0)
@@ -87,12 +88,12 @@ class DatasetSpec:
     fps: int
     """Frames per second [Hz]."""
     robot: str | None = None
-    """What was recorded, for people."""
+    """Name of the robot, for readers."""
     images: Images = Images.image
     outcome: bool = False
-    """Whether rewards and success are there."""
+    """Whether rewards and success are stored."""
     perturbed: bool = False
-    """Whether it says where something else than the recorded action was executed."""
+    """Whether frames are marked in which another action than the recorded one was executed."""
 
     @property
     def action_dim(self) -> int:
@@ -101,17 +102,17 @@ class DatasetSpec:
 
     @property
     def image_keys(self) -> list[str]:
-        """The features that hold images."""
+        """Names of the features with images."""
         return [IMAGES + camera for camera in self.cameras]
 
     @property
     def frame_bytes(self) -> int:
-        """Memory that a frame takes."""
+        """Memory of a frame [bytes]."""
         height, width = self.image_size
         return len(self.cameras) * height * width * 3 + 4 * (self.state_dim + self.action_dim + 2)
 
     def features(self) -> dict[str, dict[str, Any]]:
-        """As `meta/info.json` lists them."""
+        """Return the features as in `meta/info.json`."""
         names = ["height", "width", "channels"]
         found: dict[str, dict[str, Any]] = {}
         if self.state_dim:
@@ -135,7 +136,7 @@ def _feature(dtype: str, shape: list[int], names: list[str] | None = None) -> di
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """`meta/info.json`."""
+    """Contents of `meta/info.json`."""
 
     spec: DatasetSpec
     episodes: int
@@ -170,7 +171,7 @@ class Info:
         """Read the file below `folder`.
 
         Raises:
-            DatasetError: it is not there, damaged, of another version, or lacks what is needed.
+            DatasetError: the file does not exist, is damaged, has another version, or lacks an entry.
         """
         content = _content(folder)
         faults = list(_faults(content))
@@ -211,7 +212,7 @@ NEEDED = {"total_episodes": int, "total_frames": int, "total_tasks": int, "data_
 
 
 def _faults(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is missing or wrong."""
+    """Yield texts about missing or wrong entries."""
     for name, kind in NEEDED.items():
         if not isinstance(content.get(name), kind):
             yield f"{name} is {content.get(name)!r}, expected {kind.__name__}"
@@ -232,7 +233,7 @@ def _faults(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faults_of_images(images: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield what is wrong with the features of the cameras."""
+    """Yield texts about wrong features of cameras."""
     if len({str(_height_and_width(each)) for each in images}) > 1:
         yield "its cameras differ in image size, which this program does not support"
     if len({each.get("dtype") for each in images}) > 1:
@@ -242,7 +243,7 @@ def _faults_of_images(images: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _height_and_width(feature: Mapping[str, Any]) -> tuple[int, int]:
-    """Of a feature with images; some datasets name the channels first."""
+    """Return height and width of a feature with images; some datasets have channels first."""
     first, second, third = feature["shape"]
     names = feature.get("names") or ["height", "width", "channels"]
     return (second, third) if str(names[0]).startswith("c") else (first, second)
@@ -273,28 +274,28 @@ def _spec(content: Mapping[str, Any]) -> DatasetSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """`T` frames: what was seen, and what was done then."""
+    """`T` frames: observations and actions."""
 
     task: str
     """The task description."""
     actions: NDArray[np.float32]
-    """`[T, D]` in the simulator's units: what is to be learned."""
+    """`[T, D]` in the simulator's units: the actions to learn."""
     proprio: NDArray[np.float32] | None = None
     """`[T, S]` state observation."""
     images: NDArray[np.uint8] | None = None
     """`[T, V, H, W, 3]`"""
     rewards: NDArray[np.float32] | None = None
-    """`[T]`: what the simulator paid for the action."""
+    """`[T]`: the simulator's reward for the action."""
     success: NDArray[np.bool_] | None = None
-    """`[T]`: the task's condition held after the action."""
+    """`[T]`: whether the task was solved after the action."""
     perturbed: NDArray[np.bool_] | None = None
-    """`[T]`: something else than the recorded action was executed. None: never."""
+    """`[T]`: whether another action than the recorded one was executed. None: never."""
 
     def __len__(self) -> int:
         return len(self.actions)
 
     def check(self, spec: DatasetSpec) -> None:
-        """Raise `ValueError` if it does not fit a dataset."""
+        """Raise `ValueError` if the episode does not fit a dataset."""
         height, width = spec.image_size
         wanted: dict[str, tuple[int, ...] | None] = {
             "actions": (spec.action_dim,),

@@ -1,4 +1,4 @@
-"""Reads a LeRobotDataset, an episode at a time."""
+"""Read a LeRobotDataset episode by episode."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ PLACES = ("episode_index", "length", "data/chunk_index", "data/file_index", "dat
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where an episode lies."""
+    """Position of an episode in the files."""
 
     number: int
     length: int
     """`T`"""
     path: Path
-    """Of its table."""
+    """File of its table."""
     first_row: int
-    """In that table."""
+    """Its first row in that table."""
     videos: dict[str, tuple[Path, float]]
-    """By feature: the file, and the time at which the episode begins in it [s]."""
+    """By feature: the file, and the start of the episode in it [s]."""
 
 
 class Dataset:
     """Demonstrations on disk.
 
     Args:
-        folder: of a LeRobotDataset v3.0.
+        folder: folder of a LeRobotDataset v3.0.
 
     Raises:
-        DatasetError: it is none, is incomplete, or contradicts itself.
+        DatasetError: the folder contains no such dataset, or it is incomplete or inconsistent.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,14 +63,14 @@ class Dataset:
 
     @property
     def spec(self) -> DatasetSpec:
-        """What its frames hold."""
+        """Features of its frames."""
         return self.info.spec
 
     def read(self, number: int, *, with_images: bool = True) -> Episode:
-        """One episode, with or without its images.
+        """Read one episode, with or without its images.
 
         Raises:
-            DatasetError: a file is missing or damaged, or holds something else.
+            DatasetError: a file is missing or damaged, or has other contents than expected.
         """
         where, spec = self.episodes[number], self.spec
         names = [*self._columns, *(spec.image_keys if with_images and spec.images is Images.image else [])]
@@ -94,13 +94,13 @@ class Dataset:
 
     @cached_property
     def _columns(self) -> list[str]:
-        """Columns with numbers that are read."""
+        """Numeric columns that are read."""
         spec = self.spec
         optional = {STATE: spec.state_dim, REWARD: spec.outcome, SUCCESS: spec.outcome, PERTURBED: spec.perturbed}
         return [ACTION, "episode_index", "task_index", *(name for name, there in optional.items() if there)]
 
     def _images(self, where: Where, table: Any) -> NDArray[np.uint8]:
-        """Images of an episode `[T, V, H, W, 3]`."""
+        """Read the images of an episode `[T, V, H, W, 3]`."""
         spec = self.spec
         if spec.images is Images.video:
             shown = [storage.read_video(*where.videos[key], where.length, spec.fps) for key in spec.image_keys]
@@ -118,7 +118,7 @@ class Dataset:
         return images
 
     def _find_episodes(self) -> list[Where]:
-        """Return where every episode lies, by number."""
+        """Return the positions of all episodes, by number."""
         paths = sorted((self.folder / EPISODES).glob("*/*.parquet"))
         if not paths:
             raise DatasetError(f"{self.folder / EPISODES} holds no files: the dataset is incomplete")

@@ -1,8 +1,8 @@
-"""Plays episodes with a demonstrator and keeps what happened.
+"""Record episodes of a demonstrator.
 
-Which episode is played under which number does not depend on the slots, and episodes come out in the order of their
-numbers, so the demonstrations are the same whatever `env.num_envs` and `env.workers` are (for a demonstrator that
-decides for each slot by itself).
+The numbers of episodes do not depend on the slots, and episodes are returned in the order of their numbers. So the
+demonstrations do not depend on `env.num_envs` and `env.workers`, for demonstrators that choose the actions of each
+slot independently.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.seeding import derive_seed
 
 LONGEST_PUSH = 3
-"""Steps that a push lasts at most."""
+"""Maximum steps of a push."""
 
 
 def demonstration_episodes(env: EnvConfig, seed: int) -> list[EpisodeSpec]:
-    """All episodes that may be recorded: tasks in turn, each from the training start states 0, 1, ..."""
+    """Return all episodes that may be recorded: tasks in turn, each from the training start states 0, 1, ..."""
     return [
         EpisodeSpec(
             task=task,
@@ -40,7 +40,7 @@ def demonstration_episodes(env: EnvConfig, seed: int) -> list[EpisodeSpec]:
 def dataset_spec(
     env: EnvConfig, manager: EnvManager, demonstrator: Demonstrator, *, images: Images, perturbed: bool
 ) -> DatasetSpec:
-    """Return what the frames of a recording hold."""
+    """Return the features of a recording's frames."""
     spec = manager.spec
     shown = Observation(proprio=np.zeros((1, spec.proprio_dim), np.float32), task_descriptions=[""])
     state = demonstrator.recorded(shown).proprio if spec.proprio_dim else None
@@ -64,12 +64,12 @@ def dataset_spec(
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """An episode that was played."""
+    """A recorded episode."""
 
     number: int
     episode: Episode
     success: bool
-    """The task's condition held at least once."""
+    """Whether the task was solved at least once."""
 
 
 class Recorder:
@@ -77,12 +77,12 @@ class Recorder:
 
     Args:
         manager: simulators of `demonstrator.env`, with chunks of one action.
-        demonstrator: decides.
-        pushes: times per episode, on average, that a random action interferes: the first time at its start, further
-            times at random moments of the first half of the time limit. It is executed up to three times; what is
-            recorded as the action is what the demonstrator wanted to do instead.
-        after_success: actions that are recorded beyond the first one after which the task's condition held.
-        seed: of the pushes.
+        demonstrator: chooses the actions.
+        pushes: mean number per episode of random actions that interfere: the first at its start, others at random
+            steps in the first half of the time limit. Each is executed for up to `LONGEST_PUSH` steps; the action of
+            the demonstrator is recorded instead.
+        after_success: actions that are recorded after the first that solved the task.
+        seed: seed of the pushes.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class Recorder:
         self._seed = seed
 
     def record(self, episodes: Sequence[EpisodeSpec]) -> Generator[Attempt, None, None]:
-        """Play episodes, as many at once as there are slots; they come in their order. Closing it ends it."""
+        """Play episodes, as many at once as there are slots, and yield them in their order; closing the generator
+        stops."""
         slots = np.arange(min(self._manager.num_envs, len(episodes)))
         takes = {slot: self._begin(slot, slot, episodes[slot]) for slot in slots.tolist()}
         observation = self._manager.reset(slots, list(episodes[: len(slots)]))
@@ -129,7 +130,7 @@ class Recorder:
         return _Take(number=number, pushed=self._plan_pushes(rng))
 
     def _plan_pushes(self, rng: np.random.Generator) -> dict[int, NDArray[np.float32]]:
-        """Return which random actions are executed in which steps of an episode."""
+        """Return the random actions of an episode by step."""
         spec = self._manager.spec
         times = int(self._pushes) + int(rng.random() < self._pushes % 1.0)
         action = rng.uniform(spec.action_low, spec.action_high).astype(np.float32)
@@ -142,7 +143,7 @@ class Recorder:
     def _step(
         self, slots: NDArray[np.int64], observation: Observation, takes: list[_Take]
     ) -> tuple[Observation, NDArray[np.bool_]]:
-        """One action in these slots; returns what they show then, and which episodes are over."""
+        """Execute one action in these slots; return the next observation, and a mask of episodes that are over."""
         spec = self._manager.spec
         wanted = self._demonstrator.act(slots, observation).clip(spec.action_low, spec.action_high)
         pushes = [take.pushed.get(len(take.actions)) for take in takes]
@@ -176,10 +177,10 @@ class _Take:
     rewards: list[float] = field(default_factory=list)
     success: list[bool] = field(default_factory=list)
     lost: bool = False
-    """Its simulator process died; it is played again."""
+    """The simulator process died; the episode is played again."""
 
     def see(self, observation: Observation, row: int) -> None:
-        """Keep what is decided on; images are in memory that is drawn into again."""
+        """Copy the observation, because the simulator reuses its memory for later images."""
         self.task_description = observation.task_descriptions[row]
         if observation.images is not None:
             self.images.append(observation.images[row].copy())
@@ -188,11 +189,11 @@ class _Take:
 
     @property
     def steps_since_success(self) -> int:
-        """Actions from the first one after which the condition held, that one included; 0 before."""
+        """Actions since the task was first solved, including that one; 0 before."""
         return len(self.success) - self.success.index(True) if True in self.success else 0
 
     def attempt(self, *, marked: bool) -> Attempt:
-        """Return what was recorded; `marked` with where it was pushed."""
+        """Return the recorded episode; if `marked`, with the steps of pushes."""
         return Attempt(
             number=self.number,
             success=any(self.success),

@@ -1,7 +1,7 @@
-"""The bytes of a dataset: Parquet tables, and images as PNG in a table or as H.264 without loss in an MP4. What is
-read is what was written, bit for bit. The one place that knows pyarrow and FFmpeg.
+"""Files of a dataset: Parquet tables, and images as PNG in a table or as lossless H.264 in an MP4. Images are read back
+bit for bit. The only module that uses pyarrow and FFmpeg.
 
-Videos are kept as RGB, which every FFmpeg decodes, and browsers do not.
+Videos are stored as RGB, which every FFmpeg decodes, but browsers do not.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ except ModuleNotFoundError as error:
 # --------------------------------------------------------------------------------------------------------------- tables
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""An image in a table."""
+"""Type of an image in a table."""
 
 KEPT_GROUPS = 4
-"""Pieces of files that stay in memory: neighbouring episodes may share one."""
+"""Row groups that stay in memory: neighbouring episodes may share one."""
 
 
 def column(values: Any) -> pa.Array:
-    """Numbers `[T]`, or rows of numbers `[T, n]` as lists of fixed length (a plain column if n is 1)."""
+    """Return a column of numbers `[T]`, or of lists of fixed length for `[T, n]` (numbers if n is 1)."""
     array = np.asarray(values)
     if array.ndim == 2 and array.shape[1] > 1:
         return pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
@@ -47,12 +47,12 @@ def column(values: Any) -> pa.Array:
 
 
 def image_column(files: Sequence[bytes]) -> pa.Array:
-    """Images, as PNG files."""
+    """Return a column of images, given as PNG files."""
     return pa.array([{"bytes": file, "path": None} for file in files], IMAGE)
 
 
 def numbers(array: pa.ChunkedArray) -> NDArray[Any]:
-    """Return what `column` made a column of: `[T]`, or `[T, n]`."""
+    """Return the numbers `[T]` or `[T, n]` of a column; the inverse of `column`."""
     array = array.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of no chunks
         return np.zeros(0)
@@ -63,7 +63,7 @@ def numbers(array: pa.ChunkedArray) -> NDArray[Any]:
 
 
 def write_tasks(path: Path, task_descriptions: Sequence[str]) -> None:
-    """Write the task descriptions by number. They are the table's index, in the words of pandas."""
+    """Write the task descriptions by number, as the index of a pandas table."""
     table = pa.table(
         {"task_index": pa.array(range(len(task_descriptions)), pa.int64()), "task": pa.array(task_descriptions)}
     )
@@ -77,7 +77,7 @@ def write_tasks(path: Path, task_descriptions: Sequence[str]) -> None:
 
 
 def read_tasks(path: Path) -> list[str]:
-    """The task descriptions by number; in some datasets their column has no name of its own."""
+    """Read the task descriptions by number; the name of their column differs between datasets."""
     table = read_table(path)
     task_descriptions = next(
         (name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)), None
@@ -91,7 +91,7 @@ def read_tasks(path: Path) -> list[str]:
 
 
 class TableWriter:
-    """A Parquet file that grows by tables of the same columns; each is a piece that can be read by itself."""
+    """Writes a Parquet file table by table; each table becomes a row group that can be read separately."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -117,10 +117,10 @@ class TableWriter:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A whole file.
+    """Read a whole file.
 
     Raises:
-        DatasetError: it is missing or damaged, or lacks a column.
+        DatasetError: the file is missing or damaged, or lacks a column.
     """
     file = _open(path)
     _check_columns(path, file, columns or ())
@@ -128,7 +128,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
-    """Rows start .. stop-1 of a file, without reading much else.
+    """Read rows start .. stop-1 of a file; only the row groups that contain them are read.
 
     Raises:
         DatasetError: see `read_table`; or the file is too short.
@@ -161,7 +161,7 @@ def _check_columns(path: Path, file: pq.ParquetFile, columns: Sequence[str]) -> 
 
 @lru_cache(maxsize=4096)
 def _bounds(path: Path, changed: int) -> NDArray[np.int64]:
-    """Row numbers at which the pieces of a file begin, and its number of rows."""
+    """Return the first rows of a file's row groups, followed by its number of rows."""
     metadata = _open(path).metadata
     sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -177,27 +177,27 @@ def _piece(path: Path, changed: int, number: int, columns: tuple[str, ...]) -> p
 # --------------------------------------------------------------------------------------------------------------- images
 
 KEY_FRAME_EVERY = 12
-"""Frames from one that can be decoded by itself to the next."""
+"""Frames from one key frame to the next."""
 
 
 def to_png(image: NDArray[np.uint8]) -> bytes:
-    """An image `[H, W, 3]` as a PNG file."""
+    """Encode an image `[H, W, 3]` as a PNG file."""
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG", compress_level=3)
     return buffer.getvalue()
 
 
 def from_png(data: bytes) -> NDArray[np.uint8]:
-    """The image `[H, W, 3]` in a PNG or JPEG file."""
+    """Decode a PNG or JPEG file to an image `[H, W, 3]`."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))
 
 
 class VideoWriter:
-    """An MP4 that grows by episodes.
+    """Writes an MP4 episode by episode.
 
     Args:
-        path: where it goes.
+        path: path of the file.
         fps: images per second.
         size: `(H, W)` [pixels].
     """
@@ -214,7 +214,7 @@ class VideoWriter:
         self._stream.options = {"qp": "0", "preset": "veryfast", "bf": "0", "g": str(KEY_FRAME_EVERY)}
 
     def add(self, images: NDArray[np.uint8]) -> None:
-        """Append `[T, H, W, 3]`."""
+        """Append images `[T, H, W, 3]`."""
         for image in images:
             frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             frame.pts = self.frames
@@ -223,7 +223,7 @@ class VideoWriter:
 
     @property
     def size_mb(self) -> float:
-        """Size of what has been compressed so far [MB]; the last few images still wait."""
+        """Compressed size so far [MB], without the last few images that are still in the encoder."""
         return self._bytes / 2**20
 
     def _mux(self, packets: list[av.Packet[Any]]) -> None:
@@ -237,12 +237,12 @@ class VideoWriter:
 
 
 def read_video(path: Path, start_s: float, count: int, fps: int) -> NDArray[np.uint8]:
-    """Some consecutive images of a video.
+    """Read consecutive images of a video.
 
     Args:
         path: an MP4 file.
         start_s: time of the first image [s].
-        count: `T`, how many.
+        count: `T`, number of images.
         fps: images per second.
 
     Returns:

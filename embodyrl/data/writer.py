@@ -1,8 +1,8 @@
-"""Writes a LeRobotDataset, which is whole or not there, with the statistics of its features in `meta/stats.json`.
+"""Write a LeRobotDataset atomically, with the statistics of its features in `meta/stats.json`.
 
-Of numbers, minimum, maximum, mean, standard deviation (of the population) and quantiles are per entry. Quantiles of a
-dataset are those of all its frames, not means of the episodes' quantiles. Images are looked at in a sample of frames,
-per channel, with pixels between 0 and 1.
+Statistics of numbers are minimum, maximum, mean, standard deviation (of the population) and quantiles per dimension.
+Quantiles of a dataset are those of all its frames, not means of the episodes' quantiles. Statistics of images are per
+channel, over a sample of frames, with pixels between 0 and 1.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from embodyrl.data.layout import (
 
 
 class DatasetWriter:
-    """Writes episodes one after the other, beside the dataset's place, and puts it there when it is complete.
+    """Writes episodes to a temporary folder beside the dataset's path, and renames it when the dataset is complete.
 
-    Leaving the block with an exception leaves nothing behind; so does closing it without an episode.
+    Leaving the block with an exception removes all files; so does closing it without an episode.
 
     Args:
-        folder: where the dataset goes; it must not exist.
-        spec: what its frames hold.
+        folder: path of the dataset; must not exist.
+        spec: features of its frames.
 
     Raises:
-        DatasetError: something is there already.
+        DatasetError: the path exists already.
     """
 
     def __init__(self, folder: Path, spec: DatasetSpec) -> None:
@@ -81,7 +81,7 @@ class DatasetWriter:
         """Append an episode.
 
         Raises:
-            ValueError: it does not fit `spec`.
+            ValueError: the episode does not fit `spec`.
         """
         episode.check(self.spec)
         if self._table.size_mb >= DATA_FILE_MB:
@@ -107,7 +107,7 @@ class DatasetWriter:
         self._note(episode, videos, described)
 
     def _numeric_columns(self, episode: Episode) -> dict[str, NDArray[Any]]:
-        """The columns of an episode apart from its images."""
+        """Return the columns of an episode, without its images."""
         length = len(episode)
         done = np.zeros(length, np.bool_)
         done[-1] = True
@@ -133,7 +133,7 @@ class DatasetWriter:
         )
 
     def _note(self, episode: Episode, videos: dict[str, Any], described: dict[str, Statistics]) -> None:
-        """Append the row that tells where the episode is."""
+        """Append the row with the position of the episode."""
         row = {
             "episode_index": self.episodes,
             "tasks": [episode.task],
@@ -153,7 +153,7 @@ class DatasetWriter:
         self.frames += len(episode)
 
     def close(self) -> None:
-        """Finish the dataset and put it in its place."""
+        """Finish the dataset and rename it to its path."""
         self._finish_files()
         if not self.episodes:
             self.discard()
@@ -172,7 +172,7 @@ class DatasetWriter:
         self._partial.rename(self.folder)
 
     def discard(self) -> None:
-        """Give the dataset up: nothing is left of it."""
+        """Remove the unfinished dataset."""
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def _finish_files(self) -> None:
@@ -194,7 +194,7 @@ class DatasetWriter:
 
 
 class _VideoFile:
-    """The videos of one camera."""
+    """Writes the videos of one camera."""
 
     def __init__(self, folder: Path, key: str, spec: DatasetSpec) -> None:
         self._folder, self._key, self._spec = folder, key, spec
@@ -202,7 +202,7 @@ class _VideoFile:
         self._video: storage.VideoWriter | None = None
 
     def add(self, images: NDArray[np.uint8]) -> dict[str, Any]:
-        """Append an episode; returns the columns that tell where it is."""
+        """Append an episode; return the columns with its position."""
         if self._video is not None and self._video.size_mb >= VIDEO_FILE_MB:
             self._video.close()
             self._video, self._place = None, self._place.following()
@@ -227,21 +227,21 @@ class _VideoFile:
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 Statistics = dict[str, NDArray[Any]]
-"""`min max mean std count q01 q10 q50 q90 q99`; `count` is `[1]`, the others are as the feature or `[3, 1, 1]`."""
+"""`min max mean std count q01 q10 q50 q90 q99`; `count` is `[1]`, others have the feature's shape or `[3, 1, 1]`."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 SAMPLED_IMAGES = 32
-"""Images of an episode that are looked at."""
+"""Images per episode that statistics are computed of."""
 
 
 def of_numbers(values: NDArray[Any]) -> Statistics:
-    """Statistics over `T` of numbers `[T]` or `[T, n]`."""
+    """Return statistics over `T` of numbers `[T]` or `[T, n]`."""
     table = values.reshape(len(values), -1).astype(np.float64)
     return _of_table(table, len(table))
 
 
 def of_images(images: NDArray[np.uint8]) -> Statistics:
-    """Statistics per channel of one camera's images `[T, H, W, 3]`."""
+    """Return statistics per channel of one camera's images `[T, H, W, 3]`."""
     chosen = np.unique(np.linspace(0, len(images) - 1, SAMPLED_IMAGES).round().astype(int))
     table = images[chosen].reshape(-1, 3) / 255.0
     found = _of_table(table, len(chosen))
@@ -255,7 +255,7 @@ def _of_table(table: NDArray[np.float64], count: int) -> Statistics:
 
 
 def pooled(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of several sets together; quantiles are means, weighted by the number of frames."""
+    """Combine the statistics of several sets; quantiles are means, weighted by the number of frames."""
     counts = np.array([float(part["count"][0]) for part in parts])
     weights = counts / counts.sum()
 

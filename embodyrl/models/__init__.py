@@ -1,4 +1,4 @@
-"""Models: the Policy protocol and one folder or file per model. Torch is imported when a policy is first asked for."""
+"""Models: the `Policy` interface, and one folder per model. Torch is imported when a policy class is first used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a config, or a checkpoint, to a policy."""
+"""Build a policy from a config, or load one from a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from embodyrl.seeding import derive_seed
 
 
 def build_policy(config: ModelConfig, simulator: SimulatorSpec | None, *, chunk_size: int, seed: int) -> Policy:
-    """Build the policy that `config` names, with weights that depend on `seed` alone or come from `config.checkpoint`.
+    """Build the policy that `config` names, with weights from `config.checkpoint` or, without one, random weights from
+    `seed`.
 
     Args:
         config: the model's options.
-        simulator: what the simulator offers; some models with a checkpoint do without.
-        chunk_size: actions per decision.
+        simulator: the simulator's spec; None: only for models that can be built from their checkpoint.
+        chunk_size: actions per chunk.
         seed: of random weights.
 
     Raises:
-        PolicyError: the model cannot serve this simulator, or the checkpoint does not fit.
+        PolicyError: the model does not fit the simulator, or the checkpoint does not fit.
     """
     policy_type = SupportedModel.load(config.name)
     with torch.random.fork_rng(devices=[]):
@@ -50,19 +51,20 @@ def load_policy(
     chunk_size: int | None = None,
     **options: Any,
 ) -> Policy:
-    """A trained policy, ready to act.
+    """Load a trained policy in eval mode.
 
     Args:
-        name: of the model, as `embodyrl list models` shows it.
-        checkpoint: folder of its weights.
-        simulator: what it is to act in; None: a model whose checkpoint says what its actions are returns those.
-        chunk_size: actions per decision; None: as many as the policy was saved with, or, if it comes from elsewhere,
-            what the model's public checkpoints have.
-        options: the model's options, as in the `model:` section of a config; others are those that the policy was saved
-            with, or the model's defaults if it comes from elsewhere.
+        name: name of the model, as `embodyrl list models` shows it.
+        checkpoint: folder of the weights.
+        simulator: spec of the simulator to act in; None: actions are returned in the units of the checkpoint's
+            statistics, for models that have such.
+        chunk_size: actions per chunk; None: as saved with the policy, or as usual for the model's public checkpoints if
+            it comes from elsewhere.
+        options: the model's options, as in the `model:` section of a config. Others are as saved with the policy, or
+            the model's defaults if it comes from elsewhere.
 
     Raises:
-        UnknownNameError: there is no such model.
+        UnknownNameError: no model has this name.
         MissingPackageError: it needs a package that is not installed.
         PolicyError: an option is unknown or wrong, or the checkpoint does not fit.
     """

@@ -1,4 +1,4 @@
-"""The models that come with embodyrl, declared by name; nothing is imported until one is used."""
+"""The models that come with embodyrl, registered by name; each is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PI: dict[str, Any] = {
     "notes": "embodyrl.models.pi.check:notes",
     "kept": {"denoising_times": "summed"},
 }
-"""What pi0 and pi0.5 have in common."""
+"""Fields that pi0 and pi0.5 share."""
 
 SupportedModel.register(
     "mlp",

@@ -1,4 +1,4 @@
-"""What a policy cannot do; apart from `models.policy`, which imports torch."""
+"""The error of models; in a module of its own, because `models.policy` imports torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """timm and transformers, importable beside a CPU torch.
 
-Both import torchvision. Its plain wheel carries operators that were compiled for CUDA; beside a CPU torch they do not
-load, and torchvision fails on import because it describes operators that nobody has declared. Declaring two names is
-enough for everything that is needed here; the operators themselves (box suppression) are never called.
+Both import torchvision. Its plain wheel carries operators that were compiled for CUDA, which do not load beside a CPU
+torch. torchvision then fails on import, because it registers implementations of operators that are not declared.
+Declaring two names is enough here; the operators themselves (box suppression) are never called.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPERATORS = ("nms", "qnms")
 
 
 def _make_torchvision_importable() -> Any:
-    """Declare the operators if torchvision needs it; the declaration lives as long as what is returned."""
+    """Declare the operators if torchvision needs it; the declaration lives as long as the returned object."""
     try:
         import torchvision  # noqa: F401
     except RuntimeError as error:

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class RunningNormalizer(nn.Module):
-    """Scales observations to mean 0 and standard deviation 1, cut off at +-`limit`.
+    """Scales observations to mean 0 and standard deviation 1, clipped to +-`limit`.
 
-    The statistics change only in `update`, never in `forward`, and are part of the state dict; they are kept in
-    float64, because float32 counts stop growing and sums lose digits. Merging follows Chan et al. (1979), "Updating
+    The statistics change only in `update`, never in `forward`, and are part of the state dict. They are float64,
+    because a float32 count stops growing at 2^24 and sums lose digits. Merging follows Chan et al. (1979), "Updating
     formulae".
     """
 
@@ -35,7 +35,7 @@ class RunningNormalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, observations: Tensor) -> None:
-        """Take note of observations `[M, S]`."""
+        """Update the statistics with observations `[M, S]`."""
         batch = observations.to(torch.float64)
         number = float(batch.shape[0])
         delta = batch.mean(0) - self.mean

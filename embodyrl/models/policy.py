@@ -1,7 +1,7 @@
-"""The Policy protocol: what a model must do to be trained.
+"""The interface of a model: `Policy` and the data that it takes and returns.
 
-Shapes: `B` slots (or samples), `C` actions in a chunk, `D` action dims, `N` log-prob entries (`C*D` for most), `S`
-proprio dims.
+Shapes: `B` envs (or samples), `V` cameras, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk (`C*D` for
+most models), `S` proprio dims.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from embodyrl.models.saved import write_description
 from embodyrl.models.weights import read_tensors
 
 Inputs = dict[str, Tensor]
-"""What `preprocess` makes of an observation; every tensor is `[B, ...]`."""
+"""Network inputs, as `preprocess` returns them; every tensor is `[B, ...]`."""
 
 PUBLISHED = "<published>"
-"""As a config's checkpoint: a model of the size that was published, for looking at without weights."""
+"""Value of `checkpoint` that stands for the published size without weights, for planning and benchmarks."""
 WEIGHTS_FILE = "model.safetensors"
 
 
 @dataclass(kw_only=True)
 class PolicyObservation:
-    """What `Policy.preprocess` gets, in rollouts and in learning alike: tensors of `B` envs or samples.
+    """Input of `Policy.preprocess`, in rollouts, evaluation and learning alike: tensors of `B` envs or samples.
 
-    They lie where the engine has them: on the CPU in rollouts, on the policy's device in learning.
+    Tensors are on the CPU in rollouts and on the policy's device in learning.
     """
 
     images: Tensor | None = None
@@ -44,11 +44,11 @@ class PolicyObservation:
     proprio: Tensor | None = None
     """float32 `[B, S]`, or None if S is 0."""
     task_descriptions: list[str]
-    """Task description of each, length `B`."""
+    """Task description of each env or sample, length `B`."""
 
     @classmethod
     def of(cls, observation: Observation) -> PolicyObservation:
-        """Return a simulator's observation as tensors, which share its memory where that may be written to."""
+        """Return a simulator's observation as tensors, which share its memory unless that is read-only."""
         return cls(
             images=None if observation.images is None else _tensor(observation.images),
             proprio=None if observation.proprio is None else _tensor(observation.proprio),
@@ -62,36 +62,36 @@ def _tensor(array: NDArray[Any]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
-    """What a policy produces."""
+    """Shapes of a policy's outputs, and of the state that it reads."""
 
     kind: str
-    """gaussian | categorical | ar_token | parallel_token | flow"""
+    """gaussian | categorical | ar_token | parallel_token | regression | flow"""
     chunk_size: int
-    """`C`, actions in one decision."""
+    """`C`, actions in a chunk."""
     action_dim: int
-    """`D`, entries of one action."""
+    """`D`, numbers in an action."""
     proprio_dim: int
-    """`S`, numbers in the state observation that it expects."""
+    """`S`, numbers in the state observation that the policy expects."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelPlan:
-    """Which parts of a policy the engine may treat on their own; names as in `named_modules`."""
+    """Parts of a policy that the engine may treat separately; names as in `named_modules`."""
 
     blocks: tuple[str, ...] = ()
-    """Large parts that follow one another (transformer layers): each is sharded, and with gradient checkpointing
-    computed again in the backward pass, as one."""
+    """Large parts that run one after the other (transformer layers). Each is sharded as one unit, and recomputed as one
+    unit with gradient checkpointing."""
     adaptable: tuple[str, ...] = ()
-    """Linear layers that a LoRA adapter may change."""
+    """Linear layers that LoRA adapters may be added to."""
     heads: tuple[str, ...] = ()
-    """Small parts that learn in full beside adapters: value head, action head, ..."""
+    """Small parts that are trained in full beside adapters: value head, action head, ..."""
     root: str = ""
-    """The part that the public checkpoint is of: adapter files name layers from there on. Empty: the whole policy."""
+    """The module that public checkpoints contain; adapter files name layers relative to it. Empty: the whole policy."""
 
 
 @dataclass(kw_only=True)
 class ActOutput:
-    """One decision for each of `B` slots."""
+    """A chunk of actions for each of `B` envs."""
 
     actions: Tensor
     """`[B, C, D]` float32 in the simulator's units."""
@@ -100,12 +100,12 @@ class ActOutput:
     values: Tensor | None
     """`[B]` value estimates, or None without a critic."""
     trace: Inputs = field(default_factory=dict)
-    """What `evaluate` needs to score this decision again; every tensor is `[B, ...]`."""
+    """Tensors `[B, ...]` that `evaluate` needs to score this chunk again."""
 
 
 @dataclass(kw_only=True)
 class EvalOutput:
-    """The same decisions under the current weights, differentiable."""
+    """Scores of stored chunks under the current weights, differentiable."""
 
     logprobs: Tensor
     """`[B, N]`"""
@@ -116,15 +116,15 @@ class EvalOutput:
 
 
 class Policy(nn.Module, ABC):
-    """Base class of all policies. A subclass sets `spec` and writes `act` and `evaluate`; the rest has working
+    """Base class of all policies. A subclass sets `spec` and implements `act` and `evaluate`; all other methods have
     defaults.
 
-    The engine may run a policy under autocast (`engine.precision`), where products of matrices are bfloat16: what comes
-    out of the network goes through `.float()` before it becomes a distribution, a value, a loss or an action.
+    The engine may run a policy under autocast (`engine.precision`), where matrix products are bfloat16. Outputs of the
+    network must pass `.float()` before they become a distribution, a value, a loss or an action.
 
     Args:
         config: the model's options (its dataclass from the registry).
-        simulator: what the simulator offers.
+        simulator: the simulator's spec.
         chunk_size: `C`.
     """
 
@@ -137,9 +137,9 @@ class Policy(nn.Module, ABC):
         super().__init__()
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
-        """Turn an observation into the network's inputs on the policy's device, every tensor `[B, ...]`.
+        """Convert an observation into network inputs on the policy's device, every tensor `[B, ...]`.
 
-        The default passes the state observation on as `proprio`.
+        The default returns the state observation as `proprio`.
         """
         device = next(self.parameters()).device
         return {"proprio": torch.as_tensor(observation.proprio, dtype=torch.float32, device=device)}
@@ -148,43 +148,58 @@ class Policy(nn.Module, ABC):
     def act(
         self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
     ) -> ActOutput:
-        """Decide. `train` samples with `generator`; `eval` takes the most likely action and draws nothing."""
+        """Choose a chunk of actions for each env.
+
+        Args:
+            inputs: from `preprocess`.
+            mode: `train` samples with `generator`; `eval` takes the most likely action and draws no random numbers.
+            generator: on the policy's device; None: torch's own.
+        """
 
     @abstractmethod
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        """Score stored decisions; at equal weights the log-probs equal those of `act`."""
-
-    def imitation_draws(self, samples: int, generator: torch.Generator) -> Inputs:
-        """The random numbers that `sft_loss` is estimated with (the noise of flow matching), `[samples, ...]`. They are
-        drawn for a whole minibatch, so that it has the same loss in parts, and on several ranks. The default: none.
+        """Score stored chunks under the current weights; at equal weights the log-probs equal those of `act`.
 
         Args:
-            samples: how many demonstrations.
+            inputs: from `preprocess`.
+            trace: `ActOutput.trace` of these chunks.
+        """
+
+    def imitation_draws(self, samples: int, generator: torch.Generator) -> Inputs:
+        """Return random numbers `[samples, ...]` for `sft_loss`, such as the noise of flow matching. The default: none.
+
+        They are drawn for a whole minibatch, so that its loss does not depend on micro-batches or ranks.
+
+        Args:
+            samples: number of demonstrations.
             generator: on the policy's device.
         """
         return {}
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
-        """Return how far the policy is from doing what was demonstrated; a scalar to descend, a mean over samples.
+        """Return the supervised loss, a scalar: a mean over samples.
 
         Args:
-            inputs: what was seen, from `preprocess`.
+            inputs: from `preprocess`.
             actions: `[B, C, D]` in the simulator's units, within its range.
             draws: of these samples, from `imitation_draws`.
+
+        Raises:
+            PolicyError: the model cannot learn from demonstrations.
         """
         raise PolicyError(f"model {self.name!r} cannot learn from demonstrations: it has no sft_loss")
 
     def parallel_plan(self) -> ParallelPlan:
-        """Return how the engine may shard, recompute and adapt the policy. The default: as one, and with no adapter."""
+        """Return the parts that the engine may shard, recompute and adapt. The default: one unit, no adapters."""
         return ParallelPlan()
 
     def parts_beside(self, *parts: str) -> tuple[str, ...]:
-        """Names of the largest parts with weights that lie outside of `parts`, which are named as in `named_modules`:
-        what learns in full while adapters are around those."""
+        """Return the names of the largest modules with weights outside of `parts`. These are trained in full where
+        `parts` get adapters; names as in `named_modules`."""
         return tuple(_outside(self, "", parts))
 
     def modules_named(self, pattern: str) -> tuple[str, ...]:
-        """Return the names of modules that a regular expression matches as a whole."""
+        """Return the names of modules that fully match a regular expression."""
         return tuple(name for name, _ in self.named_modules() if re.fullmatch(pattern, name))
 
     def linear_layers(self, prefix: str) -> tuple[str, ...]:
@@ -194,8 +209,7 @@ class Policy(nn.Module, ABC):
         )
 
     def head_tensors(self) -> dict[str, Tensor]:
-        """Return what learns in full beside adapters (the heads of `parallel_plan`), and the buffers there, by name;
-        they share memory with the policy."""
+        """Return parameters and buffers of the heads of `parallel_plan` by name; they share memory with the policy."""
         return {
             f"{head}.{name}": tensor.detach()
             for head in self.parallel_plan().heads
@@ -203,45 +217,52 @@ class Policy(nn.Module, ABC):
         }
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the critic alone, which may learn at a rate of their own. The default: those of modules
-        called `critic` or `value_head`."""
+        """Return the parameters of the critic, which may have a learning rate of their own (`critic_lr`). The default:
+        those of modules called `critic` or `value_head`."""
         return [parameter for name, parameter in self.named_parameters() if name.startswith(("critic.", "value_head."))]
 
     def set_progress(self, done: float) -> None:
-        """Be told which share of the run's updates is done, 0 .. 1, whenever that changes: some explore less and less.
-        What a decision was drawn with belongs into its trace. The default does not care."""
+        """Set the share of the run's updates that is done, 0 .. 1, for schedules such as decaying noise. Called
+        whenever it changes; the default does nothing.
+
+        Values that a chunk was sampled with belong in its trace, because they may differ when it is scored.
+        """
 
     def tokens_per_observation(self, task: str) -> int:
-        """Positions that the policy's largest transformer reads for a decision about `task`, its answer included. The
-        default: 0, there is none."""
+        """Return the sequence length of the policy's largest transformer for a chunk of `task`, its output included.
+        The default: 0, no transformer."""
         return 0
 
     def cache_bytes(self, task: str) -> int:
-        """Bytes that a slot's decision keeps between its parts (keys and values of attention). The default: 0."""
+        """Return the bytes of the KV cache of one env while it samples a chunk. The default: 0."""
         return 0
 
     def update_statistics(self, inputs: Inputs) -> None:
-        """Take note of an iteration's observations `[M, ...]` (running normalisation). Called once after each
-        update, so
-        that rollout and training of one iteration see the same normalisation. The default keeps no statistics."""
+        """Update running statistics (normalisation) with an iteration's observations `[M, ...]`. The default keeps
+        none.
+
+        Called once after each update, so that rollout and training of an iteration use the same normalisation.
+        """
 
     @property
     def keeps_statistics(self) -> bool:
-        """Whether `update_statistics` does anything; else nobody needs to preprocess a whole batch for it."""
+        """Whether the class overrides `update_statistics`; if not, preprocessing a whole batch for it is skipped."""
         return type(self).update_statistics is not Policy.update_statistics
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:
-        """The options that a saved policy remembers: those of `config`, and what was found where it leaves open (null)
-        what belongs to the policy from then on (the model's fact `kept`). The default: those of `config`."""
+        """Return the options to store with a saved policy. The default: `config`.
+
+        Options of the registry entry's `kept` that `config` leaves null are stored with the values found here.
+        """
         return config
 
     def save(self, folder: Path, config: ModelConfig) -> None:
-        """Write weights and description into an existing folder."""
+        """Write weights and `policy.json` into an existing folder."""
         save_file({key: value.contiguous() for key, value in self.state_dict().items()}, folder / WEIGHTS_FILE)
         write_description(folder, config, self.spec)
 
     def start_from(self, folder: Path) -> None:
-        """Take the weights that a config names, which need not come from `save`. The default is `load`."""
+        """Read the weights of `model.checkpoint`, which need not come from `save`. The default is `load`."""
         self.load(folder)
 
     def load(self, folder: Path) -> None:

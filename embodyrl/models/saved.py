@@ -1,6 +1,7 @@
-"""What a checkpoint's folder holds: which files hold the weights, and what a saved policy says of itself in
-`policy.json`, the options it was built with. Nothing here imports torch, so that a config can be checked against its
-checkpoint before anything starts."""
+"""Files of a checkpoint's folder: the weights, and `policy.json` with the options that a saved policy was built with.
+
+Imports no torch, so that a config can be checked against its checkpoint before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from embodyrl.registry import SupportedModel
 
 
 def parse_json(content: bytes, name: str) -> dict[str, Any]:
-    """Contents of a JSON file.
+    """Return the contents of a JSON file.
 
     Args:
-        content: of the file.
-        name: of the file, for messages.
+        content: bytes of the file.
+        name: name of the file, for messages.
 
     Raises:
-        PolicyError: it is no JSON object.
+        PolicyError: the file holds no JSON object.
     """
     try:
         parsed = json.loads(content)
@@ -49,10 +50,10 @@ SINGLE_FILE = "model.safetensors"
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The files that hold a checkpoint's weights.
+    """Return the files that hold a checkpoint's weights.
 
     Raises:
-        PolicyError: there are none, or the index names files that are not there.
+        PolicyError: there are none, or the index names files that are missing.
     """
     if not (folder / INDEX_FILE).is_file():
         if (folder / SINGLE_FILE).is_file():
@@ -69,14 +70,14 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def open_shard(path: Path, framework: str) -> safe_open:
-    """A file of weights; its header is read, and nothing else yet.
+    """Open a safetensors file; only its header is read.
 
     Args:
-        path: of the file.
+        path: path of the file.
         framework: `pt` for torch tensors, `np` for numpy arrays.
 
     Raises:
-        PolicyError: it is no such file, or not all of it.
+        PolicyError: the file is damaged, incomplete or a pickle.
     """
     try:
         return safe_open(path, framework)
@@ -87,7 +88,7 @@ def open_shard(path: Path, framework: str) -> safe_open:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Return whether a file looks like what `torch.save` or pickle writes."""
+    """Return whether a file begins like those of `torch.save` or pickle."""
     try:
         with path.open("rb") as file:
             start = file.read(2)
@@ -100,28 +101,30 @@ def _is_pickle(path: Path) -> bool:
 
 DESCRIPTION_FILE = "policy.json"
 BASE_FILE = "base.json"
-"""The same of a policy that is adapters, and what they are for."""
+"""The description of a policy that consists of adapters, with the options of its base model."""
 ADAPTER_FOLDER = "adapter"
-"""In the folder of a policy that is adapters for weights elsewhere."""
+"""Folder of the adapters, in the folder of a policy whose base weights are elsewhere."""
 HEADS_FILE = "heads.safetensors"
-"""Beside that folder: what learned in full."""
+"""File beside that folder: weights that were trained in full."""
 BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer")
-"""Options that say where something was taken from, which a saved policy then has in its own folder."""
+"""Options that name files elsewhere; a saved policy has copies of them in its own folder."""
 FREE = ("dtype", "noise_level", "noise_level_end")
-"""Options that differ from run to run without anybody being surprised."""
+"""Options that may differ between runs without a note."""
 
 Options = TypeVar("Options", bound=ModelConfig)
 
 
 def write_description(folder: Path, config: ModelConfig, spec: Any) -> None:
-    """Say with which options a policy is saved, and its `PolicySpec`."""
+    """Write the options that a policy is saved with, and its `PolicySpec`."""
     description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(spec)}
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
 
 
 def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | None]:
-    """Options that a model called `name` was saved with, but for those that it brings itself, and its actions per
-    decision; nothing where the folder comes from elsewhere.
+    """Return the options that a model called `name` was saved with, and its chunk size.
+
+    Options that name files, and the shape of new models, are left out. If the folder was not written by `save`, the
+    result is `({}, None)`.
 
     Raises:
         PolicyError: the file is damaged.
@@ -139,12 +142,13 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
 
 
 def with_kept(config: Options, folder: Path) -> Options:
-    """A config with those of its options that were saved with the policy in a folder, where it leaves open (null) what
-    belongs to a policy from its first day on: what its model's fact `kept` names, with what stands for a description
-    from before there was the option. Otherwise, what a policy learned with would be found anew for every simulator.
+    """Return a config whose null options are filled from the policy that was saved in a folder.
+
+    Only options of the model's registry entry `kept` are filled; its values stand for policies that were saved before
+    the option existed. Otherwise such options would be determined anew for every simulator.
 
     Raises:
-        PolicyError: the description there is damaged.
+        PolicyError: the description in the folder is damaged.
     """
     path = next((folder / name for name in (DESCRIPTION_FILE, BASE_FILE) if (folder / name).is_file()), None)
     options = {} if path is None else _options(read_json(path), path)
@@ -156,7 +160,7 @@ def with_kept(config: Options, folder: Path) -> Options:
 
 
 def _options(description: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options in a description, by the names that they have now; none in one without any."""
+    """Return the options in a description by their current names; empty if it has none."""
     options = description.get("options", {})
     if not isinstance(options, dict):
         raise PolicyError(f"{path} is damaged (options is {options!r:.60}, no object): take another checkpoint")
@@ -164,24 +168,24 @@ def _options(description: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def stands_alone(folder: Path) -> bool:
-    """Return whether a saved policy needs no weights but its own."""
+    """Return whether a saved policy is complete without a base model."""
     return not (folder / ADAPTER_FOLDER).is_dir()
 
 
 def from_own_folder(config: ModelConfig, folder: Path) -> ModelConfig:
-    """The options that build a policy from the folder that it was saved in, whatever it was made from."""
+    """Return options that build a policy from the folder that it was saved in only."""
     own: dict[str, Any] = dict.fromkeys(name for name in BROUGHT if hasattr(config, name))
     return dataclasses.replace(config, **own | {"checkpoint": str(folder)})
 
 
 def own_folder_settings(config: ModelConfig, folder: str) -> list[str]:
-    """The same for the command line."""
+    """Return the overrides for the command line that have the effect of `from_own_folder`."""
     others = [name for name in BROUGHT[1:] if getattr(config, name, None) is not None]
     return [f"model.checkpoint={folder}", *(f"model.{name}=null" for name in others)]
 
 
 def other_options(config: ModelConfig) -> list[str]:
-    """In which options a config differs from those that its checkpoint was saved with."""
+    """Return texts about options of a config that differ from those that its checkpoint was saved with."""
     if config.checkpoint is None:
         return []
     folder = Path(config.checkpoint)

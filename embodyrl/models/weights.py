@@ -1,4 +1,4 @@
-"""Sharded safetensors, read and written shard by shard."""
+"""Read and write sharded safetensors, shard by shard."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from embodyrl.models.vla.config import WeightType
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
 SHARD_BYTES = 5 * 10**9
 _NAMED = 8
-"""How many wrong names an error lists."""
+"""Wrong names that an error lists at most."""
 
 
 @dataclass(frozen=True)
 class Naming:
-    """How a network's parameters are called in public checkpoints."""
+    """Mapping between a network's parameter names and those of public checkpoints."""
 
     public: Callable[[str], str]
-    """From the name in the network to that in a file which is written."""
+    """From a name in the network to the name in a file that is written."""
     own: Callable[[str], str | None]
-    """From a name in a file to that in the network; None: the network has no use for the tensor."""
+    """From a name in a file to the name in the network; None: the network does not use the tensor."""
 
 
 def read_weights(network: nn.Module, folder: Path, dtype: torch.dtype, naming: Naming) -> None:
     """Read a checkpoint into a network, whose parameters may be on the meta device.
 
-    A parameter without memory gets the tensor that was read; one that has memory is overwritten. So no more than one
+    A parameter on the meta device is replaced by the tensor that was read; others are overwritten. So at most one
     tensor is in memory twice.
 
     Raises:
-        PolicyError: files are missing or damaged, or names or shapes differ; they are named.
+        PolicyError: files are missing or damaged, or names or shapes differ (each is named).
     """
     own = dict(network.named_parameters())
     found: dict[str, tuple[int, ...]] = {}
@@ -66,10 +66,10 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file.
+    """Return all tensors of a file.
 
     Raises:
-        PolicyError: it is no safetensors file, or not all of it.
+        PolicyError: the file is no safetensors file, or incomplete.
     """
     with open_shard(path, "pt") as shard:
         return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118 - not a mapping
@@ -100,13 +100,13 @@ def _assign(network: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype) -
 
 
 def write_single_file(network: nn.Module, folder: Path, naming: Naming) -> None:
-    """Write a network's parameters in a public layout that knows no shards, in the type that they have."""
+    """Write a network's parameters to one file in the public layout, in their own types."""
     tensors = {naming.public(name): parameter.detach().contiguous() for name, parameter in network.named_parameters()}
     save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
 
 
 def write_weights(network: nn.Module, folder: Path, naming: Naming) -> None:
-    """Write a network's parameters in the public layout, in the type that they have."""
+    """Write a network's parameters in shards in the public layout, in their own types."""
     shards: list[dict[str, Tensor]] = [{}]
     room = SHARD_BYTES
     for name, parameter in network.named_parameters():
@@ -127,10 +127,10 @@ def write_weights(network: nn.Module, folder: Path, naming: Naming) -> None:
 
 
 def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Fill a module.
+    """Load tensors into a module.
 
     Raises:
-        PolicyError: names or shapes differ; they are named.
+        PolicyError: names or shapes differ (each is named).
     """
     own = module.state_dict()
     faults = [f"missing {key}" for key in sorted(own.keys() - tensors.keys())]
@@ -146,10 +146,10 @@ def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], name: str) -
 
 
 def fill(own: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:
-    """Overwrite tensors by others of the same names and shapes.
+    """Copy tensors into others of the same names and shapes.
 
     Raises:
-        PolicyError: names or shapes differ; they are named.
+        PolicyError: names or shapes differ (the first is named).
     """
     shapes: list[dict[str, Any]] = [{name: list(each.shape) for name, each in some.items()} for some in (own, found)]
     odd = [name for name in sorted(own.keys() | found.keys()) if shapes[0].get(name) != shapes[1].get(name)]

@@ -1,1 +1,1 @@
-"""What a run would need, found out before anything is loaded: processes, parameters, batches, memory."""
+"""Plan a run before anything is loaded: processes, parameters, batches, memory."""

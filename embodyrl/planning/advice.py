@@ -1,4 +1,4 @@
-"""Settings with which a run would fit, found by planning again with them."""
+"""Find settings with which a run would fit into memory, by planning with each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_SETTINGS, MOST_ADVICE = 3, 3
 
 
 def remedies(config: Config) -> Iterator[list[str]]:
-    """Settings that save memory, those that cost least first. Each may have several values, the mildest first."""
+    """Yield settings that save memory, the least costly first. Each may have several values, the mildest first."""
     micro, slots = batches_of(config).micro_batch, config.env.num_envs
     yield [f"engine.micro_batch_size={2**power}" for power in range(micro.bit_length() - 1, -1, -1) if 2**power < micro]
     yield ["engine.gradient_checkpointing=true"]
@@ -28,11 +28,11 @@ def remedies(config: Config) -> Iterator[list[str]]:
 
 
 class Adviser:
-    """Plans a config again with other settings.
+    """Plans a config with other settings.
 
     Args:
-        planner: for the machine.
-        load: loads the config with further settings.
+        planner: planner for the machine.
+        load: loads the config with further overrides.
     """
 
     def __init__(self, planner: Planner, load: Callable[[Sequence[str]], Config]) -> None:
@@ -40,7 +40,7 @@ class Adviser:
         self._known: dict[tuple[str, ...], bool] = {}
 
     def advise(self, config: Config) -> list[list[str]]:
-        """The smallest sets of settings with which a config that does not fit would; none if nothing helps."""
+        """Return the smallest sets of settings with which a config would fit; empty if none helps."""
         known = [values for values in remedies(config) if values and self._changes(config, values[-1])]
         for count in range(1, MOST_SETTINGS + 1):
             found = []
@@ -54,7 +54,7 @@ class Adviser:
         return []
 
     def _mildest(self, chosen: Sequence[list[str]]) -> list[str]:
-        """For one setting after the other, the first of its values that is enough."""
+        """Return each setting with the mildest value that is enough."""
         settings = [values[-1] for values in chosen]
         for number, values in enumerate(chosen):
             for value in values:
@@ -65,7 +65,7 @@ class Adviser:
         return settings
 
     def _changes(self, config: Config, setting: str) -> bool:
-        """Return whether the config has such a setting, and it is another one."""
+        """Return whether a setting is valid and changes the config."""
         try:
             return self._load([setting]) != config
         except ConfigError:

@@ -1,7 +1,7 @@
-"""What deciding and learning need, found out without weights: the policy's own code runs on tensors without memory.
+"""Measure the memory of rollouts and training without weights: the policy's own code runs on fake tensors.
 
-Every tensor that it makes is counted while it lives, so that whatever a model does (caches, checkpointing, adapters,
-lower precision) is in the figures without a formula for it.
+Every tensor is counted while it is alive, so that caches, checkpointing, adapters and lower precision are included
+without a formula for them.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from embodyrl.planning.weightless import Assuming
 
 CPU = torch.device("cpu")
 SAMPLES = (4, 512)
-"""Batches that are tried; memory is taken to be a straight line. Which tensors are the largest differs between a tiny
-batch (gradients of weights) and a large one, so the second must be large."""
+"""Batch sizes of the dry runs; memory in between is interpolated linearly. The second must be large, because the
+largest tensors of a tiny batch are others (gradients of weights)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """What a policy needs."""
+    """Memory of a policy."""
 
     weights: Weights
     lines: Lines
     trace_bytes: int
-    """What a decision leaves in the batch for scoring it again."""
+    """Bytes of the trace of a chunk."""
     entries: int
-    """Log-probabilities of a decision."""
+    """Log-probs of a chunk."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that are made inside the block, while they live.
+    """Counts the bytes of tensors that are created inside the block, while they are alive.
 
     Args:
-        known: tensors that were there before; neither they nor what shares their memory counts.
+        known: existing tensors; they and tensors that share their memory are not counted.
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
@@ -87,15 +87,15 @@ def trace(
     supervised: bool = False,
     critic: bool = True,
 ) -> Traced:
-    """Let a weightless policy decide and learn once, for a few batch sizes.
+    """Run one rollout step and one training step of a weightless policy, for the batch sizes `SAMPLES`.
 
     Args:
-        policy: from `build_weightless`; changed as the engine changes it.
-        observe: observations of so many samples.
-        config: of the engine.
-        cuda: whether it computes on a GPU, which decides about precision.
-        supervised: it learns from demonstrations, not from its own decisions.
-        critic: its values are learned too.
+        policy: from `build_weightless`; modified as the engine would (adapters, checkpointing).
+        observe: returns observations of a number of samples.
+        config: config of the engine.
+        cuda: whether the run would use a GPU, which determines the precision.
+        supervised: whether the run learns from demonstrations.
+        critic: whether the critic is trained.
     """
     mode = FakeTensorMode()
     dtype = _precision(config, policy, cuda)
@@ -127,14 +127,14 @@ def trace(
 
 
 def _precision(config: EngineConfig, policy: Policy, cuda: bool) -> torch.dtype:
-    """Return what `choose_precision` says where there is such a device."""
+    """Return the precision that `choose_precision` would return on the run's device."""
     if config.precision is Precision.auto and cuda and policy.parallel_plan().blocks:
         return torch.bfloat16
     return choose_precision(config.precision, policy, CPU)
 
 
 def weights_of(policy: Policy) -> Weights:
-    """The numbers that a policy consists of, as they are held."""
+    """Return the sizes of a policy's weights in their own types."""
     parameters = list(policy.parameters())
     *blocks, outside = _parameters_by_unit(policy)
     learned = [parameter for parameter in parameters if parameter.requires_grad]
@@ -154,7 +154,7 @@ def weights_of(policy: Policy) -> Weights:
 
 
 def _parameters_by_unit(policy: Policy) -> list[list[Tensor]]:
-    """Return what is gathered together where ranks share weights; last what is in no block."""
+    """Return the parameters of each sharding unit; the last are those in no block."""
     found: list[list[Tensor]] = []
     known: set[Tensor] = set()
     for unit in units(policy):  # inner ones come first
@@ -173,13 +173,13 @@ def _line(peaks: Sequence[int]) -> Line:
 
 
 def fake(tensor: Tensor, mode: FakeTensorMode) -> Any:
-    """A tensor without memory that says it is on the CPU, where torch chooses the same kernels for attention as on a
-    GPU (on `meta` it would choose one that keeps all weights of attention)."""
+    """Return a fake tensor on the CPU. There torch chooses the same attention kernels as on a GPU, whereas on `meta` it
+    chooses one that stores all attention weights."""
     return FakeTensor(mode, tensor.to("meta"), CPU)
 
 
 def give_bodies(policy: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace the weights of a weightless policy by `fake` ones, with which it can compute."""
+    """Replace the weights of a weightless policy by `fake` tensors, with which it can compute."""
     for module in policy.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(
@@ -190,13 +190,13 @@ def give_bodies(policy: nn.Module, mode: FakeTensorMode) -> None:
 
 
 class DryRun:
-    """Deciding and learning with one batch, on tensors without memory.
+    """A rollout step and a training step with one batch of fake tensors.
 
     Args:
-        policy: with `fake` weights.
-        inputs: of so many samples, fake as well.
-        samples: their number.
-        dtype: what forward passes compute in.
+        policy: policy with `fake` weights.
+        inputs: fake inputs.
+        samples: their number of samples.
+        dtype: type of computations in forward passes.
     """
 
     decision: ActOutput
@@ -212,18 +212,19 @@ class DryRun:
         self._input_bytes = sum(tensor.nbytes for tensor in inputs.values())
 
     def decide(self) -> int:
-        """Most bytes alive at once."""
+        """Sample chunks of actions; return the peak of bytes alive."""
         live = self._counter()
         with torch.no_grad(), live, computing_in(self._dtype, CPU):
             self.decision = self._policy.act(self._inputs, "eval")
         return self._input_bytes + live.peak
 
     def score(self) -> None:
-        """Score what was decided."""
+        """Score these chunks."""
         self._policy.evaluate(self._inputs, dict(self.decision.trace))
 
     def learn(self, supervised: bool, critic: bool) -> tuple[int, int]:
-        """Bytes alive after the forward pass, and most at once, beside gradients that are there already."""
+        """Run a training step; return the bytes alive after the forward pass, and their peak. Gradients exist already
+        and are not counted."""
         for parameter in self._policy.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         live = self._counter()
@@ -246,7 +247,7 @@ class DryRun:
         return self._policy.sft_loss(self._inputs, actions, draws)
 
     def _reinforcement(self, critic: bool) -> Tensor:
-        """A scalar that depends on everything that is learned."""
+        """Return a scalar that depends on all outputs that are trained."""
         output = self._policy.evaluate(self._inputs, dict(self.decision.trace))
         loss = output.logprobs.float().sum() + output.entropy.float().sum()
         return loss + output.values.float().sum() if critic and output.values is not None else loss

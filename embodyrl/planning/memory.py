@@ -1,4 +1,4 @@
-"""How much memory a policy takes while it rolls out and while it learns: arithmetic alone.
+"""Arithmetic of the memory that a policy takes in rollouts and in training.
 
 All sizes are bytes.
 """
@@ -11,104 +11,104 @@ from dataclasses import dataclass, field
 
 FLOAT32 = 4
 MOMENTS = 2
-"""Numbers that AdamW keeps for each weight that learns."""
+"""Moments that AdamW stores for each trainable weight."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A quantity that grows evenly with the number of samples."""
+    """A quantity that grows linearly with the number of samples."""
 
     base: float
     slope: float
 
     @classmethod
     def through(cls, one: tuple[int, float], other: tuple[int, float]) -> Line:
-        """The line through two points, which never falls and never is negative."""
+        """Return the line through two points, with slope and base of at least 0."""
         slope = max((other[1] - one[1]) / (other[0] - one[0]), 0.0)
         return cls(max(one[1] - slope * one[0], 0.0), slope)
 
     def at(self, samples: int) -> int:
-        """The value for so many samples; 0 for none."""
+        """Return the value for a number of samples; 0 for none."""
         return math.ceil(self.base + self.slope * samples) if samples else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Most memory in use at once beside weights, optimiser and gradients, by the samples that are computed at once."""
+    """Peak memory beside weights, optimiser and gradients, by the samples that are computed at once."""
 
     deciding: Line
     kept: Line
-    """What the forward pass of learning keeps for its backward pass."""
+    """Activations that the forward pass of training keeps for the backward pass."""
     learning: Line
-    """The fullest moment of both."""
+    """Peak of forward and backward pass of training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The numbers that a policy consists of."""
+    """Sizes of a policy's weights."""
 
     parameters: int
     trainable: int
-    """Parameters that learn."""
+    """Trainable parameters."""
     weight_bytes: int
-    """Of parameters and buffers, as they are held."""
+    """Bytes of parameters and buffers in their own types."""
     gradient_bytes: int
-    """Of the parameters that learn, as they are held."""
+    """Bytes of gradients of trainable parameters, in the parameters' types."""
     half_trainable: int
-    """Parameters that learn and are held in 16 bits."""
+    """Trainable parameters that are stored in 16 bits."""
     largest_block: int = 0
-    """Bytes of the largest block of layers whose weights several ranks gather together."""
+    """Bytes of the largest block, which ranks gather as one unit if weights are sharded."""
     outside_blocks: int = 0
     """Bytes of the weights in no such block."""
     gradients_of_block: int = 0
-    """Bytes of the gradients of a block, at most, before the ranks add them up: as they are, and in float32."""
+    """Largest bytes of a block's gradients before ranks reduce them: in their own type and in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """Settings of the engine and the algorithm that decide about memory."""
+    """Settings of the engine and the algorithm that determine memory."""
 
     deciding_samples: int
-    """Slots that the policy decides for at once."""
+    """Envs that the policy acts for at once."""
     minibatch: int
     """Samples of an optimiser step."""
     micro_batch: int
     """Samples that go through the model at once, <= minibatch."""
     reference: bool
-    """A frozen copy of the policy scores every batch."""
+    """Whether a frozen copy of the policy scores every batch."""
     master_weights: bool
-    """Weights that are held in 16 bits have float32 copies, which are stepped."""
+    """Whether 16-bit weights have float32 copies that the optimiser steps."""
     moment_bytes: float = FLOAT32
-    """Bytes of one of AdamW's numbers where it is not of the type of what is stepped: 1 with 8 bits."""
+    """Bytes of one of AdamW's moments: 4, or 1 with 8 bits."""
     offload_optimizer: bool = False
-    """Optimiser and gradients are away while the policy rolls out."""
+    """Whether optimiser and gradients are offloaded during rollouts."""
     offload_reference: bool = False
-    """The reference policy is there only while it scores."""
+    """Whether the reference policy is offloaded except while it scores."""
     ranks: int = 1
-    """Processes that learn together. Samples and slots are those of one of them, and so is the memory."""
+    """Number of ranks. Samples, envs and memory are those of one rank."""
     sharded: bool = False
-    """Each of several ranks holds its share of weights, gradients and optimiser state."""
+    """Whether weights, gradients and optimiser state are sharded over the ranks."""
 
     def share(self, size: float) -> int:
-        """Return what one rank holds of something that is spread over all."""
+        """Return one rank's share of a size [bytes] if state is sharded, else the size."""
         return math.ceil(size / self.ranks) if self.sharded else math.ceil(size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Memory at the fullest moment of a phase, by what it is for."""
+    """Memory at the peak of a phase, by purpose."""
 
     parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """All together."""
+        """Sum of all parts."""
         return sum(self.parts.values())
 
 
 def optimizer_bytes(weights: Weights, settings: Learning) -> int:
-    """Return what AdamW keeps: two numbers for each weight that learns, of the type that is stepped, and float32
-    copies; this rank's share of it."""
+    """Return this rank's share of AdamW's state: two moments for each trainable weight, in the type that is stepped,
+    and float32 copies."""
     half, full = weights.half_trainable, weights.trainable - weights.half_trainable
     copies = FLOAT32 * half if settings.master_weights else 0
     of_half = settings.moment_bytes if settings.master_weights else min(2.0, settings.moment_bytes)
@@ -116,20 +116,20 @@ def optimizer_bytes(weights: Weights, settings: Learning) -> int:
 
 
 def kept_away(weights: Weights, settings: Learning) -> int:
-    """Return what is in main memory while it is not needed on the GPU."""
+    """Return the bytes that are offloaded to main memory."""
     optimizer = optimizer_bytes(weights, settings) if settings.offload_optimizer else 0
     reference = weights.weight_bytes if settings.reference and settings.offload_reference else 0
     return optimizer + settings.share(reference)
 
 
 def rollout_need(weights: Weights, traced: Lines, cache: int, settings: Learning) -> Need:
-    """While the policy decides; the optimiser is still there unless it is offloaded, gradients are not.
+    """Return the memory of rollouts; it includes the optimiser unless that is offloaded, but no gradients.
 
     Args:
-        weights: of the policy.
-        traced: what a decision needs, by slots.
-        cache: bytes of it that a slot's keys and values take.
-        settings: of the engine and the algorithm.
+        weights: sizes of the policy's weights.
+        traced: activations, by samples.
+        cache: part of them that is the KV cache of one env [bytes].
+        settings: settings of the engine and the algorithm.
     """
     slots = settings.deciding_samples
     return Need(
@@ -145,18 +145,18 @@ def rollout_need(weights: Weights, traced: Lines, cache: int, settings: Learning
 
 
 def train_need(weights: Weights, traced: Lines, settings: Learning, *, batch: int) -> Need:
-    """While it learns: the fullest of the moments when the reference policy scores the batch, when gradients are
-    computed, and when the optimiser steps.
+    """Return the memory of training at its peak: when the reference policy scores the batch, when gradients are
+    computed, or when the optimiser steps.
 
     Args:
-        weights: of the policy.
-        traced: what deciding and learning need, by samples.
-        settings: of the engine and the algorithm.
-        batch: bytes of what is learned from, as far as it is on the device.
+        weights: sizes of the policy's weights.
+        traced: activations, by samples.
+        settings: settings of the engine and the algorithm.
+        batch: bytes of the batch on the device.
     """
     samples = settings.micro_batch
     peak = traced.learning.at(samples)
-    if samples * settings.ranks >= settings.minibatch:  # gradients come while activations go
+    if samples * settings.ranks >= settings.minibatch:  # gradients are allocated while activations are freed
         peak = max(peak - settings.share(weights.gradient_bytes), peak - traced.kept.at(samples))
     always = {
         "weights": settings.share(weights.weight_bytes),
@@ -187,5 +187,5 @@ def _reference(weights: Weights, settings: Learning, away: bool) -> int:
 
 
 def _gathered(weights: Weights, settings: Learning, used: int) -> int:
-    """Return what is gathered of weights that are spread: those that are used, and a block that is on its way."""
+    """Return the bytes of gathered weights if they are sharded: those in use, and a block that is prefetched."""
     return used + weights.largest_block if settings.sharded else 0

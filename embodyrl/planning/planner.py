@@ -1,6 +1,6 @@
-"""What a run would need: parameters, batches, and memory by phase. Nothing is started, and no weights are read.
+"""Plan a run: parameters, batches, and memory by phase. Nothing is started, and no weights are read.
 
-The policy's own code runs once without memory (`dry_run`); the rest is arithmetic (`memory`).
+The policy's own code runs once on fake tensors (`dry_run`); the rest is arithmetic (`memory`).
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
 
 GIB, MIB, FLOAT = 2**30, 2**20, 4
 ACTION_DIM, PROPRIO_DIM, WORDS = 7, 32, 16
-"""What stands for the simulator until one has told its own."""
+"""Assumed sizes of actions, states and task descriptions (words) until a simulator is started."""
 CUDA_CONTEXT = 0.6 * GIB
-"""What CUDA itself takes of a GPU, and what its allocator cannot use."""
+"""GPU memory of CUDA itself, and fragmentation of its allocator [bytes]."""
 PROCESS = 0.6 * GIB
-"""Main memory of the main process with torch, before it does anything."""
+"""Main memory of the main process after importing torch [bytes]."""
 SMALL_COLUMNS = 8 * 6 + 2 * FLOAT + 3
-"""Bytes of a decision in columns that hold one number each: where it is from, values, flags."""
+"""Bytes of a chunk in scalar columns: origin, values, flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the machine has."""
+    """Memory of the machine."""
 
     cuda: bool
-    """The policy computes on a GPU."""
+    """Whether the policy runs on a GPU."""
     gpu: float | None
-    """Bytes of that GPU; None: there is none, or nothing says how much."""
+    """Memory of that GPU [bytes]; None: no GPU, or unknown."""
     host: float | None
-    """Bytes of main memory; None: nothing says how much."""
+    """Main memory [bytes]; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulators:
-    """What was found out by starting one of the simulator processes."""
+    """Spec and memory that were measured by starting one simulator process."""
 
     spec: SimulatorSpec
     bytes_per_worker: int
@@ -54,17 +54,17 @@ class Simulators:
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """How many decisions an iteration has, and how they are learned from."""
+    """Numbers of chunks of an iteration, and of the batches that they are trained in."""
 
     decisions_per_iteration: int
-    """At most; of supervised learning, samples."""
+    """Maximum number of chunks; samples in supervised learning."""
     optimizer_steps_per_iteration: int
     minibatch: int
     ranks: int
-    """Processes that share slots and minibatches; what follows is of one of them."""
+    """Ranks that share envs and minibatches; the following fields are per rank."""
     micro_batch: int
     slots_decided_at_once: int
-    """At most; a critic looks at as many observations at once when the rollout is over."""
+    """Maximum envs that the policy acts for at once; the critic reads as many observations after the rollout."""
 
 
 def supervised(config: Config) -> bool:
@@ -73,7 +73,7 @@ def supervised(config: Config) -> bool:
 
 
 def batches_of(config: Config) -> Batches:
-    """Return what follows from the settings."""
+    """Return the batch sizes that follow from the settings."""
     rollout, algorithm, slots, ranks = config.rollout, config.algorithm, config.env.num_envs, ranks_of(config)
     deciding = math.ceil(slots / 2) if rollout.schedule is Schedule.pipeline else slots
     if ADVANTAGES.entry(algorithm.advantage.name).critic:
@@ -95,21 +95,21 @@ def batches_of(config: Config) -> Batches:
 
 
 def ranks_of(config: Config) -> int:
-    """Return how many ranks the run starts; what torchrun would start, only torchrun knows."""
+    """Return the number of ranks of the run; 1 if only torchrun knows it."""
     ranks = config.engine.parallel.world_size
     return ranks if isinstance(ranks, int) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What looking at a policy found out."""
+    """Sizes of a policy, from a dry run."""
 
     origin: str
-    """What its shape was taken from."""
+    """Origin of its shape, for display."""
     tokens: int
-    """Positions that it reads for a decision."""
+    """Sequence length for one chunk."""
     cache: int
-    """Bytes of keys and values of a slot."""
+    """KV cache of one env [bytes]."""
     traced: Traced
 
 
@@ -117,9 +117,9 @@ class Planner:
     """Plans configs for one machine.
 
     Args:
-        limits: what the machine has.
-        workers: simulator processes that the run starts.
-        simulators: what is known of them, or None.
+        limits: memory of the machine.
+        workers: number of simulator processes.
+        simulators: measurement of one of them, or None.
     """
 
     def __init__(self, limits: Limits, workers: int, simulators: Simulators | None) -> None:
@@ -130,10 +130,10 @@ class Planner:
         self._looks: dict[str, Look] = {}
 
     def plan(self, config: Config) -> dict[str, Any]:
-        """Everything that is known, as plain data; sizes in MiB.
+        """Return the plan as plain data; sizes in MiB.
 
         Raises:
-            UserError: the model cannot be looked at: it does not fit the simulator, or lacks a package.
+            UserError: the model cannot be built: it does not fit the simulator, or lacks a package.
         """
         look, needs = self._look(config), self.needs(config)
         weights, known = look.traced.weights, self._simulators
@@ -153,7 +153,7 @@ class Planner:
         }
 
     def needs(self, config: Config) -> dict[str, dict[str, Need]]:
-        """Return what each place (gpu, host) must hold in each phase."""
+        """Return the memory of each place (gpu, host) in each phase."""
         look, settings = self._look(config), learning_of(config)
         weights, lines = look.traced.weights, look.traced.lines
         buffer = self._buffer(config, look.traced)
@@ -167,7 +167,7 @@ class Planner:
         }
 
         def on_host(parts: Mapping[str, int]) -> Need:
-            """Main memory is that of all ranks, which this machine runs."""
+            """Return the main memory of all ranks, which run on this machine."""
             return Need(
                 parts={name: settings.ranks * size for name, size in parts.items()} | {"simulators": simulators}
             )
@@ -178,13 +178,13 @@ class Planner:
         return {"gpu": gpu, "host": {"both": on_host(host | {"offloaded": kept_away(weights, settings)})}}
 
     def excesses(self, config: Config) -> dict[str, tuple[int, float]]:
-        """Return where a config does not fit: what is needed, and what is there [bytes]."""
+        """Return the places where a config does not fit, with the needed and the available memory [bytes]."""
         worst = {place: max(need.total for need in at.values()) for place, at in self.needs(config).items()}
         limits = {place: limit for place, limit in self.limits.items() if limit is not None}
         return {place: (need, limits[place]) for place, need in worst.items() if need > limits.get(place, math.inf)}
 
     def _buffer(self, config: Config, traced: Traced) -> int:
-        """Bytes of the decisions of an iteration, as they are kept for learning."""
+        """Return the bytes of an iteration's rollout buffer."""
         if supervised(config):
             return 0
         spec, chunk = self._spec(config), config.rollout.chunk_size
@@ -198,7 +198,7 @@ class Planner:
         return assumed_spec(config) if self._simulators is None else self._simulators.spec
 
     def _look(self, config: Config) -> Look:
-        """Look at a policy; once for each kind of it."""
+        """Return the sizes of a policy, cached by the settings that affect them."""
         engine, chunk = config.engine, config.rollout.chunk_size
         changes = engine.precision, engine.lora, engine.gradient_checkpointing
         kind = repr((config.model, chunk, changes, _critic(config), supervised(config)))
@@ -236,7 +236,7 @@ class Planner:
 
 
 def assumption(config: Config) -> str:
-    """Return what `assumed_spec` makes up, in words."""
+    """Return a text about the sizes that `assumed_spec` assumes."""
     guessed = [
         f"{what} of {size} numbers"
         for what, size, told in (
@@ -251,7 +251,7 @@ def assumption(config: Config) -> str:
 
 
 def assumed_spec(config: Config) -> SimulatorSpec:
-    """Return what stands for a simulator's spec until one was started; cameras and times are the config's."""
+    """Return an assumed spec for a simulator that was not started; cameras and times are the config's."""
     env, size = config.env, action_dim(config) or ACTION_DIM
     entries = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * size, high=(1.0,) * size)
     return SimulatorSpec(
@@ -266,13 +266,14 @@ def assumed_spec(config: Config) -> SimulatorSpec:
 
 
 def learning_of(config: Config) -> Learning:
-    """The settings that decide about memory."""
+    """Return the settings that determine memory."""
     batches, engine = batches_of(config), config.engine
     return Learning(
         deciding_samples=batches.slots_decided_at_once,
         minibatch=batches.minibatch,
         micro_batch=batches.micro_batch,
-        reference=config.algorithm.kl_coef > 0.0 and not engine.lora.rank,  # with adapters it is what is below them
+        # With adapters, the base model is the reference.
+        reference=config.algorithm.kl_coef > 0.0 and not engine.lora.rank,
         master_weights=engine.optimizer.master_weights,
         offload_optimizer=engine.offload is not Offload.none,
         offload_reference=engine.offload is Offload.all,
@@ -290,5 +291,5 @@ def _mib(size: float) -> float:
 
 
 def _in_mib(need: Need) -> dict[str, float]:
-    """The parts that are not nothing, and their sum."""
+    """Return the parts that are not 0, and their sum, in MiB."""
     return {name: _mib(size) for name, size in need.parts.items() if size} | {"total": _mib(need.total)}

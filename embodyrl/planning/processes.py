@@ -1,4 +1,4 @@
-"""Which processes a run would start, and where; and what one of them takes, if it is started."""
+"""Plan the processes of a run and their placement; optionally start one to measure its memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from embodyrl.planning.planner import MIB, Simulators
 
 
 def read_machine(folder: Path | None, cpus: str | None) -> Inventory:
-    """The machine to plan for.
+    """Return the machine to plan for.
 
     Args:
-        folder: a copy of its sys/ and proc/; None: this machine.
-        cpus: the CPUs to use, in the kernel's list format `0-7,16`; None: those that this process may use, or all that
-            a copy shows.
+        folder: folder with a copy of its sys/ and proc/; None: this machine.
+        cpus: CPUs to use, in the kernel's list format `0-7,16`; None: those that this process may use, or all in the
+            copy.
 
     Raises:
         UserError: they cannot be read.
@@ -38,16 +38,16 @@ def read_machine(folder: Path | None, cpus: str | None) -> Inventory:
     if chosen is None and folder is not None:
         online = folder / "sys/devices/system/cpu/online"
         if not online.is_file():
-            raise UserError(f"{online} is missing, so nothing says which CPUs there are: add --cpus, for instance 0-63")
+            raise UserError(f"{online} is missing, so the CPUs are not known: add --cpus, for instance 0-63")
         chosen = parse_ids(online.read_text())
     return inventory(ROOT if folder is None else folder, chosen)
 
 
 def plan_processes(config: Config, machine: Inventory) -> dict[str, Any]:
-    """Everything that is known before the start, as plain data.
+    """Return everything that is known before the start, as plain data.
 
     Raises:
-        UserError: the slots cannot be spread over the workers.
+        UserError: the envs cannot be distributed over the workers.
     """
     near = policy_gpu(config.engine.device, machine)
     workers = plan_env_workers(config.env, machine, near)
@@ -80,14 +80,14 @@ def _worker(spec: WorkerSpec, common: dict[str, str]) -> dict[str, Any]:
 
 
 def _common(variables: Sequence[Any]) -> dict[str, str]:
-    """The variables that are the same for all."""
+    """Return the variables that are the same for all workers."""
     return {name: value for name, value in variables[0].items() if all(v.get(name) == value for v in variables)}
 
 
 def _memory(config: Config) -> dict[str, Any]:
-    """Sizes that follow from the settings [MiB].
+    """Return sizes that follow from the settings [MiB].
 
-    How many numbers a state and an action have, only the simulator knows; images are nearly all of it.
+    Sizes of states and actions are known only to the simulator; images are nearly all of the memory.
     """
     env = config.env
     spec = SimulatorSpec(
@@ -107,10 +107,10 @@ def _memory(config: Config) -> dict[str, Any]:
 
 
 def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
-    """Start one of the simulator processes with its share of slots, begin an episode in each, and end it.
+    """Start one simulator process with its share of envs, reset each env, and measure the process's memory.
 
     Raises:
-        UserError: it cannot be started, for a reason that the user can mend.
+        UserError: it cannot be started, for a reason that the user can fix.
         WorkerError: it failed.
     """
     config = loaded.config

@@ -1,4 +1,4 @@
-"""What `embodyrl plan` prints about machine, processes, model and memory."""
+"""Format the output of `embodyrl plan`: machine, processes, model and memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.table import Table
 
 MIB_PER_GB = 1e9 / 2**20
 LARGE_MIB = 4000
-"""From here on, sizes are shown in GB."""
+"""Size from which on sizes are shown in GB [MiB]."""
 PLACES = {"gpu": "GPU", "host": "main memory"}
 
 
 def rows(source: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
-    """Titles and lines about everything but processes and memory, in the order in which they are shown."""
+    """Return titles and lines about everything except processes and memory, in display order."""
     machine, memory, threads = plan["machine"], plan["memory"], plan["threads"]
     nodes = [
         f"node {node['id']}: {'CPUs ' + node['cpus'] if node['cpus'] else 'no CPU'}"
@@ -40,7 +40,7 @@ def rows(source: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _start(preload: Sequence[str] | None) -> str:
     if preload is None:
-        return "every process is an interpreter of its own"
+        return "every process is a fresh interpreter"
     return f"processes are forked from one that has imported {', '.join(preload) or 'nothing'}"
 
 
@@ -49,9 +49,9 @@ def _size(mib: float) -> str:
 
 
 def worker_table(workers: list[dict[str, Any]]) -> Table:
-    """A row for each simulator process."""
+    """Return a table with a row for each simulator process."""
     table = Table(box=None, pad_edge=False)
-    for title in ("worker", "slots", "node", "cpus", "memory from", "its own variables"):
+    for title in ("worker", "envs", "node", "cpus", "memory from", "its own variables"):
         table.add_column(title, overflow="fold")
     for worker in workers:
         memory = "where it runs" if worker["memory_node"] is None else f"node {worker['memory_node']}"
@@ -61,12 +61,12 @@ def worker_table(workers: list[dict[str, Any]]) -> Table:
 
 
 def pairs(variables: dict[str, str]) -> str:
-    """Variables as `NAME=value`."""
+    """Return variables as `NAME=value`."""
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Lines about the policy and its batches."""
+    """Yield titles and lines about the policy and its batches."""
     model = plan["model"]
     if model is None:
         yield "model", f"cannot be planned: {plan['why_not']}"
@@ -80,15 +80,15 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     learning = plan["learning"]
     yield (
         "learning",
-        f"{learning['decisions_per_iteration']} decisions per iteration, {learning['optimizer_steps_per_iteration']} "
-        f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; decides for up to "
-        f"{learning['slots_decided_at_once']} slots at once{_on_ranks(learning['ranks'])}",
+        f"{learning['decisions_per_iteration']} chunks per iteration, {learning['optimizer_steps_per_iteration']} "
+        f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; acts for up to "
+        f"{learning['slots_decided_at_once']} envs at once{_on_ranks(learning['ranks'])}",
     )
     each = plan["simulators_per_worker"]
     said = f"{each:.0f} MiB each" if each is not None else "unknown until one is started (--start)"
     yield "simulators", f"memory of a process: {said}"
     if model["assumed"]:
-        yield "assumed", f"{model['assumed']} (--start looks)"
+        yield "assumed", f"{model['assumed']} (--start measures)"
 
 
 def _on_ranks(ranks: int) -> str:
@@ -96,7 +96,7 @@ def _on_ranks(ranks: int) -> str:
 
 
 def memory_table(needs: dict[str, dict[str, dict[str, float]]]) -> Table:
-    """A row for each part, a column for each place and phase."""
+    """Return a table with a row for each part, and a column for each place and phase."""
     columns = [(place, phase, parts) for place, phases in needs.items() for phase, parts in phases.items()]
     large = max(parts["total"] for *_, parts in columns) > LARGE_MIB
     unit, size = ("GB", MIB_PER_GB) if large else ("MB", MIB_PER_GB / 1000)
@@ -113,14 +113,14 @@ def memory_table(needs: dict[str, dict[str, dict[str, float]]]) -> Table:
 
 
 def verdict(plan: dict[str, Any]) -> Iterator[str]:
-    """Yield whether it fits, and what would."""
+    """Yield lines that report whether the run fits, and settings with which it would."""
     several = plan["learning"]["ranks"] > 1
     for place, phases in plan["needs"].items():
         limit = plan["limits"][place]
         need = max(parts["total"] for parts in phases.values())
         title = f"each {PLACES[place]}" if several and place == "gpu" else PLACES[place]
         if limit is None:
-            yield f"{title}: needs {_gb(need)}; say what there is with --{'gpu-' * (place == 'gpu')}memory"
+            yield f"{title}: needs {_gb(need)}; give the available memory with --{'gpu-' * (place == 'gpu')}memory"
         elif need <= limit:
             yield f"{title}: fits, needs {_gb(need)} of {_gb(limit)}"
         else:

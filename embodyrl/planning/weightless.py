@@ -1,4 +1,4 @@
-"""Policies without memory for their weights, for finding out how large they are."""
+"""Build policies on the meta device, for planning, and with random weights of the published size, for benchmarks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from embodyrl.models.policy import PUBLISHED, Policy
 from embodyrl.registry import SupportedModel
 
 INITIAL_STD = 0.02
-"""Standard deviation of random weights of the published size, as language models begin."""
+"""Standard deviation of random weights of the published size, as usual for language models."""
 
 
 class Assuming(TorchFunctionMode):
-    """Takes conditions on a tensor that has no numbers as false, and its numbers as 0 where somebody wants them."""
+    """Evaluates conditions on tensors without data as false, and copies of them to the CPU as zeros."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -37,22 +37,21 @@ class Assuming(TorchFunctionMode):
 
 
 def build_weightless(config: ModelConfig, simulator: SimulatorSpec, *, chunk_size: int) -> tuple[Policy, str]:
-    """The policy that `config` names without memory for its weights, and what its shape was taken from.
+    """Build the policy that `config` names on the meta device; also return the origin of its shape, for display.
 
-    A checkpoint that is there says its shape without being read; for one that is not, it is that of the published
-    model.
+    The shape is that of the checkpoint if it exists, without reading its weights; else that of the published model.
 
     Args:
         config: the model's options.
-        simulator: what the simulator offers, as far as it is known; models with a checkpoint do without.
-        chunk_size: actions per decision.
+        simulator: the simulator's spec, as far as it is known; not used by models with a checkpoint.
+        chunk_size: actions per chunk.
 
     Raises:
-        PolicyError: the model cannot serve this simulator, or its checkpoint is not there and none was published.
+        PolicyError: the model does not fit the simulator, or its checkpoint does not exist and no size was published.
     """
     entry = SupportedModel.entry(config.name)
     policy_type: Callable[..., Policy] = entry.load()
-    origin = "as it begins, with random weights"
+    origin = "with random weights"
     known: SimulatorSpec | None = simulator
     if config.checkpoint is not None and Path(config.checkpoint).is_dir():
         origin, known = f"shape of {config.checkpoint}", None if entry.published else simulator
@@ -70,17 +69,17 @@ def build_weightless(config: ModelConfig, simulator: SimulatorSpec, *, chunk_siz
 def build_published(
     name: str, options: Mapping[str, Any], *, chunk_size: int, device: torch.device, seed: int = 0
 ) -> Policy:
-    """A model of the published size with random weights, made where it is to compute: for measuring speed and memory.
+    """Build a model of the published size with random weights on a device, for measuring speed and memory.
 
     Args:
-        name: of the model.
-        options: of its `model:` section, without `checkpoint`.
-        chunk_size: actions per decision.
-        device: where the weights are made.
-        seed: of the weights.
+        name: name of the model.
+        options: options of its `model:` section, without `checkpoint`.
+        chunk_size: actions per chunk.
+        device: device of the weights.
+        seed: seed of the weights.
 
     Raises:
-        PolicyError: no size of it was published, or an option does not fit.
+        PolicyError: the model has no published size, or an option does not fit.
     """
     entry = SupportedModel.entry(name)
     if entry.published is None:

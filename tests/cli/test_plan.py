@@ -68,7 +68,7 @@ def test_only_some_cpus(two_nodes: str) -> None:
 
 def test_the_table_says_the_same(two_nodes: str) -> None:
     text = plan(*SMALL, "--machine", two_nodes)
-    for words in ("env worker 0  0-1    1     2-3   node 1", "NUMA node 1, the GPU's", "OMP_NUM_THREADS=1"):
+    for words in ("env worker 0  0-1   1     2-3   node 1", "NUMA node 1, the GPU's", "OMP_NUM_THREADS=1"):
         assert words in text, text
 
 
@@ -178,7 +178,7 @@ def test_a_model_that_cannot_be_looked_at_does_not_stop_the_plan(two_nodes: str)
 
 def test_a_machine_whose_memory_nobody_told(two_nodes: str) -> None:
     text = plan(*SMALL, "engine.device=cpu", "--machine", two_nodes)
-    assert "main memory: needs" in text and "say what there is with --memory" in text
+    assert "main memory: needs" in text and "give the available memory with --memory" in text
 
 
 @pytest.mark.slow

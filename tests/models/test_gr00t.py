@@ -762,7 +762,7 @@ METAWORLD = ["env=metaworld/reach_rgb", "model=gr00t", "model.video_keys=null"]
     [
         (["model.scratch.image_size=60"], "model.scratch.image_size = 60 cannot be cut into patches of 16 pixels"),
         (["model.tokenizer=/nope"], "model.tokenizer is set, but model.checkpoint is null"),
-        (["model.embodiment_id=7"], "a model that starts from nothing knows one robot alone"),
+        (["model.embodiment_id=7"], "a model without a checkpoint has networks for one robot only"),
         (["model.embodiment_tag=foo"], "model.embodiment_tag chooses from statistics, but model.checkpoint and"),
         (["model.state_keys=[foo]"], "model.state_keys chooses from statistics"),
     ],
@@ -858,7 +858,7 @@ def test_a_robot_whose_number_nobody_knows(folder: Path) -> None:
     assert faults(folder, "model.embodiment_tag=my_robot", "model.embodiment_id=null") == ""  # there is only one
     rewrite(folder / "config.json", lambda content: content["action_head_cfg"].update(max_num_embodiments=32))
     said = faults(folder, "model.embodiment_tag=my_robot", "model.embodiment_id=null")
-    assert "nothing says which number embodiment 'my_robot' has" in said and "new_embodiment 31, gr1 24" in said
+    assert "the number of embodiment 'my_robot' is not known" in said and "new_embodiment 31, gr1 24" in said
 
 
 def test_a_state_that_is_too_long(folder: Path) -> None:

@@ -658,7 +658,7 @@ def test_cameras_are_matched_by_name(folder: Path) -> None:
     assert absent.preprocess(alone)["pixel_values"].shape[1] == 1
     with pytest.raises(PolicyError, match=r"env\.cameras has no 'hnd' - did you mean 'hand'\? \(has: front, hand\)"):
         load(folder, cameras=["front", "hnd"])
-    with pytest.raises(PolicyError, match=r"does not look at hand: remove it from env\.cameras"):
+    with pytest.raises(PolicyError, match=r"does not use hand: remove it from env\.cameras"):
         load(folder, cameras=["front", "absent"])
 
 
@@ -816,7 +816,7 @@ def test_actions_of_another_robot_are_found_before_anything_starts(folder: Path)
 
 @pytest.mark.parametrize(
     ("cameras", "said"),
-    [("[wrist]", "env.cameras has no 'wrist' (has: render)"), ("[absent]", "leaves no image to look at")],
+    [("[wrist]", "env.cameras has no 'wrist' (has: render)"), ("[absent]", "leaves no image")],
 )
 def test_a_model_from_nothing_looks_through_cameras_that_there_are(cameras: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -558,9 +558,9 @@ def test_openvla_takes_one_action_at_a_time(whole: Path) -> None:
 def test_a_head_without_probabilities_cannot_be_sampled(whole: Path) -> None:
     policy = oft(whole, **L1)
     inputs = policy.preprocess(observation(2))
-    with pytest.raises(PolicyError, match="says numbers without probabilities"):
+    with pytest.raises(PolicyError, match="is a regression without probabilities"):
         policy.act(inputs, "train", torch.Generator())
-    with pytest.raises(PolicyError, match="says numbers without probabilities"):
+    with pytest.raises(PolicyError, match="is a regression without probabilities"):
         policy.evaluate(inputs, {})
 
 

@@ -1,4 +1,4 @@
-"""Options that all flow-matching policies share, and what is wrong with them (imports no torch)."""
+"""Options that all flow-matching policies share, and their check. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embodyrl.models.vla.config import ActionUnits, WeightType
 
 
 class NoiseMethod(StrEnum):
-    """How a denoising step becomes random, so that what it does has a probability."""
+    """How noise is added to denoising steps, so that they have a probability."""
 
     flow_sde = "flow_sde"
     flow_cps = "flow_cps"
@@ -20,7 +20,7 @@ class NoiseMethod(StrEnum):
 
 
 class Gripper(StrEnum):
-    """What the gripper's entry of an un-normalised action says."""
+    """Meaning of the gripper's entry in an un-normalised action."""
 
     simulator = "simulator"
     one_opens = "one_opens"
@@ -33,11 +33,11 @@ class FlowConfig(ModelConfig):
     denoising_steps: int = setting(10, low=1, high=100)
     """Steps from noise to actions, in rollouts, evaluation and learning alike."""
     noise_method: NoiseMethod = setting(NoiseMethod.flow_sde)
-    """Where rollouts explore. flow_sde: steps follow the stochastic differential equation that has the flow's marginals
+    """Noise of rollouts. flow_sde: steps follow the stochastic differential equation that has the flow's marginals
     (Flow-GRPO). flow_cps: part of the remaining noise is drawn anew (coefficients-preserving sampling). flow_noise: a
-    small network that learns along adds noise to the deterministic step (ReinFlow)."""
+    small trained network adds noise to the deterministic step (ReinFlow)."""
     noise_level: float = setting(0.5, above=0.0)
-    """flow_sde: multiplies the noise. flow_cps: 0 .. 1, how much of the remaining noise is drawn anew."""
+    """flow_sde: multiplies the noise. flow_cps: 0 .. 1, the share of the remaining noise that is drawn anew."""
     noise_level_end: float | None = setting(None, above=0.0)
     """Noise level that the run reaches at its end, in equal steps. null: it stays the same."""
     noise_low: float = setting(0.08, above=0.0)
@@ -45,10 +45,10 @@ class FlowConfig(ModelConfig):
     noise_high: float = setting(0.16, above=0.0)
     """flow_noise: largest standard deviation of the added noise."""
     joint_logprob: bool = setting(False)
-    """False: one denoising step of a decision, drawn anew for each, is random, and its log-probability is the
-    decision's. True: all are; then the log-probability is the mean over them and the noise that they begin with."""
+    """False: one denoising step of a chunk, drawn anew for each chunk, is random; its log-probability is the chunk's.
+    True: all steps are random; the log-probability is the mean over them and the initial noise."""
     detach_critic: bool = setting(True)
-    """What the critic learns changes the critic alone, not the network that it looks at."""
+    """Train only the critic with the value loss, not the network that it reads."""
     value_sizes: list[int] = setting([512, 256, 128], low=1)
     """Widths of the critic's hidden layers."""
     action_units: ActionUnits = setting(ActionUnits.simulator)
@@ -58,11 +58,11 @@ class FlowConfig(ModelConfig):
     binary_gripper: bool = setting(True)
     """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
     dtype: WeightType = setting(WeightType.float32)
-    """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
+    """Type that weights are stored in; bfloat16 halves their memory. `engine.precision` is the type of computations."""
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Object to what no flow-matching policy can do."""
+    """Yield issues that concern every flow-matching policy."""
     model = config.model
     assert isinstance(model, FlowConfig)
     if model.noise_low >= model.noise_high:
@@ -76,7 +76,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             "algorithm.entropy_coef",
             f"algorithm.entropy_coef = {entropy_coef} has no use: with model.noise_method = "
-            f"{model.noise_method.value} noise is as large as the settings say, whatever is learned",
+            f"{model.noise_method.value} the settings determine the noise, nothing learned does",
             "set algorithm.entropy_coef to 0, or model.noise_method to flow_noise",
         )
     if model.noise_method is not NoiseMethod.flow_cps:

@@ -1,9 +1,9 @@
-"""Denoising: the times at which a network is asked on the way from noise to actions, one step as a Gaussian
-distribution, and the small networks that learn beside a flow-matching policy.
+"""Denoising: the time grid from noise to actions, one step as a Gaussian distribution, and the small networks that are
+trained beside a flow-matching policy (critic and noise network).
 
-All of it is written for velocities that point from data to noise, and for the share of noise s that falls from 1 to 0,
-so that it does not matter which way a model family's time runs. Shapes: `B` samples, `H` actions of the horizon, `A`
-entries of an action in the network; shares and levels are `[B, 1, 1]`.
+Velocities point from data to noise, and the share of noise s falls from 1 to 0, so that the direction of a model
+family's own time does not matter. Shapes: `B` samples, `H` actions of the horizon, `A`
+numbers of an action in the network; shares and levels are `[B, 1, 1]`.
 
 flow_sde: Liu et al. (2025), "Flow-GRPO", eq. 9. flow_cps: Wang & Yu (2025), "Coefficients-Preserving Sampling for
 Reinforcement Learning with Flow Matching". flow_noise: Zhang et al. (2025), "ReinFlow".
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 
 class TimeGrid(nn.Module):
-    """`K` steps. Each point has a time, by the model family's clock, and a share of noise, 1 at the start and 0 at the
-    end: a sample of share s is `(1 - s) * data + s * noise`.
+    """Grid of `K` steps. Each point has a time in the model family's convention, and a share of noise s from 1 to 0:
+    its sample is `(1 - s) * data + s * noise`.
 
     Args:
         times: `[K+1]` float32.
@@ -40,13 +40,14 @@ class TimeGrid(nn.Module):
 
     @classmethod
     def falling(cls, steps: int, *, summed: bool = True) -> TimeGrid:
-        """Time 1 is noise, 0 is data (pi0). The time embedding is steep enough to tell 1 - 7/10 from
-        1 - 0.1 - ... - 0.1.
+        """Build a grid in which time 1 is noise and 0 is data (pi0).
+
+        The time embedding is steep enough that rounding matters: 1 - 7/10 and 1 - 0.1 - ... - 0.1 give other actions.
 
         Args:
             steps: `K`.
-            summed: times add up in float32, like those of openpi's sampler; else each is computed in float64, like
-                those of LeRobot's since 0.4.3.
+            summed: add up times in float32, as openpi's sampler does; else compute each in float64, as LeRobot does
+                since 0.4.3.
         """
         times = [torch.ones(())]
         for step in range(1, steps):
@@ -56,7 +57,7 @@ class TimeGrid(nn.Module):
 
     @classmethod
     def rising(cls, steps: int) -> TimeGrid:
-        """Time 0 is noise, 1 is data (GR00T)."""
+        """Build a grid in which time 0 is noise and 1 is data (GR00T)."""
         times = torch.arange(steps + 1) / steps
         return cls(times, 1.0 - times)
 
@@ -64,7 +65,7 @@ class TimeGrid(nn.Module):
         return len(self.times) - 1
 
     def at(self, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Time `[B]` of steps `[B]`, and the shares of noise before and after it `[B, 1, 1]`."""
+        """Return the time `[B]` of steps `[B]`, and the shares of noise before and after each `[B, 1, 1]`."""
         before, after = (self.shares[number][:, None, None] for number in (step, step + 1))
         return self.times[step], before, after
 
@@ -74,8 +75,8 @@ class TimeGrid(nn.Module):
 
 @dataclass(frozen=True)
 class Transition:
-    """Where a step leads. A standard deviation of 0 means: there for certain; then log-probability and entropy are 0,
-    by convention."""
+    """Gaussian distribution of a step's result. Where the standard deviation is 0, the step is deterministic, and
+    log-probability and entropy are 0 by convention."""
 
     mean: Tensor
     """`[B, H, A]`"""
@@ -83,18 +84,18 @@ class Transition:
     """`[B, H, A]`"""
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Return where standard normal `noise [B, H, A]` leads."""
+        """Return the result for standard normal `noise [B, H, A]`."""
         return self.mean + self.std * noise
 
     def logprob(self, reached: Tensor) -> Tensor:
-        """Log-density `[B, H, A]` of having arrived at `reached [B, H, A]` [nats]."""
+        """Return the log-density `[B, H, A]` of the result `reached [B, H, A]` [nats]."""
         certain = self.std == 0
         std = self.std.masked_fill(certain, 1.0)
         density = -0.5 * ((reached - self.mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
         return density.masked_fill(certain, 0.0)
 
     def entropy(self) -> Tensor:
-        """Differential entropy `[B, H, A]` [nats]."""
+        """Return the differential entropy `[B, H, A]` [nats]."""
         certain = self.std == 0
         return (self.std.masked_fill(certain, 1.0).log() + 0.5 * math.log(2.0 * math.pi * math.e)).masked_fill(
             certain, 0
@@ -102,22 +103,22 @@ class Transition:
 
 
 def prior(like: Tensor) -> Transition:
-    """The standard normal distribution that denoising begins with."""
+    """Return the standard normal distribution of the initial noise."""
     return Transition(torch.zeros_like(like), torch.ones_like(like))
 
 
 def ends(x: Tensor, velocity: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """The data and the noise `[B, H, A]` between which `x` lies, if the velocity is right."""
+    """Return the data and the noise `[B, H, A]` that `x` and its velocity imply: x - s v and x + (1 - s) v."""
     return x - velocity * share, x + velocity * (1.0 - share)
 
 
 def euler(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """The deterministic step from one share of noise to the next."""
+    """Return the result of a deterministic step from one share of noise to the next."""
     return x - velocity * (before - after)
 
 
 def flow_sde(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, level: Tensor) -> Transition:
-    """A step of the stochastic differential equation that has the same marginals as the flow."""
+    """Step of the stochastic differential equation with the marginals of the flow (Flow-GRPO, eq. 9)."""
     data, noise = ends(x, velocity, before)
     width = before - after
     variance = level.square() * before / (1.0 - torch.where(before >= 1.0, after, before))
@@ -126,7 +127,7 @@ def flow_sde(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, level: 
 
 
 def flow_cps(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, level: Tensor) -> Transition:
-    """Draw part of the remaining noise anew, so that data and noise keep their coefficients."""
+    """Step that draws part of the remaining noise anew; data and noise keep their coefficients (Wang & Yu, 2025)."""
     data, noise = ends(x, velocity, before)
     angle = level * (math.pi / 2.0)
     mean = data * (1.0 - after) + noise * after * angle.cos()
@@ -134,7 +135,7 @@ def flow_cps(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, level: 
 
 
 def flow_noise(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, std: Tensor) -> Transition:
-    """The deterministic step, and noise of standard deviation `std [B, H, A]` on top."""
+    """Deterministic step plus noise of standard deviation `std [B, H, A]` (ReinFlow)."""
     return Transition(euler(x, velocity, before, after), std)
 
 
@@ -142,10 +143,10 @@ def flow_noise(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, std: 
 
 
 class NoiseNetwork(nn.Module):
-    """How much noise to add to a step, from what the policy's network thinks of each action.
+    """Predicts the standard deviation of the noise of a step from the hidden states of the action network.
 
     Args:
-        width: `E`, of what it reads.
+        width: `E`, width of the hidden states.
         action_dim: `A`.
         low, high: least and largest standard deviation.
     """
@@ -165,10 +166,10 @@ class NoiseNetwork(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """The critic: hidden layers with ReLU, and one number.
+    """The critic: an MLP with ReLU and one output, computed in float32.
 
     Args:
-        width: `E`, of what it reads.
+        width: `E`, width of its input.
         sizes: widths of the hidden layers.
     """
 

@@ -1,7 +1,7 @@
-"""What flow-matching policies have in common: a chunk of actions comes out of noise in a few steps, one or all random.
+"""Base class of flow-matching policies: a chunk of actions is denoised in a few steps, of which one or all are random.
 
-Shapes: `B` samples, `K` denoising steps, `H` actions of the network's horizon, `A` entries of an action in the network,
-of which the first `C` actions and the first `D` entries are executed; `E` width of the action network.
+Shapes: `B` samples, `K` denoising steps, `H` actions of the network's horizon, `A` numbers of an action in the network,
+of which the first `C` actions and the first `D` numbers are executed; `E` width of the action network.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from embodyrl.models.weights import DTYPES, load_strictly, read_tensors
 
 HEADS_FILE = "flow_heads.safetensors"
 EVALUATION_SEED = 0
-"""Of the noise that every decision begins with in evaluation."""
+"""Seed of the initial noise in evaluation, which is the same for every chunk."""
 
 
 @dataclass(frozen=True)
 class Denoised:
-    """What a network says about noisy actions."""
+    """Output of a network for noisy actions."""
 
     velocity: Tensor
     """`[B, H, A]` float32, from data to noise."""
     hidden: Tensor
-    """`[B, H, E]`, what the velocity is read from."""
+    """`[B, H, E]`, the hidden states that the velocity is computed from."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One step, or all steps, of a decision."""
+    """Scores of one denoising step of a chunk, or of all."""
 
     logprob: Tensor
     """`[B, H, A]`"""
@@ -63,16 +63,17 @@ class Judged:
 
 
 class FlowPolicy(Policy):
-    """Base of the families. A subclass calls `set_up_flow` once it knows its sizes, and writes the methods below.
+    """Base of the model families. A subclass calls `set_up_flow` once it knows its sizes, and implements the abstract
+    methods.
 
-    `act` keeps in the trace `chain [B, K+1, H, A]` (noise first), `step [B]` (number of the random step) and
-    `noise_level [B]` (what it was drawn with), all that `evaluate` needs besides the observation.
+    The trace of `act` has `chain [B, K+1, H, A]` (noise first), `step [B]` (index of the random step) and
+    `noise_level [B]` (with which it was drawn). `evaluate` needs nothing else besides the observation.
     """
 
     config: FlowConfig
     start: Tensor
     value_changes: bool = True
-    """Whether `value_features` changes from step to step; else `act` asks the critic once."""
+    """Whether `value_features` depends on the denoising step; if not, `act` evaluates the critic once."""
 
     def __init__(self, config: FlowConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
@@ -88,7 +89,7 @@ class FlowPolicy(Policy):
             horizon: `H`.
             action_dim: `A`.
             width: `E`.
-            value_width: of what `value_features` returns.
+            value_width: width of the result of `value_features`.
         """
         config = self.config
         self.grid = grid
@@ -101,7 +102,7 @@ class FlowPolicy(Policy):
         self.register_buffer("start", start, persistent=False)
 
     def convention(self) -> ActionConvention:
-        """Return what the numbers of an un-normalised action mean."""
+        """Return the convention of un-normalised actions."""
         config = self.config
         return ActionConvention(
             metric=config.action_units is ActionUnits.metric,
@@ -109,32 +110,32 @@ class FlowPolicy(Policy):
             binary_gripper=config.binary_gripper,
         )
 
-    # ------------------------------------------------------------------------------------ what a family's model does
+    # ------------------------------------------------------------------------------------ what a family implements
 
     @abstractmethod
     def condition(self, inputs: Inputs) -> Any:
-        """Return what the network makes of images, task description and state, before it knows of any action."""
+        """Encode images, task description and state, once for all denoising steps."""
 
     @abstractmethod
     def denoise(self, condition: Any, x: Tensor, time: Tensor) -> Denoised:
-        """Ask the network about `x [B, H, A]` at `time [B]` of the family's clock."""
+        """Compute the velocity at `x [B, H, A]` and `time [B]`, in the family's convention of time."""
 
     @abstractmethod
     def value_features(self, condition: Any, denoised: Denoised) -> Tensor:
-        """Return what the critic reads, `[B, value_width]`."""
+        """Return the input of the critic, `[B, value_width]`."""
 
     @abstractmethod
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
-        """Actions `[B, C, D]` for the simulator, given what denoising ended with `[B, H, A]`."""
+        """Convert the result of denoising `[B, H, A]` to actions `[B, C, D]` for the simulator."""
 
     @abstractmethod
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return what denoising should end with for demonstrated actions `[B, C, D]`, and which of that counts: two
-        tensors `[B, H, A]`."""
+        """Return the targets of denoising for demonstrated actions `[B, C, D]`, and their weights in the loss (0 or 1);
+        both `[B, H, A]`."""
 
     @abstractmethod
     def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Times `[B]` to learn at and their shares of noise, given draws `[B]` from the distribution Beta(1.5, 1)."""
+        """Return times `[B]` of training and their shares of noise, for draws `[B]` from Beta(1.5, 1)."""
 
     # -------------------------------------------------------------------------------------------------------- acting
 
@@ -146,10 +147,11 @@ class FlowPolicy(Policy):
     def act(
         self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
     ) -> ActOutput:
-        """See `Policy.act`. `eval` takes no random step, and begins every decision with the same noise."""
+        """See `Policy.act`. `eval` takes no random step, and starts every chunk from the same noise."""
         condition = self.condition(inputs)
         batch, device = len(next(iter(inputs.values()))), self.start.device
         explores = mode == "train"
+        # All draws use the device of the inputs and a fixed order, so that a rollout can be reproduced.
         x = self.start.expand(batch, -1, -1)
         step, level = torch.zeros(batch, dtype=torch.int64, device=device), x.new_full((batch,), self.noise_level)
         if explores:
@@ -179,7 +181,7 @@ class FlowPolicy(Policy):
         )
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        """See `Policy.evaluate`; asks the network about the random steps alone."""
+        """See `Policy.evaluate`; only the random steps are computed."""
         condition, chain, level = self.condition(inputs), trace["chain"], trace["noise_level"]
         rows = torch.arange(len(chain), device=chain.device)
 
@@ -199,12 +201,12 @@ class FlowPolicy(Policy):
         )
 
     def _random_steps(self) -> int:
-        """Steps that one is drawn from: flow_cps adds no noise in the last one, where it would teach nothing."""
+        """Return the number of steps that the random one is drawn from; the last step of flow_cps adds no noise."""
         steps = len(self.grid)
         return steps - 1 if self.config.noise_method is NoiseMethod.flow_cps else steps
 
     def _look(self, condition: Any, x: Tensor, step: Tensor, level: Tensor) -> tuple[Denoised, Transition]:
-        """Return what the network says at steps `[B]`, and where such a step may lead."""
+        """Return the network's output at steps `[B]`, and the distribution of their results."""
         time, before, after = self.grid.at(step)
         denoised = self.denoise(condition, x, time)
         if self.noise_network is not None:
@@ -216,14 +218,14 @@ class FlowPolicy(Policy):
     def _judge(
         self, condition: Any, denoised: Denoised, transition: Transition, reached: Tensor, value: Tensor | None = None
     ) -> Judged:
-        """A step that led to `reached [B, H, A]`; the critic is asked unless its `value [B]` is known."""
+        """Score a step with result `reached [B, H, A]`; the critic is evaluated unless `value [B]` is given."""
         if value is None:
             features = self.value_features(condition, denoised)
             value = self.value_head(features.detach() if self.config.detach_critic else features)
         return Judged(logprob=transition.logprob(reached), entropy=transition.entropy(), value=value)
 
     def _summed(self, steps: Sequence[Judged], start: Tensor) -> Judged:
-        """The mean over all steps; of log-probability and entropy, also over the noise that they began with."""
+        """Return the mean over all steps; log-probability and entropy include the initial noise."""
         first, count = prior(start), len(steps) + 1
         return Judged(
             logprob=(first.logprob(start) + sum(step.logprob for step in steps)) / count,
@@ -232,13 +234,13 @@ class FlowPolicy(Policy):
         )
 
     def _executed(self, entries: Tensor) -> Tensor:
-        """Of `[B, H, A]` what belongs to actions that are executed, `[B, C*D]`."""
+        """Return the part of `[B, H, A]` that belongs to executed actions, `[B, C*D]`."""
         return entries[:, : self.spec.chunk_size, : self.spec.action_dim].flatten(1)
 
     # --------------------------------------------------------------------------------------------------------- files
 
     def _heads(self) -> dict[str, nn.Module]:
-        """Return what public checkpoints do not have."""
+        """Return the parts that public checkpoints do not contain."""
         heads: dict[str, nn.Module | None] = {"value_head": self.value_head, "noise_network": self.noise_network}
         return {name: head for name, head in heads.items() if head is not None}
 
@@ -252,10 +254,10 @@ class FlowPolicy(Policy):
         save_file(tensors, folder / HEADS_FILE)
 
     def load_heads(self, folder: Path) -> None:
-        """Read what `save_heads` wrote; a head that is not there stays as it is.
+        """Read the file of `save_heads`; a head that is not in it keeps its weights.
 
         Raises:
-            PolicyError: names or shapes of weights differ; they are named.
+            PolicyError: names or shapes of weights differ (each is named).
         """
         if not (folder / HEADS_FILE).is_file():
             return
@@ -269,7 +271,7 @@ class FlowPolicy(Policy):
     # ------------------------------------------------------------------------------------------------------ learning
 
     def imitation_draws(self, samples: int, generator: torch.Generator) -> Inputs:
-        """`time [samples]` from Beta(1.5, 1), and `noise [samples, H, A]`; see `Policy.imitation_draws`."""
+        """Draw `time [samples]` from Beta(1.5, 1) and `noise [samples, H, A]`; see `Policy.imitation_draws`."""
         device = self.start.device
         uniform = torch.rand(samples, generator=generator, device=device)
         noise = torch.randn(samples, *self.start.shape, generator=generator, device=device)
@@ -283,25 +285,25 @@ class FlowPolicy(Policy):
         return masked_error(self.flow_errors(self.condition(inputs), data, draws["noise"], time, share), counts)
 
     def fill_horizon(self, actions: Tensor) -> Tensor:
-        """Return normalised actions `[B, C, D]` as `[B, H, A]`: the last one is repeated, zeros fill up each."""
+        """Pad normalised actions `[B, C, D]` to `[B, H, A]`: repeat the last action, and fill each with zeros."""
         horizon, width = self.start.shape
         last = actions[:, -1:].expand(-1, horizon - actions.shape[1], -1)
         return functional.pad(torch.cat([actions, last], dim=1), (0, width - actions.shape[2]))
 
     def flow_errors(self, condition: Any, data: Tensor, noise: Tensor, time: Tensor, share: Tensor) -> Tensor:
-        """Squared errors `[B, H, A]` of the velocity between `data` and `noise [B, H, A]` at times `[B]`."""
+        """Compute squared errors `[B, H, A]` of the velocity between `data` and `noise [B, H, A]` at times `[B]`."""
         amount = share[:, None, None]
         said = self.denoise(condition, amount * noise + (1.0 - amount) * data, time)
         return (said.velocity - (noise - data)).square()
 
 
 def masked_error(errors: Tensor, counts: Tensor) -> Tensor:
-    """Mean of `errors [B, H, A]` where `counts` is 1."""
+    """Return the mean of `errors [B, H, A]` where `counts` is 1."""
     return (errors * counts).sum() / counts.sum()
 
 
 def _pick(steps: Sequence[Judged], step: Tensor) -> Judged:
-    """Of each decision the step `[B]`."""
+    """Select the step `[B]` of each chunk."""
     rows = torch.arange(len(step), device=step.device)
 
     def at(entries: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is wrong with a config and its checkpoint, told without reading weights or importing torch."""
+"""Checks of a config of GR00T against its checkpoint. Reads no weights and imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from embodyrl.models.vla.config import check_patches, check_without_checkpoint
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Object to what GR00T cannot do."""
+    """Yield what is wrong with a config of GR00T."""
     model = config.model
     assert isinstance(model, Gr00tConfig)
     yield from check_flow(config)
@@ -47,7 +47,8 @@ def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
     if model.embodiment_id:
         yield ConfigIssue(
             "model.embodiment_id",
-            f"model.embodiment_id = {model.embodiment_id}, but a model that starts from nothing knows one robot alone",
+            f"model.embodiment_id = {model.embodiment_id}, but a model without a checkpoint has networks for one robot "
+            "only",
             "set it to null",
         )
     yield from check_patches(scratch.image_size, scratch.patch_size)
@@ -63,7 +64,7 @@ def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
 
 
 def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
-    """Of a model that starts from nothing."""
+    """Check the statistics of a model with random weights."""
     if model.statistics is None:
         for name in ("embodiment_tag", "video_keys", "state_keys", "action_keys"):
             if getattr(model, name) is not None:
@@ -113,7 +114,7 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
 
 
 def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -> Iterator[ConfigIssue]:
-    """The tokenizer fits the model, and so do the task descriptions that are known."""
+    """Yield issues if the tokenizer does not fit the model, or a known task description is too long."""
     sizes = files.architecture
     try:
         Prompts(
@@ -134,7 +135,7 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
 
 
 def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Robot:
-    """The robot that a config means; see `choose_robot`."""
+    """Return the robot that a config chooses; see `choose_robot`."""
     return choose_robot(
         metadata,
         model.embodiment_tag,
@@ -148,15 +149,15 @@ def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Ro
 def misfits(
     robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio: int | None, action_dim: int | None
 ) -> Iterator[ConfigIssue]:
-    """Yield what of a checkpoint does not fit a simulator.
+    """Yield an issue for each part of a checkpoint that does not fit a simulator.
 
     Args:
-        robot: the checkpoint's.
-        sizes: of its network.
+        robot: robot in the checkpoint's statistics.
+        sizes: sizes of its network.
         chunk: actions that are executed.
-        cameras: of the simulator.
-        proprio: numbers in the simulator's state; None: not known yet.
-        action_dim: the same of an action.
+        cameras: number of the simulator's cameras.
+        proprio: size of the simulator's state; None: not known yet.
+        action_dim: size of an action; None: not known yet.
     """
     state, action = robot.state, robot.action
     if robot.cameras is not None and len(robot.cameras) != cameras:

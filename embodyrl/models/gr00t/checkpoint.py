@@ -1,6 +1,8 @@
-"""What a checkpoint's folder says beside its weights: statistics by robot, tokenizer, sizes; and the same for a model
-that starts from nothing or has the published size. Nothing here imports torch, so that a config can be checked against
-its checkpoint before anything starts."""
+"""Files of a GR00T checkpoint beside the weights: statistics by robot, tokenizer, sizes. Also builds these files for
+models with random weights, and for the published size.
+
+Imports no torch, so that a config can be checked against its checkpoint before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,21 @@ from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, parse_stati
 
 LEROBOT_STATE, LEROBOT_ACTION = "observation.state", "action"
 LEROBOT_TAG = "new_embodiment"
-"""The robot that a LeRobotDataset, which names none, is taken to be."""
+"""Robot of the statistics of a LeRobotDataset, which names none."""
 ENTRIES = ("min", "max", "mean", "std")
 REMEDY = "set model.statistics to Isaac's metadata.json, or to meta/stats.json of a LeRobotDataset"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormStats:
-    """Of the numbers in a state or an action, in order."""
+    """Statistics of the numbers in a state or an action, in order."""
 
     min: Sequence[float]
     max: Sequence[float]
     mean: Sequence[float]
     std: Sequence[float]
     parts: Sequence[str]
-    """What they are called."""
+    """Names of the parts that the numbers belong to."""
 
     def __len__(self) -> int:
         return len(self.min)
@@ -45,18 +47,18 @@ class NormStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """What a checkpoint knows of one robot."""
+    """Statistics of one robot."""
 
     tag: str
     state: NormStats
     action: NormStats
     cameras: Sequence[str] | None
-    """Images that it was trained with; None: the file does not say."""
+    """Images of its training data; None: the file does not name them."""
 
 
 def as_metadata(content: Mapping[str, Any], tag: str = LEROBOT_TAG) -> dict[str, Any]:
-    """Contents of Isaac's metadata.json, also where those of a LeRobotDataset's stats.json are given; they name no
-    robot, and are taken to be those of `tag`."""
+    """Return contents in the form of Isaac's metadata.json. Those of a LeRobotDataset's stats.json, which names no
+    robot, become those of `tag`."""
     if LEROBOT_ACTION not in content:
         return dict(content)
     state, action = content.get(LEROBOT_STATE), content[LEROBOT_ACTION]
@@ -72,18 +74,18 @@ def choose_robot(
     state_keys: Sequence[str] | None,
     action_keys: Sequence[str] | None,
 ) -> Robot:
-    """One of the robots that metadata.json describes. Of the others, nothing is read.
+    """Return one of the robots in metadata.json. Entries of other robots are not read.
 
     Args:
         metadata: contents of the file.
-        tag: the robot's name; None: the only one there is.
+        tag: the robot's name; None: the only one.
         origin: the file, for messages.
-        video_keys: images that are used, in order; None: all.
-        state_keys: parts of the state that are used, in order; None: all.
-        action_keys: parts of an action.
+        video_keys: images to use, in order; None: all.
+        state_keys: parts of the state to use, in order; None: all.
+        action_keys: parts of an action to use, in order; None: all.
 
     Raises:
-        PolicyError: there is no such robot, or it has no such part, or numbers are missing or none.
+        PolicyError: the robot or one of its parts does not exist, or numbers are missing or damaged.
     """
     known = ", ".join(sorted(metadata)) or "none"
     if tag is None:
@@ -119,25 +121,25 @@ def choose_robot(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Takes parts of a file's contents as what they should be, or says what is wrong with them."""
+    """Reads entries of a file with checks of their types; raises `PolicyError` for wrong ones."""
 
     origin: str
     """The file."""
 
     def damaged(self, where: str, found: object, expected: str) -> PolicyError:
-        """Return what is raised where something else is found than was expected."""
+        """Return the error for an entry of another type than expected."""
         text = "nothing" if found is None else repr(found)
         shown = text if len(text) <= 60 else f"{text[:60]}.."
         return PolicyError(f"{self.origin}: the statistics of {where} are {shown}, expected {expected}: {REMEDY}")
 
     def entries(self, found: object, where: str) -> Mapping[str, Any]:
-        """An entry that has entries."""
+        """Return an entry that is a JSON object."""
         if not isinstance(found, Mapping):
             raise self.damaged(where, found, "an object with entries")
         return found
 
     def numbers(self, found: object, where: str) -> list[float]:
-        """An entry that is a list of finite numbers."""
+        """Return an entry that is a list of finite numbers."""
         if not isinstance(found, list):
             raise self.damaged(where, found, "a list of numbers")
         if (index := first_not_finite(found)) is not None:
@@ -145,7 +147,7 @@ class _Reader:
         return found
 
     def chosen(self, known: Mapping[str, Any], keys: Sequence[str] | None, where: str, option: str) -> list[str]:
-        """The names of the parts that are used."""
+        """Return the names of the parts to use."""
         chosen = list(known) if keys is None else list(keys)
         for key in chosen:
             if key not in known:
@@ -157,7 +159,7 @@ class _Reader:
         return chosen
 
     def ranges(self, known: Mapping[str, Any], keys: Sequence[str] | None, where: str, option: str) -> NormStats:
-        """Of all parts that are used, one after the other."""
+        """Return the statistics of all parts to use, concatenated."""
         chosen = self.chosen(known, keys, where, option)
         columns: dict[str, list[float]] = {name: [] for name in ENTRIES}
         for key in chosen:
@@ -187,37 +189,37 @@ class _Reader:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 EAGLE = "eagle2_hg_model"
-"""Folder of what belongs to the vision-language model."""
+"""Folder of the vision-language model's files."""
 EAGLE_CONFIG = f"{EAGLE}/config.json"
 METADATA = "experiment_cfg/metadata.json"
 TOKENIZER_FILES = (TOKENIZER, "vocab.json", "merges.txt", "added_tokens.json")
 LEROBOT_TYPE = "groot"
-"""`type` in the config.json of LeRobot, which says nothing about sizes: there is only the published one."""
+"""`type` in LeRobot's config.json, which has no sizes: only the published one exists."""
 PREPROCESSOR, PACKING = "policy_preprocessor.json", "groot_pack_inputs"
-"""LeRobot's list of what it does to an observation, and the beginning of the step's name that knows the statistics."""
+"""LeRobot's list of preprocessing steps, and the prefix of the step that has the statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFiles:
-    """Everything but the weights."""
+    """All files except the weights."""
 
     config: Mapping[str, Any]
     """config.json."""
     eagle: Mapping[str, Any] | None
-    """The vision-language model's config.json; None: it is the published one."""
+    """The vision-language model's config.json; None: that of the published model."""
     metadata: Mapping[str, Any]
     """Statistics by robot."""
     tokenizer: Mapping[str, bytes]
     """Contents of the tokenizer's files by name."""
     origin: str
-    """Where the statistics come from, for messages."""
+    """File of the statistics, for messages."""
 
     @classmethod
     def read(cls, config: Gr00tConfig) -> CheckpointFiles:
-        """Read what belongs to `config.checkpoint`.
+        """Read the files of `config.checkpoint`.
 
         Raises:
-            PolicyError: a file is missing or damaged, or is not that of such a checkpoint.
+            PolicyError: a file is missing or damaged, or belongs to another model.
         """
         folder = Path(str(config.checkpoint))
         content = _read_json(folder / CONFIG, "give the folder of a GR00T N1.5 checkpoint")
@@ -240,7 +242,7 @@ class CheckpointFiles:
         return Architecture.from_config(self.config, self.eagle)
 
     def with_cameras(self, tag: str, cameras: Sequence[str]) -> CheckpointFiles:
-        """The same for a robot whose statistics do not say which images go with them."""
+        """Return a copy with images for a robot whose statistics do not name them."""
         robot = {**self.metadata[tag], "modalities": {"video": {camera: {} for camera in cameras}}}
         return dataclasses.replace(self, metadata={**self.metadata, tag: robot})
 
@@ -257,13 +259,13 @@ class CheckpointFiles:
 
 
 def read_statistics(path: Path) -> tuple[dict[str, Any], str]:
-    """Statistics by robot, and the file that they are in. Only what is read of it later is looked at (`choose_robot`).
+    """Return statistics by robot, and their file. Entries are checked later, in `choose_robot`.
 
     Args:
         path: Isaac's metadata.json, a LeRobotDataset's stats.json, or the folder of a checkpoint.
 
     Raises:
-        PolicyError: there are none, or their file is damaged.
+        PolicyError: the file does not exist, or is damaged.
     """
     if path.is_dir() and (path / PREPROCESSOR).is_file() and not (path / METADATA).is_file():
         return _lerobot_statistics(path)
@@ -272,7 +274,7 @@ def read_statistics(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _lerobot_statistics(folder: Path) -> tuple[dict[str, Any], str]:
-    """Those that a policy of LeRobot keeps beside its weights, of the robot that it names."""
+    """Return the statistics beside a LeRobot policy's weights, under the robot that it names."""
     steps = _read_json(folder / PREPROCESSOR, "").get("steps", [])
     packing = [step for step in steps if str(step.get("registry_name", "")).startswith(PACKING)]
     name = packing[0].get("state_file") if packing else None
@@ -306,16 +308,15 @@ def _read_tokenizer(folder: Path, named: str | None) -> dict[str, bytes]:
 # ------------------------------------------------------------------------------------------------- without a checkpoint
 
 ROBOT = "simulator"
-"""The robot that such a model knows, if no statistics name another."""
+"""Robot of such a model, unless statistics name another."""
 
 
 def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    """Files of a model that starts with random weights: the simulator's task descriptions are its vocabulary; the
-    simulator's action range is its range, unless the config names statistics.
+    """Build the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions; its
+    ranges are the simulator's unless the config names statistics.
 
     Raises:
-        PolicyError: there is no simulator (None) or it takes a choice among n instead of continuous numbers, or the
-            statistics cannot be read.
+        PolicyError: there is no simulator (None), its actions are discrete, or the statistics cannot be read.
     """
     simulator = simulator_to_start_in(simulator)
     metadata, origin = (
@@ -372,7 +373,7 @@ def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec | None, chunk_siz
 
 
 def _statistics(simulator: SimulatorSpec) -> dict[str, Any]:
-    """Metadata that map [-1, 1] to the simulator's action range, and take states as they are."""
+    """Return metadata that map [-1, 1] to the simulator's action range and leave states unchanged."""
     low, high = simulator.action_low, simulator.action_high
     centre, half = (0.5 * (low + high)).tolist(), (0.5 * (high - low)).tolist()
     count = simulator.proprio_dim
@@ -383,11 +384,11 @@ def _statistics(simulator: SimulatorSpec) -> dict[str, Any]:
 
 
 STATE_DIM, ACTION_DIM, CAMERAS = 8, 7, ("image", "wrist_image")
-"""Those of public checkpoints for LIBERO."""
+"""Sizes and cameras of public checkpoints for LIBERO."""
 
 
 def published_files(tag: str | None) -> CheckpointFiles:
-    """Files of a model of the published size, with statistics of a robot called `tag`."""
+    """Build the files of a model of the published size, with statistics of a robot called `tag`."""
     sizes = Architecture()
     numbers = {
         name: {name: {entry: [float(entry in ("max", "std"))] * count for entry in ENTRIES}}

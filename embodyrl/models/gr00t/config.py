@@ -1,4 +1,4 @@
-"""Options of GR00T N1.5, and the shape of its network as the files of a checkpoint say it (imports no torch)."""
+"""Options of GR00T N1.5, and the architecture in the files of a checkpoint. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from embodyrl.models.flow.config import FlowConfig
 
 
 class Normalization(StrEnum):
-    """Which numbers of the statistics scale a state or an action."""
+    """Statistics that normalise a state or an action."""
 
     min_max = "min_max"
     mean_std = "mean_std"
 
 
 class Padding(StrEnum):
-    """Where prompts are filled up to their common length."""
+    """Side on which prompts are padded to their common length."""
 
     left = "left"
     right = "right"
@@ -35,7 +35,7 @@ class Interpolation(StrEnum):
 
 
 class ValueInput(StrEnum):
-    """What the critic looks at."""
+    """What the critic reads."""
 
     vl = "vl"
     vl_and_state = "vl_and_state"
@@ -43,10 +43,10 @@ class ValueInput(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchConfig:
-    """Shape of a model that starts with random weights; a checkpoint brings its own."""
+    """Sizes of a model with random weights; a checkpoint has its own."""
 
     image_size: int = setting(64, low=8)
-    """Side of the square images that it sees [pixels]."""
+    """Side of the square input images [pixels]."""
     patch_size: int = setting(16, low=4)
     """Side of the squares that become tokens [pixels]."""
     vision_size: int = setting(64, low=8)
@@ -54,11 +54,11 @@ class ScratchConfig:
     vision_layers: int = setting(3, low=1)
     """Its layers."""
     hidden_size: int = setting(64, low=8)
-    """Width of the language model, and of the self-attention behind it."""
+    """Width of the language model, and of the self-attention after it."""
     layers: int = setting(2, low=1)
     """Layers of the language model."""
     self_attention_layers: int = setting(1, low=1)
-    """Layers of the self-attention behind it."""
+    """Layers of the self-attention after the language model."""
     action_size: int = setting(64, low=8)
     """Width of the diffusion transformer, of its output and of the networks around it."""
     action_layers: int = setting(4, low=1)
@@ -80,15 +80,14 @@ class Gr00tConfig(FlowConfig):
     value_sizes: list[int] = setting([1024, 512, 256], low=1)
     """Widths of the critic's hidden layers."""
     value_input: ValueInput = setting(ValueInput.vl_and_state)
-    """vl: the critic looks at images and task description (the mean of their tokens). vl_and_state: at the state as
-    well."""
+    """vl: the critic reads images and task description (the mean of their tokens). vl_and_state: the state as well."""
     embodiment_tag: str | None = setting(None)
     """The robot, by the name that it has in the checkpoint's statistics. null: the only one there."""
     embodiment_id: int | None = setting(None, low=0)
-    """Which of the networks in the checkpoint, one per robot, to use. null: the usual one for the robot's name."""
+    """Index of the robot's networks in the checkpoint. null: the usual one for the robot's name."""
     statistics: str | None = setting(None)
     """File with the ranges of states and actions: metadata.json of Isaac-GR00T, or meta/stats.json of a LeRobotDataset,
-    for a new robot. null: what the checkpoint brings; without one, the simulator's range of actions."""
+    for a new robot. null: those of the checkpoint; without one, the simulator's range of actions."""
     video_keys: list[str] | None = setting(None)
     """The images that the checkpoint was trained with, by their names in its statistics, in the order of
     `env.cameras`. null: all."""
@@ -101,26 +100,26 @@ class Gr00tConfig(FlowConfig):
     action_normalization: Normalization = setting(Normalization.min_max)
     """How actions are scaled."""
     tokenizer: str | None = setting(None)
-    """Folder of the tokenizer (tokenizer.json, or vocab.json and merges.txt), which NVIDIA publishes apart from the
-    weights, in Isaac-GR00T's eagle2_hg_model. null: it is in the checkpoint's folder."""
+    """Folder of the tokenizer (tokenizer.json, or vocab.json and merges.txt), which NVIDIA publishes separately from
+    the weights, in Isaac-GR00T's eagle2_hg_model. null: it is in the checkpoint's folder."""
     prompt_length: int | None = setting(None, low=1)
-    """Tokens that every prompt is filled up to, images included. The model looks at padding, too, so this changes
-    what it does. null: what a saved policy had, else the longest prompt of the simulator's tasks."""
+    """Tokens that every prompt is padded to, images included. The model attends to padding, so this changes its
+    actions. null: what a saved policy had, else the longest prompt of the simulator's tasks."""
     listed_task: bool = setting(False)
-    """Write the task as LeRobot does, ['pick up the bowl'], with brackets and quotation marks."""
+    """Write the task description as LeRobot does, ['pick up the bowl'], with brackets and quotation marks."""
     padding: Padding = setting(Padding.left)
-    """left: fill up before the prompt with the tokenizer's own token for it, as Isaac-GR00T does. right: behind it with
-    token 0. RLinf fills up on the left to the longest prompt of a batch, and then on the right to 570 tokens: that is
+    """left: pad before the prompt with the tokenizer's padding token, as Isaac-GR00T does. right: pad after it with
+    token 0. RLinf pads on the left to the longest prompt of a batch, and then on the right to 570 tokens: that is
     right with `prompt_length: 570` where all prompts in the batch are equally long."""
     center_crop: bool = setting(False)
     """Cut off the image's border (2.5 % at each side), as Isaac-GR00T and RLinf do."""
     interpolation: Interpolation = setting(Interpolation.bilinear)
-    """How images are resized. bilinear: as Isaac-GR00T and RLinf do, who cut off to whole grey levels. bicubic: as
-    LeRobot does, which rounds."""
+    """How images are resized. bilinear: as in Isaac-GR00T and RLinf, which truncate to whole grey levels. bicubic:
+    as in LeRobot, which rounds."""
     freeze_vision: bool = setting(False)
-    """Leave the vision tower and the layer behind it as they are."""
+    """Do not train the vision tower and the projection after it."""
     freeze_language: bool = setting(False)
-    """Leave the language model as it is, as NVIDIA's training does."""
+    """Do not train the language model, as in NVIDIA's training."""
     scratch: ScratchConfig = field(default_factory=ScratchConfig)
     """Shape of the model where `checkpoint` is null."""
 
@@ -134,7 +133,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "diffusion_model_cfg": {"norm_type": "ada_norm", "interleave_self_attention": True, "positional_embeddings": None},
     "vl_self_attention_cfg": {"positional_embeddings": None},
 }
-"""The only values that these entries of config.json may have here."""
+"""The only supported values of these entries of config.json."""
 
 
 def _published_vision() -> dict[str, Any]:
@@ -169,7 +168,7 @@ def _published_text() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """Size of a stack of attention blocks."""
+    """Sizes of a stack of attention blocks."""
 
     layers: int
     heads: int
@@ -192,15 +191,15 @@ class Architecture:
     text_layers: int = 12
     """Layers of the language model that are kept."""
     image_token: int = 151669
-    """Id of the token that stands for a piece of an image."""
+    """Id of the image token."""
     vl_self_attention: Transformer = Transformer(layers=4, heads=32, head_dim=64)
-    """What images and task description go through before actions look at them."""
+    """Self-attention over the tokens of images and task description, before actions attend to them."""
     dit: Transformer = Transformer(layers=16, heads=32, head_dim=48)
-    """The diffusion transformer that moves actions."""
+    """The diffusion transformer that denoises actions."""
     dit_outputs: int = 1024
     """Entries of one of its output tokens."""
     hidden: int = 1024
-    """Width inside the small networks that each robot has of its own."""
+    """Hidden width of the small networks of each robot."""
     max_state_dim: int = 64
     """Numbers in a state, padding included."""
     max_action_dim: int = 32
@@ -216,7 +215,7 @@ class Architecture:
     steps: int = 4
     """Denoising steps of public inference."""
     buckets: int = 1000
-    """Times that the network can tell apart."""
+    """Number of distinct times of the network."""
     noise_scale: float = 0.999
     """Times in training are (noise_scale - draw) / noise_scale, of draws from Beta(1.5, 1)."""
 
@@ -246,7 +245,7 @@ class Architecture:
         """Read the contents of config.json and, where the checkpoint has it, of the vision-language model's own.
 
         Raises:
-            PolicyError: an entry is missing, or asks for something that does not exist here.
+            PolicyError: an entry is missing, or has an unsupported value.
         """
         check_model(config)
         try:
@@ -277,7 +276,7 @@ class Architecture:
             raise PolicyError(f"config.json is damaged ({error}): download it again") from error
 
     def to_config(self) -> dict[str, Any]:
-        """Contents of config.json; the inverse of `from_config`, together with `to_eagle_config`."""
+        """Return the contents of config.json; with `to_eagle_config`, the inverse of `from_config`."""
         dit: dict[str, Any] = {"dropout": 0.2, "final_dropout": True, **SUPPORTED["diffusion_model_cfg"]}
         self_attention: dict[str, Any] = {"dropout": 0.2, "final_dropout": True, **SUPPORTED["vl_self_attention_cfg"]}
         head = {
@@ -310,7 +309,7 @@ class Architecture:
         }
 
     def to_eagle_config(self) -> dict[str, Any]:
-        """Contents of the vision-language model's config.json."""
+        """Return the contents of the vision-language model's config.json."""
         return {
             "model_type": "eagle_2_5_vl",
             "image_token_index": self.image_token,
@@ -321,7 +320,7 @@ class Architecture:
 
 
 def check_model(config: Mapping[str, Any]) -> None:
-    """Refuse the config.json of another model."""
+    """Raise `PolicyError` for the config.json of another model."""
     written = config.get("model_type", config.get("type"))
     if written != MODEL_TYPE:
         raise PolicyError(
@@ -377,20 +376,20 @@ EMBODIMENTS = {
     "isaaclab_franka": 31,
     "maniskill_widowx": 30,
 }
-"""Which of the networks in a checkpoint belongs to a robot: the first five as Isaac-GR00T and LeRobot number them, the
-others as RLinf does."""
+"""Index of each robot's networks in a checkpoint: the first five as in Isaac-GR00T and LeRobot, the others as in
+RLinf."""
 
 
 def embodiment_number(tag: str, number: int | None, count: int) -> int:
-    """The robot's number in the checkpoint.
+    """Return the robot's index in the checkpoint.
 
     Args:
         tag: the robot's name.
-        number: as the config says it; None: the one that the name has, or that there is.
-        count: robots that the checkpoint has networks for.
+        number: index in the config; None: the index of the name, or the only one.
+        count: number of robots that the checkpoint has networks for.
 
     Raises:
-        PolicyError: the name is not known and no number is given, or there is no such robot in the checkpoint.
+        PolicyError: the name is unknown and no index is given, or the index is out of range.
     """
     if number is None:
         number = 0 if count == 1 else EMBODIMENTS.get(tag)
@@ -398,10 +397,10 @@ def embodiment_number(tag: str, number: int | None, count: int) -> int:
         known = ", ".join(f"{name} {value}" for name, value in EMBODIMENTS.items())
         hint = did_you_mean(tag, EMBODIMENTS, lead=" - ")
         raise PolicyError(
-            f"nothing says which number embodiment {tag!r} has{hint} (known: {known}): set embodiment_id as well"
+            f"the number of embodiment {tag!r} is not known{hint} (known: {known}): set embodiment_id as well"
         )
     if not 0 <= number < count:
         raise PolicyError(
-            f"embodiment_id = {number} ({tag}), but the checkpoint has networks for 0 .. {count - 1} alone"
+            f"embodiment_id = {number} ({tag}), but the checkpoint has networks for 0 .. {count - 1} only"
         )
     return number

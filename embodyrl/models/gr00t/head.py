@@ -1,9 +1,9 @@
-"""The action head: a diffusion transformer that says where noisy actions should move, given images, task description
-and state; its parts, some of which every robot has of its own.
+"""The action head: a diffusion transformer that predicts the velocity of noisy actions, given images, task description
+and state. Some of its parts have separate weights for each robot.
 
 Parameter names are those of the public checkpoints. Shapes: `B` samples, `L` tokens (of images and task description),
-`M` other tokens that they look at, `H` actions that are denoised together (horizon), `D` numbers in an action (padded),
-`E` entries of a token.
+`M` tokens of a context, `H` actions that are denoised together (horizon), `D` numbers in an action (padded), `E` width
+of a token.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from embodyrl.models.gr00t.config import Architecture, Transformer
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 Embodiment = int | Tensor
-"""A robot's number, of all samples or of each one `[B]`."""
+"""A robot's index, for all samples or for each `[B]`."""
 KeysValues = tuple[Tensor, Tensor]
-"""Of tokens that others look at, `[B, h, M, E/h]` each, for `h` heads."""
+"""Keys and values of a context, `[B, h, M, E/h]` each, for `h` heads."""
 MAX_PERIOD = 10000.0
-"""Of the waves that tell the time. Angles reach a thousand, so that the order of operations decides the fifth digit; it
-is that of the public code."""
+"""Longest period of the time embedding. Angles reach a thousand, so that the order of operations affects the fifth
+digit; it is that of the public code."""
 
 
 def _range(count: int, device: torch.device) -> Tensor:
@@ -33,7 +33,7 @@ def _range(count: int, device: torch.device) -> Tensor:
 
 
 class EmbodimentLinear(nn.Module):
-    """A linear layer with weights of its own for every robot."""
+    """A linear layer with separate weights for each robot."""
 
     def __init__(self, embodiments: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class EmbodimentLinear(nn.Module):
         self.b = nn.Parameter(torch.zeros(embodiments, outputs))
 
     def forward(self, tokens: Tensor, embodiment: Embodiment) -> Tensor:
-        """`[B, L, outputs]` of `[B, L, inputs]`."""
+        """Map `[B, L, inputs]` to `[B, L, outputs]`."""
         return tokens @ self.W[embodiment] + self.b[embodiment].unsqueeze(-2)
 
 
 class EmbodimentMLP(nn.Module):
-    """Two such layers with ReLU between them."""
+    """Two linear layers with separate weights for each robot, and ReLU between them."""
 
     def __init__(self, embodiments: int, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class EmbodimentMLP(nn.Module):
         self.layer2 = EmbodimentLinear(embodiments, hidden, outputs)
 
     def forward(self, tokens: Tensor, embodiment: Embodiment) -> Tensor:
-        """`[B, L, outputs]` of `[B, L, inputs]`."""
+        """Map `[B, L, inputs]` to `[B, L, outputs]`."""
         hidden = functional.relu(self.layer1(tokens, embodiment))
         result: Tensor = self.layer2(hidden, embodiment)
         return result
 
 
 class ActionEncoder(nn.Module):
-    """Noisy actions and the time that they are at, as tokens."""
+    """Embeds noisy actions and their time as tokens."""
 
     def __init__(self, embodiments: int, action_dim: int, width: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class ActionEncoder(nn.Module):
         self.W3 = EmbodimentLinear(embodiments, width, width)
 
     def forward(self, actions: Tensor, bucket: Tensor, embodiment: Embodiment) -> Tensor:
-        """Tokens `[B, H, E]` of actions `[B, H, D]` at times `bucket [B]`."""
+        """Return tokens `[B, H, E]` of actions `[B, H, D]` at times `bucket [B]`."""
         embedded = self.W1(actions, embodiment)
         half = embedded.shape[-1] // 2
         exponents = -_range(half, bucket.device) * (math.log(MAX_PERIOD) / half)
@@ -82,7 +82,7 @@ class ActionEncoder(nn.Module):
 
 
 class TimestepEmbedder(nn.Module):
-    """The time that actions are at, for the diffusion transformer."""
+    """Embeds the time for the diffusion transformer."""
 
     FREQUENCIES = 128
 
@@ -92,7 +92,10 @@ class TimestepEmbedder(nn.Module):
         self.linear_2 = nn.Linear(width, width)
 
     def forward(self, bucket: Tensor) -> Tensor:
-        """`[B, E]` of times `[B]`. Unlike in `ActionEncoder`, cosines come first and the last frequency is reached."""
+        """Return embeddings `[B, E]` of times `[B]`.
+
+        Unlike in `ActionEncoder`, cosines come first and the last frequency is included.
+        """
         exponents = -math.log(MAX_PERIOD) * _range(self.FREQUENCIES, bucket.device) / (self.FREQUENCIES - 1)
         angles = bucket.float().unsqueeze(-1) * exponents.exp()
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.linear_1.weight.dtype)
@@ -101,7 +104,7 @@ class TimestepEmbedder(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention, to the tokens themselves or to others."""
+    """Multi-head self-attention or cross-attention."""
 
     def __init__(self, width: int, heads: int, context: int | None = None) -> None:
         super().__init__()
@@ -114,15 +117,18 @@ class Attention(nn.Module):
     def forward(
         self, tokens: Tensor, context: Tensor | None = None, known: KeysValues | None = None
     ) -> tuple[Tensor, KeysValues]:
-        """`[B, L, E]` of `[B, L, E]`, which look at `context [B, M, ...]` or at themselves, and keys and values of what
-        they look at, which need not be computed where they are `known`."""
+        """Attend from tokens `[B, L, E]` to `context [B, M, ...]`, or to the tokens if it is None.
+
+        Returns:
+            the result `[B, L, E]`, and keys and values, which are not computed again if they are `known`.
+        """
         seen = tokens if context is None else context
         key, value = known or (self._split(self.to_k(seen)), self._split(self.to_v(seen)))
         attended = functional.scaled_dot_product_attention(self._split(self.to_q(tokens)), key, value)
         return self.to_out[0](attended.transpose(1, 2).flatten(2)), (key, value)
 
     def _split(self, tokens: Tensor) -> Tensor:
-        """`[B, h, L, E/h]` of `[B, L, E]`."""
+        """Split `[B, L, E]` into heads `[B, h, L, E/h]`."""
         return torch.unflatten(tokens, -1, (self.heads, -1)).transpose(1, 2)
 
 
@@ -140,32 +146,32 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # Between the two, public code has a layer without weights: dropout.
+        # The identity stands for dropout in public code; it keeps the indices in parameter names.
         self.net = nn.ModuleList([_GELUProjection(width, 4 * width), nn.Identity(), nn.Linear(4 * width, width)])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """`[..., E]` of `[..., E]`."""
+        """Map `[..., E]` to `[..., E]`."""
         for layer in self.net:
             tokens = layer(tokens)
         return tokens
 
 
 class AdaptiveLayerNorm(nn.Module):
-    """A norm without weights of its own; the time scales and shifts what comes out."""
+    """A layer norm without weights; its output is scaled and shifted by the time."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, 2 * width)
 
     def forward(self, tokens: Tensor, time: Tensor) -> Tensor:
-        """`[B, L, E]` of `[B, L, E]` at times `time [B, E]`."""
+        """Map `[B, L, E]` to `[B, L, E]` at times `time [B, E]`."""
         scale, shift = self.linear(functional.silu(time)).unsqueeze(1).chunk(2, dim=-1)
         normed: Tensor = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-5) * (1 + scale) + shift
         return normed
 
 
 class SelfAttentionBlock(nn.Module):
-    """A block of a plain transformer, in which every token looks at every token."""
+    """A transformer block with full self-attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -175,14 +181,14 @@ class SelfAttentionBlock(nn.Module):
         self.ff = FeedForward(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """`[B, L, E]` of `[B, L, E]`."""
+        """Map `[B, L, E]` to `[B, L, E]`."""
         tokens = tokens + self.attn1(self.norm1(tokens))[0]
         result: Tensor = tokens + self.ff(self.norm3(tokens))
         return result
 
 
 class DiTBlock(nn.Module):
-    """A block of the diffusion transformer; it looks at a context, or at its own tokens where `context` is None."""
+    """A block of the diffusion transformer: cross-attention to a context, or self-attention if `context` is None."""
 
     def __init__(self, width: int, heads: int, context: int | None) -> None:
         super().__init__()
@@ -193,7 +199,7 @@ class DiTBlock(nn.Module):
     def forward(
         self, tokens: Tensor, time: Tensor, context: Tensor | None, known: KeysValues | None = None
     ) -> tuple[Tensor, KeysValues]:
-        """`[B, L, E]` of `[B, L, E]` at times `time [B, E]`; keys and values as in `Attention`."""
+        """Map `[B, L, E]` to `[B, L, E]` at times `time [B, E]`; keys and values as in `Attention`."""
         attended, keys_values = self.attn1(self.norm1(tokens, time), context, known)
         tokens = tokens + attended
         normed = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-5)
@@ -205,48 +211,47 @@ class DiTBlock(nn.Module):
 
 @dataclass(frozen=True)
 class Condition:
-    """What actions are denoised given; computed once per observation."""
+    """Inputs of every denoising step; computed once per observation."""
 
     context: Tensor
     """Images and task description `[B, L, E]`."""
     state: Tensor
     """The robot's state `[B, 1, E]`."""
     embodiment: Embodiment
-    """Which robot it is."""
+    """Index of the robot."""
     memory: dict[int, KeysValues] = field(default_factory=dict)
-    """Keys and values of the context by the number of the block that looks at it, once a denoising step has computed
-    them."""
+    """Keys and values of the context by index of the block; the first denoising step fills it."""
 
 
 class SelfAttentionTransformer(nn.Module):
-    """Images and task description once more, trained together with the actions. Padding is not masked."""
+    """Self-attention over the tokens of images and task description. Padding is not masked."""
 
     def __init__(self, size: Transformer) -> None:
         super().__init__()
         self.transformer_blocks = nn.ModuleList(SelfAttentionBlock(size.width, size.heads) for _ in range(size.layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """`[B, L, E]` of `[B, L, E]`."""
+        """Map `[B, L, E]` to `[B, L, E]`."""
         for block in self.transformer_blocks:
             tokens = block(tokens)
         return tokens
 
 
 class TimestepEncoder(nn.Module):
-    """Holds the embedder under the name that checkpoints have."""
+    """Wraps the embedder, for the parameter names of checkpoints."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.timestep_embedder = TimestepEmbedder(width)
 
     def forward(self, bucket: Tensor) -> Tensor:
-        """`[B, E]` of times `[B]`."""
+        """Return embeddings `[B, E]` of times `[B]`."""
         embedded: Tensor = self.timestep_embedder(bucket)
         return embedded
 
 
 class DiT(nn.Module):
-    """The diffusion transformer: blocks look at images and task description and at their own tokens by turns."""
+    """The diffusion transformer: cross-attention to images and task description alternates with self-attention."""
 
     def __init__(self, size: Transformer, context: int, outputs: int) -> None:
         super().__init__()
@@ -258,15 +263,15 @@ class DiT(nn.Module):
         self.proj_out_2 = nn.Linear(size.width, outputs)
 
     def forward(self, tokens: Tensor, context: Tensor, bucket: Tensor, memory: dict[int, KeysValues]) -> Tensor:
-        """`[B, L, outputs]` of `[B, L, E]` at times `bucket [B]`; leaves keys and values of the context in `memory`,
-        and uses those that are there."""
+        """Map tokens `[B, L, E]` to `[B, L, outputs]` at times `bucket [B]`. Keys and values of the context are read
+        from `memory`, or stored there."""
         time = self.timestep_encoder(bucket)
         for index, block in enumerate(self.transformer_blocks):
             looks_away = index % 2 == 0
             tokens, keys_values = block(tokens, time, context if looks_away else None, memory.get(index))
             if looks_away:
                 memory[index] = keys_values
-        # The other way round than in the blocks: the shift comes first.
+        # Unlike in the blocks, the shift comes first.
         shift, scale = self.proj_out_1(functional.silu(time)).unsqueeze(1).chunk(2, dim=-1)
         normed = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-6) * (1 + scale) + shift
         result: Tensor = self.proj_out_2(normed)
@@ -274,7 +279,7 @@ class DiT(nn.Module):
 
 
 class ActionHead(nn.Module):
-    """From the tokens of the vision-language model to the velocity of noisy actions."""
+    """Predicts the velocity of noisy actions from the tokens of the vision-language model."""
 
     def __init__(self, sizes: Architecture) -> None:
         super().__init__()
@@ -291,13 +296,12 @@ class ActionHead(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def condition(self, features: Tensor, state: Tensor, embodiment: Embodiment) -> Condition:
-        """Return what actions are denoised given: tokens `[B, L, E]` of images and task description, and the state `[B,
-        1, S]`."""
+        """Encode tokens `[B, L, E]` of images and task description, and the state `[B, 1, S]`."""
         context = self.vl_self_attention(self.vlln(features))
         return Condition(context, self.state_encoder(state, embodiment), embodiment)
 
     def hidden(self, actions: Tensor, bucket: Tensor, given: Condition) -> Tensor:
-        """The transformer's output `[B, H, outputs]` in the places of actions `[B, H, D]`, at times `bucket [B]`."""
+        """Return the transformer's output `[B, H, outputs]` for actions `[B, H, D]` at times `bucket [B]`."""
         horizon = actions.shape[1]
         encoded = self.action_encoder(actions, bucket, given.embodiment)
         encoded = encoded + self.position_embedding.weight[:horizon]
@@ -307,6 +311,6 @@ class ActionHead(nn.Module):
         return result
 
     def velocity(self, hidden: Tensor, given: Condition) -> Tensor:
-        """Return where the actions should move, `[B, H, D]` per unit of time, from noise (0) to data (1)."""
+        """Return the velocity `[B, H, D]` of actions per unit of time, from noise (0) to data (1)."""
         result: Tensor = self.action_decoder(hidden, given.embodiment)
         return result

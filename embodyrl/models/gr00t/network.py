@@ -1,7 +1,7 @@
 """GR00T N1.5: a vision-language model (SigLIP, one linear layer, the first layers of Qwen3), and an action head that
-looks at its tokens.
+attends to its tokens.
 
-Parameter names are those of the public checkpoints, but for what `NAMING` says. Shapes: `B` samples, `V` images, `P`
+Parameter names are those of the public checkpoints, except as in `NAMING`. Shapes: `B` samples, `V` images, `P`
 tokens of an image, `L` tokens of the prompt, images included, `E` width of the language model.
 """
 
@@ -29,11 +29,11 @@ from embodyrl.models.weights import Naming
 
 
 def causal_mask(valid: Tensor) -> Tensor:
-    """Return which token `[B, 1, L, L]` looks at which: at those before it that are no padding, where `valid [B, L]`
-    says so.
+    """Return the causal attention mask `[B, 1, L, L]`, without padding (`valid [B, L]` is False).
 
-    Padding looks at nothing, and attention to nothing is zero. Public code runs with FlashAttention, which leaves zeros
-    in the place of padding; since the action head looks at padding as well, these zeros reach the actions.
+    Rows of padding are all False, and their attention output is zero (`padded_attention`). Public code runs with
+    FlashAttention, which outputs zeros for padding. Since the action head attends to padding, these zeros reach the
+    actions.
     """
     length = valid.shape[1]
     before = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
@@ -43,11 +43,11 @@ def causal_mask(valid: Tensor) -> Tensor:
 def padded_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, None]:
-    """Return what every token sees, `[B, L, h, E/h]` of queries `[B, h, L, E/h]`; zeros where it may look at nothing.
+    """Attention function for transformers: `[B, L, h, E/h]` of queries `[B, h, L, E/h]`, zeros for fully masked rows.
 
-    No kernel is asked about such a token, for they do not agree on it, and the gradients of some would be NaN (cuDNN's
-    in bfloat16 at lengths of 64, 192, ..: github.com/pytorch/pytorch/issues/196678): it looks at everything, and that
-    is thrown away.
+    Kernels differ on fully masked rows, and gradients of some are NaN (cuDNN's in bfloat16 at lengths of 64, 192, ..:
+    github.com/pytorch/pytorch/issues/196678). Such a row therefore attends to everything, and its result is replaced
+    by zeros.
     """
     looks = attention_mask.any(dim=-1, keepdim=True)
     interface: Any = AttentionInterface  # untyped
@@ -57,7 +57,7 @@ def padded_attention(
 
 
 ATTENTION = "padded_sdpa"
-"""Its name for transformers."""
+"""Name of `padded_attention` in transformers."""
 AttentionInterface.register(ATTENTION, padded_attention)
 
 
@@ -65,7 +65,7 @@ AttentionInterface.register(ATTENTION, padded_attention)
 
 
 class EagleModel(nn.Module):
-    """Images and a task description, as tokens that have seen what stands before them."""
+    """The vision-language model: causal tokens of images and a task description."""
 
     def __init__(self, sizes: Architecture) -> None:
         super().__init__()
@@ -77,16 +77,16 @@ class EagleModel(nn.Module):
         self.image_token = sizes.image_token
 
     def embed_images(self, pixel_values: Tensor) -> Tensor:
-        """Tokens `[B*V, P, E]` of images `[B*V, 3, h, h]`."""
+        """Return tokens `[B*V, P, E]` of images `[B*V, 3, h, h]`."""
         tokens: Tensor = self.mlp1(self.vision_model(pixel_values).last_hidden_state)
         return tokens
 
     def forward(self, pixel_values: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
-        """Tokens `[B, L, E]` of the language model.
+        """Return output tokens `[B, L, E]` of the language model.
 
         Args:
             pixel_values: `[B*V, 3, h, h]`.
-            input_ids: `[B, L]`, with V*P times the token that stands for a piece of an image.
+            input_ids: `[B, L]`, with V*P image tokens.
             mask: `[B, 1, L, L]`, see `causal_mask`.
         """
         embedded = self.language_model.embed_tokens(input_ids)
@@ -99,12 +99,12 @@ class EagleModel(nn.Module):
         return states
 
     def freeze(self, *, vision: bool, language: bool) -> None:
-        """Learn no weights of the vision tower and the layer behind it, or none of the language model."""
+        """Freeze the vision tower and the projection after it, or the language model."""
         for frozen, part in ((vision, self.vision_model), (vision, self.mlp1), (language, self.language_model)):
             part.requires_grad_(not frozen)
 
     def give_memory_to_tables(self) -> None:
-        """Compute what no checkpoint brings, for a model that was built without memory."""
+        """Compute buffers that no checkpoint contains, for a model that was built on the meta device."""
         self.language_model.rotary_emb = Qwen3RotaryEmbedding(self.language_model.config)
         embeddings = self.vision_model.embeddings
         embeddings.position_ids = torch.arange(embeddings.num_positions).expand(1, -1)
@@ -115,18 +115,18 @@ class EagleModel(nn.Module):
 LEROBOT_PREFIX = "_groot_model."
 VISION, TEXT = "backbone.eagle_model.vision_model.", "backbone.eagle_model.language_model."
 POOLING = VISION + "vision_model.head."
-"""A head of SigLIP that nothing uses; some files hold it."""
+"""SigLIP's pooling head, which is not used; some files contain it."""
 
 
 def checkpoint_name(name: str) -> str:
-    """The name that a parameter has in public checkpoints."""
+    """Return the name of a parameter in public checkpoints."""
     return re.sub(rf"^({VISION})", r"\1vision_model.", re.sub(rf"^({TEXT})", r"\1model.", name))
 
 
 def parameter_name(name: str) -> str | None:
-    """The inverse of `checkpoint_name`, also for LeRobot's files.
+    """Return the inverse of `checkpoint_name`, also for LeRobot's files; None for weights that are not used.
 
-    The output layer of the language model is the table of its tokens; a file may hold it under either name.
+    The output layer of the language model is tied to its embedding; a file may contain it under either name.
     """
     name = name.removeprefix(LEROBOT_PREFIX)
     if name.startswith(POOLING):
@@ -140,7 +140,7 @@ NAMING = Naming(public=checkpoint_name, own=parameter_name)
 
 
 class EagleBackbone(nn.Module):
-    """Holds the vision-language model under the name that checkpoints have."""
+    """Wraps the vision-language model, for the parameter names of checkpoints."""
 
     def __init__(self, sizes: Architecture) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class EagleBackbone(nn.Module):
 
 
 class Gr00tNetwork(nn.Module):
-    """All parts; see `EagleModel` and `ActionHead`."""
+    """The whole network; see `EagleModel` and `ActionHead`."""
 
     def __init__(self, sizes: Architecture) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Gr00tNetwork(nn.Module):
 
     @classmethod
     def on_meta(cls, sizes: Architecture) -> Gr00tNetwork:
-        """The network without memory for its parameters, which are to be assigned."""
+        """Build the network with parameters on the meta device."""
         with torch.device("meta"):
             network = cls(sizes)
         network.backbone.eagle_model.give_memory_to_tables()

@@ -1,7 +1,7 @@
 """GR00T N1.5 as a policy.
 
-Shapes: `B` samples, `V` images, `L` prompt tokens, images included, `H` actions of the horizon, `A` entries of an
-action in the network, `C` actions that are executed, `D` their entries, `S` numbers of a state.
+Shapes: `B` samples, `V` images, `L` prompt tokens, images included, `H` actions of the horizon, `A` numbers of an
+action in the network, `C` actions that are executed, `D` their numbers, `S` numbers of a state.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from embodyrl.models.weights import read_weights, write_weights
 
 
 class Gr00tPolicy(FlowPolicy):
-    """Images, state and a task description in, a chunk of actions out of noise.
+    """GR00T N1.5: a chunk of actions from images, a task description and a state.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
 
     Args:
         config: the model's options.
-        simulator: what the simulator offers; None: actions are returned in the units of the statistics.
+        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
         chunk_size: `C`.
     """
 
@@ -97,11 +97,11 @@ class Gr00tPolicy(FlowPolicy):
     # ------------------------------------------------------------------------------------------------------- inputs
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
-        """`pixel_values [B, V, 3, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]`, and `state [B, 1, S]`,
+        """Return `pixel_values [B, V, 3, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]`, and `state [B, 1, S]`,
         normalised and padded.
 
         Raises:
-            PolicyError: images or state are missing, or of another type, shape or number than the model takes.
+            PolicyError: images or state are missing, or have another type, shape or number than the model takes.
         """
         device = self.start.device
         images = check_images(observation.images, self.num_images)
@@ -156,8 +156,8 @@ class Gr00tPolicy(FlowPolicy):
         return actions if self.units is None else self.units(actions)
 
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """See `FlowPolicy.sft_targets`. Where fewer actions are demonstrated than the horizon has, the last one is
-        repeated and counts, as in public training."""
+        """See `FlowPolicy.sft_targets`. If the horizon is longer than the demonstrated chunk, the last action is
+        repeated and has weight 1, as in public training."""
         own = actions if self.units is None else self.units.inverse(actions)
         normalized = self.action_range.normalize(own.float())
         data = self.fill_horizon(normalized)
@@ -168,12 +168,12 @@ class Gr00tPolicy(FlowPolicy):
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def tokens_per_observation(self, task: str) -> int:
-        """See `Policy.tokens_per_observation`; those of the backbone, images included."""
+        """See `Policy.tokens_per_observation`; tokens of the backbone, images included."""
         return int(self.prompts.batch([task])[0].shape[1])
 
     def parallel_plan(self) -> ParallelPlan:
-        """Every transformer layer; the linear layers of the vision-language model, beside which the action head learns
-        in full."""
+        """See `Policy.parallel_plan`: blocks are all transformer layers; adapters go to the vision-language model, and
+        the action head is trained in full beside them."""
         return ParallelPlan(
             blocks=self.modules_named(r"network\..*\.(layers|transformer_blocks)\.\d+"),
             adaptable=self.linear_layers("network.backbone."),
@@ -184,8 +184,8 @@ class Gr00tPolicy(FlowPolicy):
     # ----------------------------------------------------------------------------------------------------------- files
 
     def load(self, folder: Path) -> None:
-        """Read weights in a public layout: NVIDIA's, in shards, or LeRobot's. A checkpoint without critic and
-        exploration noise leaves these as they are.
+        """Read weights in a public layout: NVIDIA's, in shards, or LeRobot's. A missing critic or
+        noise network keeps its weights.
 
         Raises:
             PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
@@ -194,12 +194,12 @@ class Gr00tPolicy(FlowPolicy):
         self.load_heads(folder)
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:
-        """See `Policy.options_to_save`; the length of prompts is found where tasks are known."""
+        """See `Policy.options_to_save`; the length of prompts was determined from the tasks."""
         assert isinstance(config, Gr00tConfig)
         return dataclasses.replace(config, prompt_length=self.prompts.length)
 
     def save(self, folder: Path, config: ModelConfig) -> None:
-        """Write NVIDIA's layout into an existing folder, and critic and exploration noise beside it."""
+        """Write NVIDIA's layout into an existing folder, and critic and noise network beside it."""
         self.files.write(folder)
         write_weights(self.network, folder, NAMING)
         self.save_heads(folder)
@@ -215,10 +215,10 @@ def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size
 
 
 def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: SimulatorSpec | None) -> int:
-    """Images per observation.
+    """Check that a checkpoint fits a simulator, and return the number of images per observation.
 
     Raises:
-        PolicyError: the checkpoint does not fit the simulator, or nobody knows how many images there are.
+        PolicyError: it does not fit, or the number of images is not known.
     """
     images = None if robot.cameras is None else len(robot.cameras)
     if simulator is not None:

@@ -1,4 +1,4 @@
-"""From what a simulator shows to what the network takes, as the public code does it: images and normalised numbers.
+"""Preprocessing of images as in the public code, and normalisation of states and actions.
 
 Shapes: `B` samples, `V` cameras, `H, W` pixels, `h` the model's side.
 """
@@ -18,15 +18,15 @@ CROP = 0.95
 
 
 class ImagePipeline(nn.Module):
-    """Crop, resize, normalise. Resizing happens on the CPU wherever images come from, and ends in whole numbers:
-    rollouts and learning must see the same."""
+    """Crops, resizes and normalises images. Resizing always runs on the CPU and ends in whole numbers, so that rollouts
+    and learning get the same pixels."""
 
     def __init__(self, side: int, *, center_crop: bool, interpolation: Interpolation) -> None:
         super().__init__()
         self.side, self._center_crop, self._mode = side, center_crop, interpolation
 
     def forward(self, images: Tensor, device: torch.device) -> Tensor:
-        """`pixel_values [B, V, 3, h, h]` in float32 of `images [B, V, H, W, 3]` in uint8."""
+        """Convert `images [B, V, H, W, 3]` in uint8 to `pixel_values [B, V, 3, h, h]` in float32."""
         planes = images.flatten(0, 1).permute(0, 3, 1, 2)
         if self._center_crop:
             planes = _crop(planes)
@@ -36,11 +36,10 @@ class ImagePipeline(nn.Module):
         return torch.unflatten(normalized, 0, images.shape[:2])
 
     def _resize(self, planes: Tensor) -> Tensor:
-        """`[M, 3, h, h]` of `[M, 3, H, W]`, both in uint8.
+        """Resize `[M, 3, H, W]` to `[M, 3, h, h]`, both in uint8.
 
-        Isaac-GR00T's bilinear way goes through fractions, and cuts off what lies behind the decimal point: images are
-        half a grey level darker on average than rounded ones. Eagle's processor, which LeRobot leaves the bicubic way
-        to, rounds.
+        Isaac-GR00T's bilinear resizing computes in fractions and truncates the result, so that images are half a grey
+        level darker on average than rounded ones. Eagle's processor, which LeRobot uses for bicubic resizing, rounds.
         """
         fractions = self._mode is Interpolation.bilinear
         numbers = planes.contiguous().float() / 255.0 if fractions else planes  # a third faster than channels last
@@ -50,17 +49,17 @@ class ImagePipeline(nn.Module):
 
 
 def _crop(planes: Tensor) -> Tensor:
-    """The middle of `[M, 3, H, W]`."""
+    """Return the centre crop of `[M, 3, H, W]`."""
     height, width = (int(CROP * side) for side in planes.shape[-2:])
     top, left = (round((side - kept) / 2) for side, kept in zip(planes.shape[-2:], (height, width), strict=True))
     return planes[..., top : top + height, left : left + width]
 
 
 def normalizer(ranges: NormStats, mode: Normalization) -> Normalizer:
-    """Return what maps a robot's numbers to those that the network works with.
+    """Return the normalizer of a robot's state or action.
 
     Args:
-        ranges: of the robot's state or action.
+        ranges: its statistics.
         mode: min_max: -1 and 1 are the ends of the range. mean_std: mean 0, standard deviation 1.
     """
     low, high, mean, std = (

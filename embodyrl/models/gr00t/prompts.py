@@ -1,5 +1,7 @@
-"""From a task to tokens: a chat in which the user shows images and says what to do. Nothing here imports torch, so
-that a config can be checked before anything starts."""
+"""Prompts of GR00T: a chat in which the user shows images and gives the task description, as tokens.
+
+Imports no torch, so that a config can be checked before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,18 @@ from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
 
 TOKENIZER = "tokenizer.json"
 PIECE = "<IMG_CONTEXT>"
-"""Stands for a piece of an image."""
+"""Image token: a placeholder for one patch embedding."""
 PAD = "<|endoftext|>"
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", PIECE, PAD)
 
 
 def prompt(task: str, images: int, pieces: int) -> str:
-    """The chat about a task.
+    """Return the chat about a task.
 
     Args:
         task: the task description.
-        images: how many.
-        pieces: tokens that each of them takes.
+        images: number of images.
+        pieces: tokens of an image.
     """
     shown = "".join(f"<image {number}><img>{PIECE * pieces}</img>" for number in range(1, images + 1))
     return (
@@ -38,26 +40,26 @@ def prompt(task: str, images: int, pieces: int) -> str:
 
 
 class PromptError(PolicyError):
-    """Raised for task descriptions that are too long."""
+    """Raised for prompts that are too long."""
 
 
 class Prompts:
-    """Scheduler task descriptions into token ids of one length: the model looks at padding as well, so that another
-    length would be another prompt.
+    """Encodes prompts as token ids of one length. The model attends to padding, so that another length changes its
+    actions.
 
     Args:
         tokenizer: the files' contents by name.
-        image_token: id that must stand for a piece of an image.
-        images: shown with every task description.
+        image_token: id that the image token must have.
+        images: images per prompt.
         pieces: tokens of an image.
-        tasks: task descriptions to expect.
-        listed: task descriptions are written as LeRobot does: in brackets and quotation marks.
-        padding: where to fill up.
-        length: of every prompt; None: that of the longest task description to expect, or, where none is expected, of
-            the longest in the batch. `length` afterwards says which it is.
+        tasks: expected task descriptions.
+        listed: whether task descriptions are written as LeRobot does, in brackets and quotation marks.
+        padding: side of the padding.
+        length: tokens of every prompt; None: those of the longest expected prompt, or, without `tasks`, of the longest
+            in a batch. The attribute `length` has the result.
 
     Raises:
-        PolicyError: the tokenizer is damaged or that of another model, or a task description is too long.
+        PolicyError: the tokenizer is damaged or that of another model, or a prompt is too long.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Prompts:
         self._pad = (self._tokenizer.token_to_id(PAD) or 0) if self._left else 0
 
     def encode(self, task: str) -> list[int]:
-        """Token ids of the chat about a task, without padding."""
+        """Return token ids of the chat about a task, without padding."""
         if task not in self._known:
             text = prompt(str([task]) if self._listed else task, self._images, self._pieces)
             self._known[task] = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -103,14 +105,14 @@ class Prompts:
             raise PromptError(
                 f"with {self._images} image(s), a task's prompt has {count} tokens, more than prompt_length = "
                 f"{self.length} ({self._origin}): {longest!r}: choose tasks with shorter task descriptions, or set "
-                f"model.prompt_length={count}, which is another prompt for every task: the model looks at padding, too"
+                f"model.prompt_length={count}, which changes the prompt of every task: the model attends to padding"
             )
 
     def batch(self, tasks: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return token ids `[B, L]`, and which of them are no padding `[B, L]`.
+        """Return token ids `[B, L]`, and a mask `[B, L]` that is False for padding.
 
         Raises:
-            PolicyError: a task description is too long.
+            PolicyError: a prompt is too long.
         """
         self._check_lengths(tasks)
         rows = [self.encode(task) for task in tasks]
@@ -125,7 +127,7 @@ class Prompts:
 
 
 def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
-    """Qwen's tokenizer, from either form in which it is published; no code from a checkpoint runs.
+    """Return Qwen's tokenizer from either of its published forms; no code from a checkpoint runs.
 
     Raises:
         PolicyError: a file is damaged.
@@ -133,7 +135,7 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
     try:
         if TOKENIZER in files:
             return Tokenizer.from_str(files[TOKENIZER].decode())
-        from embodyrl.models.libraries import Qwen2Tokenizer  # only for this form, since it brings torch
+        from embodyrl.models.libraries import Qwen2Tokenizer  # only for this form, because it imports torch
 
         lines = files["merges.txt"].decode().splitlines()
         merges: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
@@ -146,11 +148,11 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
 
 
 def word_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Tokenizer:
-    """A tokenizer for a model without one: the words of the chats about these tasks.
+    """Return a tokenizer for a model without one: the words of the chats about these tasks.
 
     Args:
         tasks: the task descriptions.
-        image_token: id of the token that stands for a piece of an image; None: the next one.
+        image_token: id of the image token; None: its index.
     """
     split = pre_tokenizers.Whitespace()
     text = " ".join(prompt(task, images=1, pieces=1) for task in tasks)

@@ -1,7 +1,7 @@
-"""What the MLP policy's output means: Gaussians over continuous actions, or a choice among n.
+"""Output distributions of the MLP policy: Gaussians over continuous actions, or a categorical choice among n.
 
-Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-prob entries (`C*D` of a Gaussian, `C` of a
-choice)."""
+Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk (`C*D` for Gaussians, `C` for
+choices)."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class Head(Protocol):
         ...
 
     def mode(self, outputs: Tensor) -> Tensor:
-        """The most likely `[B, N]`."""
+        """Return the most likely sample `[B, N]`."""
         ...
 
     def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
-        """Log-probability of each entry `[B, N]` [nats]."""
+        """Return log-probabilities `[B, N]` of a sample [nats]."""
         ...
 
     def entropy(self, outputs: Tensor) -> Tensor:
-        """Entropy of each entry `[B, N]` [nats]."""
+        """Return entropies `[B, N]` [nats]."""
         ...
 
     def actions(self, sample: Tensor) -> Tensor:
-        """Return what the simulator gets: `[B, C, D]` in its units."""
+        """Convert samples to actions `[B, C, D]` in the simulator's units."""
         ...
 
     def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Return how far it is from demonstrated `actions [B, C, D]`; a scalar."""
+        """Return the supervised loss for demonstrated `actions [B, C, D]`; a scalar."""
         ...
 
 
 class GaussianHead(nn.Module):
-    """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range; what lies outside is cut off
-    by the conversion, not by the distribution. The standard deviations do not depend on the observation."""
+    """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range. Samples outside are clipped by
+    the conversion to actions, not by the distribution. The standard deviations do not depend on the observation."""
 
     kind = "gaussian"
     centre: Tensor
@@ -89,13 +89,13 @@ class GaussianHead(nn.Module):
         return from_unit_range(chunk, self.centre, self.half_width)
 
     def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Mean squared error of the means, in units of half the action range. The standard deviations stay as they
-        are: they say how much to explore, which demonstrations do not tell."""
+        """Mean squared error of the means, in units of half the action range. The standard deviations get no gradient:
+        demonstrations do not determine how much to explore."""
         return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square().mean()
 
 
 class CategoricalHead(nn.Module):
-    """One choice among n per action of the chunk; the simulator gets its number."""
+    """One choice among n for each action of the chunk; the action is its index."""
 
     kind = "categorical"
 

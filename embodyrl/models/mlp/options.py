@@ -1,4 +1,4 @@
-"""Options of the MLP policy (part of the config schema; imports no torch)."""
+"""Options of the MLP policy. Imports no torch."""
 
 from __future__ import annotations
 

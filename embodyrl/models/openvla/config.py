@@ -1,4 +1,4 @@
-"""Options of OpenVLA, and what is wrong with a config of it (imports no torch)."""
+"""Options of OpenVLA, and the check of its config. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from embodyrl.models.prismatic.config import PrismaticConfig
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAConfig(PrismaticConfig):
-    """OpenVLA: one image, one action, its entries said one after the other."""
+    """OpenVLA: one image, one action, whose tokens are generated one after the other."""
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Object to what OpenVLA cannot do."""
+    """Yield what is wrong with a config of OpenVLA."""
     yield from check_common(config, num_images=1)

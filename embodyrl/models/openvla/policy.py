@@ -1,6 +1,6 @@
-"""OpenVLA: a language model that says an action entry by entry.
+"""OpenVLA: a language model that generates an action token by token.
 
-Shapes: `B` samples, `P` image tokens, `L` prompt tokens, `E` width of the language model, `N` entries of an action.
+Shapes: `B` samples, `P` image tokens, `L` prompt tokens, `E` width of the language model, `N` tokens of an action.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
 
 
 def positions_of(mask: Tensor) -> Tensor:
-    """Positions `[B, L]` that do not count padding."""
+    """Return positions `[B, L]`, not counting padding."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 class OpenVLAPolicy(PrismaticPolicy):
-    """Autoregressive over the entries of one action."""
+    """Autoregressive over the tokens of one action."""
 
     kind = "ar_token"
     range_epsilon = 0.0
@@ -37,11 +37,11 @@ class OpenVLAPolicy(PrismaticPolicy):
 
     @property
     def positions_of_answer(self) -> int:
-        """Every entry but the last is read again to say the next."""
+        """Every token but the last is an input again."""
         return self.entries - 1
 
     def cache_bytes(self, task: str) -> int:
-        """See `Policy.cache_bytes`; a key and a value for every position in every layer."""
+        """See `Policy.cache_bytes`: a key and a value for every position in every layer."""
         llama: Any = self.network.language_model.config
         width = llama.hidden_size // llama.num_attention_heads * llama.num_key_value_heads
         return int(2 * llama.num_hidden_layers * width * self.dtype.itemsize) * self.tokens_per_observation(task)
@@ -66,11 +66,11 @@ class OpenVLAPolicy(PrismaticPolicy):
         return self.acted(whole, states[0])
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        """See `Policy.evaluate`; one pass over the whole answer."""
+        """See `Policy.evaluate`; one forward pass over all tokens of the action."""
         return self.scored(self.answer_states(inputs, trace["tokens"]), trace["tokens"])
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
-        """Cross-entropy of the action tokens among the whole vocabulary; see `Policy.sft_loss`."""
+        """See `Policy.sft_loss`: cross-entropy of the action tokens over the whole vocabulary."""
         tokens = self.bins.encode(self.normalize(actions))
         logits = self.network.language_model.lm_head(self.answer_states(inputs, tokens)).float()
         return functional.cross_entropy(
@@ -78,7 +78,7 @@ class OpenVLAPolicy(PrismaticPolicy):
         )
 
     def answer_states(self, inputs: Inputs, tokens: Tensor) -> Tensor:
-        """Hidden states `[B, N, E]` that the tokens `[B, N]` of an answer are read from."""
+        """Return the hidden states `[B, N, E]` that predict the action tokens `[B, N]`."""
         embeddings, mask = self.assemble(inputs)
         answer = self._embed(tokens[:, :-1])
         embeddings = torch.cat([embeddings, answer], dim=1)
@@ -89,7 +89,7 @@ class OpenVLAPolicy(PrismaticPolicy):
         return self.network.embed_tokens(tokens + self.network.architecture.first_action_token)
 
     def _run(self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:
-        """Hidden states `[B, L, E]`, each of which has seen what stands before it."""
+        """Return causal hidden states `[B, L, E]`."""
         output = self.network.language_model.model(
             inputs_embeds=embeddings,
             attention_mask=mask.long(),

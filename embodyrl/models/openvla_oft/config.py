@@ -1,4 +1,4 @@
-"""Options of OpenVLA-OFT, and what is wrong with a config of it (imports no torch)."""
+"""Options of OpenVLA-OFT, and the check of its config. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from embodyrl.models.prismatic.config import PrismaticConfig
 from embodyrl.registry import ALGORITHMS
 
 ACTION_HEAD, PROPRIO_PROJECTOR = "action_head", "proprio_projector"
-"""Parts of a checkpoint in files of their own: how their names begin."""
+"""Prefixes of the files of parts that checkpoints keep separately."""
 
 
 class ActionHead(StrEnum):
-    """How actions are read from the language model."""
+    """How actions are computed from the language model's hidden states."""
 
     discrete = "discrete"
     l1 = "l1"
 
 
 class Normalization(StrEnum):
-    """Which numbers of the statistics -1 and 1 stand for."""
+    """Statistics that are mapped to -1 and 1."""
 
     q99 = "q99"
     min_max = "min_max"
@@ -35,12 +35,12 @@ class OpenVLAOFTConfig(PrismaticConfig):
     """OpenVLA-OFT: several images, a chunk of actions in one pass."""
 
     action_head: ActionHead = setting(ActionHead.discrete)
-    """discrete: action tokens, as reinforcement learning needs them. l1: a network that says numbers; it has no
-    probabilities, so that it can be evaluated and trained on demonstrations only."""
+    """discrete: action tokens, which reinforcement learning needs. l1: a regression network; it has no probabilities,
+    so that it can be evaluated and trained on demonstrations only."""
     num_images: int = setting(1, low=1)
-    """Images per observation; as many cameras as the simulator is to have."""
+    """Images per observation, which is the number of `env.cameras`."""
     use_proprio: bool = setting(False)
-    """Show the model the robot's state as well."""
+    """Pass the robot's state to the model as well."""
     append_stop_token: bool = setting(True)
     """End the sequence with the stop token, as public training and evaluation do. Models that were trained with RLinf
     go without it."""
@@ -49,7 +49,7 @@ class OpenVLAOFTConfig(PrismaticConfig):
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Object to what OpenVLA-OFT cannot do."""
+    """Yield what is wrong with a config of OpenVLA-OFT."""
     model = config.model
     assert isinstance(model, OpenVLAOFTConfig)
     says_numbers = model.action_head is ActionHead.l1
@@ -58,13 +58,14 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
         yield ConfigIssue(
             "model.action_head",
-            f"model.action_head = l1 says numbers without probabilities, which algorithm {algorithm!r} cannot improve",
+            f"model.action_head = l1 is a regression without probabilities, which algorithm {algorithm!r} cannot "
+            "improve",
             "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
         )
     if says_numbers and config.eval.sample:
         yield ConfigIssue(
             "eval.sample",
-            "eval.sample = true draws actions, but model.action_head = l1 says numbers without probabilities",
+            "eval.sample = true draws actions, but model.action_head = l1 is a regression without probabilities",
             "set eval.sample to false",
         )
     yield from check_common(config, model.num_images, tuple(heads))

@@ -1,5 +1,5 @@
-"""OpenVLA-OFT: a chunk of actions in one pass, in which every token sees every other. To OpenVLA it adds a head that
-says numbers, and a token for the robot's state.
+"""OpenVLA-OFT: a chunk of actions in one forward pass with bidirectional attention. It adds a regression head and a
+token for the robot's state to OpenVLA.
 
 Parameter names are those of the public checkpoints. Shapes: `B` samples, `P` image tokens (and the proprio token), `L`
 prompt tokens, `E` width of the language model, `C` actions in a chunk, `D` action dims, `N = C*D`, `S` proprio dims.
@@ -52,7 +52,7 @@ class _ResidualNetwork(nn.Module):
 
 
 class L1Head(nn.Module):
-    """Numbers straight from hidden states; trained on the mean absolute error, hence its name."""
+    """Regression of actions from hidden states; named after its loss, the mean absolute error."""
 
     def __init__(self, width: int, action_dim: int) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class L1Head(nn.Module):
         self.model = _ResidualNetwork(action_dim * width, width, action_dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Numbers `[B, C*D]` of hidden states `[B, C*D, E]`."""
+        """Return normalised actions `[B, C*D]` for hidden states `[B, C*D, E]`."""
         per_action = torch.unflatten(hidden, 1, (-1, self.action_dim)).flatten(2)
         numbers: Tensor = self.model(per_action).flatten(1)
         return numbers
 
 
 class ProprioProjector(nn.Module):
-    """One token for the robot's state."""
+    """Embeds the robot's state as one token."""
 
     def __init__(self, proprio_dim: int, width: int) -> None:
         super().__init__()
@@ -75,13 +75,13 @@ class ProprioProjector(nn.Module):
         self.fc2 = nn.Linear(width, width)
 
     def forward(self, proprio: Tensor) -> Tensor:
-        """Embeddings `[B, 1, E]` of states `[B, S]`."""
+        """Return embeddings `[B, 1, E]` of states `[B, S]`."""
         token: Tensor = self.fc2(functional.gelu(self.fc1(proprio)))
         return token.unsqueeze(1)
 
 
 class OpenVLAOFTPolicy(PrismaticPolicy):
-    """All entries of a chunk at once, as tokens or as numbers."""
+    """All actions of a chunk at once, as tokens or by regression."""
 
     config: OpenVLAOFTConfig
     range_epsilon = 1e-8
@@ -117,7 +117,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
 
     @property
     def positions_of_answer(self) -> int:
-        """A slot for every entry, and the stop token."""
+        """A placeholder for every action token, and the stop token."""
         return self.entries + self.config.append_stop_token
 
     def heads(self) -> dict[str, nn.Module]:
@@ -134,7 +134,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         return inputs
 
     def embed_images(self, inputs: Inputs) -> Tensor:
-        """Images, then the state; see `PrismaticPolicy.embed_images`."""
+        """See `PrismaticPolicy.embed_images`; the state follows the images."""
         images = super().embed_images(inputs)
         if self.proprio_projector is None:
             return images
@@ -146,7 +146,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         """See `Policy.act`; the trace holds the tokens `[B, N]`, counted from the first action token.
 
         Raises:
-            PolicyError: mode is `train` and the model says numbers.
+            PolicyError: mode is `train`, and the regression head has no probabilities.
         """
         hidden = self.slot_states(inputs)
         if self.l1_head is None:
@@ -162,15 +162,15 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         """See `Policy.evaluate`.
 
         Raises:
-            PolicyError: the model says numbers.
+            PolicyError: the regression head has no probabilities.
         """
         if self.l1_head is not None:
             raise PolicyError(_NO_PROBABILITIES)
         return self.scored(self.slot_states(inputs), trace["tokens"])
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
-        """Cross-entropy of the action tokens among the whole vocabulary, or the mean absolute error of normalised
-        numbers; see `Policy.sft_loss`."""
+        """See `Policy.sft_loss`: cross-entropy of the action tokens over the whole vocabulary, or the mean absolute
+        error of normalised actions."""
         hidden, target = self.slot_states(inputs), self.normalize(actions)
         if self.l1_head is not None:
             return functional.l1_loss(self.l1_head(hidden).float(), target)
@@ -179,9 +179,9 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
     def sequence(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return what the language model reads: embeddings `[B, P+L+N(+1), E]` and which are no padding.
+        """Return the language model's inputs: embeddings `[B, P+L+N(+1), E]`, and a mask that is False for padding.
 
-        Behind the prompt stands a slot of zeros for every entry, and the stop token.
+        After the prompt follow a placeholder of zeros for every action token, and the stop token.
         """
         embeddings, mask = self.assemble(inputs)
         batch = len(embeddings)
@@ -193,7 +193,8 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         return whole, torch.cat([mask, mask.new_ones(batch, whole.shape[1] - mask.shape[1])], dim=1)
 
     def slot_states(self, inputs: Inputs) -> Tensor:
-        """Hidden states `[B, N, E]` that the entries are read from: each one position before its slot."""
+        """Return the hidden states `[B, N, E]` that predict the action tokens: each one position before its
+        placeholder."""
         embeddings, mask = self.sequence(inputs)
         length = mask.shape[1]
         output = self.network.language_model.model(
@@ -208,6 +209,6 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
 
 
 _NO_PROBABILITIES = (
-    "model.action_head = l1 says numbers without probabilities, so that reinforcement learning cannot improve it: set "
-    "model.action_head=discrete, or train it on demonstrations"
+    "model.action_head = l1 is a regression without probabilities, so that reinforcement learning cannot improve it: "
+    "set model.action_head=discrete, or train it on demonstrations"
 )

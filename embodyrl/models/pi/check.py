@@ -1,5 +1,5 @@
-"""What is wrong with a config of pi0 or pi0.5 and its checkpoint, and in whose way (LeRobot's or openpi's) that was
-trained: told without reading weights or importing torch."""
+"""Checks of a config of pi0 or pi0.5 against its checkpoint, and detection of the checkpoint's conventions (LeRobot's
+or openpi's). Reads no weights and imports no torch."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ from embodyrl.models.vla.config import check_patches, check_without_checkpoint
 # ---------------------------------------------------------------------------------------------------------- conventions
 
 PREPROCESSOR = "policy_preprocessor.json"
-"""LeRobot's list of what it does to an observation."""
+"""LeRobot's list of preprocessing steps."""
 WRITES_STATE = "pi05_prepare_state_tokenizer_processor_step"
-"""The step that writes a state into the prompt. Its name is the same in all versions; up to LeRobot 0.4.4 it fills the
-state up to the model's width first, from 0.5.0 on it does not."""
+"""The step that writes the state into the prompt. Its name is the same in all versions; up to LeRobot 0.4.4 it first
+pads the state to the model's width, from 0.5.0 on it does not."""
 SINCE_0_5_1 = ("delta_actions_processor", "relative_actions_processor")
-"""A step that lists have from LeRobot 0.5.1 on, under its two names; config.json has `use_relative_actions` then. No
-file tells 0.5.0, which was the newest for a month, from 0.4."""
+"""Two names of a step that exists from LeRobot 0.5.1 on, together with `use_relative_actions` in config.json. Files of
+0.5.0, which was the newest for a month, cannot be distinguished from those of 0.4."""
 
 Options = TypeVar("Options", bound=PiConfig)
 
 
 def settled(config: Options, files: CheckpointFiles) -> Options:
-    """Return the options with what they leave open (null) of the prompt and the times: as a saved policy had it, else
-    as the files say.
+    """Return the options with null values for prompt and times filled: as saved with the policy, else by its files.
 
     Raises:
-        PolicyError: a file that says it is damaged.
+        PolicyError: a file that determines a value is damaged.
     """
     folder = Path(config.checkpoint or "")
     options = with_kept(config, folder) if config.checkpoint is not None and folder.is_dir() else config
@@ -53,7 +52,7 @@ def settled(config: Options, files: CheckpointFiles) -> Options:
 
 
 def _times(wanted: str | None, files: CheckpointFiles) -> DenoisingTimes:
-    """Return what is wanted, else what the layout of the weights says."""
+    """Return the wanted way, else the one that the layout of the weights implies."""
     if wanted is None:
         return DenoisingTimes.divided if files.layout.prefix == LEROBOT_PREFIX else DenoisingTimes.summed
     if wanted not in list(DenoisingTimes):
@@ -62,10 +61,10 @@ def _times(wanted: str | None, files: CheckpointFiles) -> DenoisingTimes:
 
 
 def pads_state(files: CheckpointFiles) -> bool:
-    """Return whether a checkpoint's prompts hold the state filled up with zeros to the model's width.
+    """Return whether a checkpoint's prompts contain the state padded with zeros to the model's width.
 
     Raises:
-        PolicyError: the list of LeRobot's steps is damaged.
+        PolicyError: LeRobot's list of steps is damaged.
     """
     content = files.companions.get(PREPROCESSOR)
     if content is None:
@@ -79,12 +78,12 @@ def pads_state(files: CheckpointFiles) -> bool:
 
 
 def writes_padded(config: PiConfig) -> bool:
-    """Return whether settled options fill up the state before it is written into the prompt."""
+    """Return whether settled options pad the state before it is written into the prompt."""
     return isinstance(config, Pi05Config) and config.state is StateInput.prompt and bool(config.padded_state)
 
 
 def notes(config: Config) -> Iterator[str]:
-    """Say which way a checkpoint's prompts and denoising times go, and how to choose the other one."""
+    """Yield texts about the conventions of a checkpoint's prompts and denoising times, and how to change them."""
     model = config.model
     assert isinstance(model, PiConfig)
     if model.checkpoint is None or not Path(model.checkpoint).is_dir():
@@ -123,26 +122,26 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Cameras:
-    """Which of a simulator's cameras a model sees."""
+    """The simulator's cameras that a model reads."""
 
     used: tuple[str, ...]
     """All of the simulator's."""
     order: tuple[int, ...]
-    """Their numbers, in the model's order."""
+    """Their indices, in the model's order."""
 
 
 def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architecture: Architecture) -> Cameras:
     """Match a checkpoint's images with a simulator's cameras.
 
-    Absent images are left out: public code shows black ones, which it then masks everywhere.
+    Absent images are left out: public code passes black ones, which it then masks everywhere.
 
     Args:
         wanted: `model.cameras`.
-        there: the simulator's cameras; None: whatever is wanted.
-        architecture: what the checkpoint sees.
+        there: the simulator's cameras; None: those of `wanted`.
+        architecture: the checkpoint's architecture, with its images.
 
     Raises:
-        PolicyError: the checkpoint expects an image that nothing was said about, or that the simulator lacks.
+        PolicyError: the checkpoint expects an image that no camera is named for, or whose camera does not exist.
     """
     images = architecture.images
     cameras = tuple(there) if there is not None else tuple(name for name in wanted or images if name != ABSENT)
@@ -157,7 +156,7 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architect
     unseen = [name for name in cameras if name not in shown]
     if unseen or not shown:
         raise PolicyError(
-            f"the model does not look at {', '.join(unseen)}: remove it from env.cameras, or name it in model.cameras"
+            f"the model does not use {', '.join(unseen)}: remove it from env.cameras, or name it in model.cameras"
             if unseen
             else "the model needs images: set env.cameras"
         )
@@ -171,11 +170,11 @@ def _check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
             raise PolicyError(f"env.cameras has no {name!r}{hint} (has: {', '.join(cameras) or 'none'})")
 
 
-# ----------------------------------------------------------------------------------------------------------- objections
+# --------------------------------------------------------------------------------------------------------------- checks
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Object to what pi0 and pi0.5 cannot do."""
+    """Yield what is wrong with a config of pi0 or pi0.5."""
     model = config.model
     assert isinstance(model, PiConfig)
     yield from check_flow(config)
@@ -218,7 +217,7 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
     except PolicyError as error:
         yield ConfigIssue("model.cameras", str(error))
     if model.cameras and set(model.cameras) == {ABSENT}:
-        yield ConfigIssue("model.cameras", "model.cameras leaves no image to look at", "name a camera of env.cameras")
+        yield ConfigIssue("model.cameras", "model.cameras leaves no image", "name a camera of env.cameras")
     yield from check_without_checkpoint(model, "tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
@@ -265,7 +264,7 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Con
 def _check_prompts(
     config: Config, model: PiConfig, files: CheckpointFiles, sizes: Architecture, robot: Robot | None
 ) -> Iterator[ConfigIssue]:
-    """The tokenizer fits the model, and so do the task descriptions that are known."""
+    """Yield issues if the tokenizer does not fit the model, or a known task description is too long."""
     states = 0 if robot is None or robot.states is None else len(robot.states)
     try:
         prompts = Prompts(*read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
@@ -280,12 +279,12 @@ def _check_prompts(
 
 
 def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
-    """Return how many numbers a prompt has beside the task description; None: the state is not written into it.
+    """Return how many numbers a prompt contains beside the task description; None: no state.
 
     Args:
         model: settled options.
-        states: numbers of the robot's state.
-        width: most numbers of a state that the network takes.
+        states: size of the robot's state.
+        width: size of a state in the network, with padding.
     """
     if model.state is not StateInput.prompt:
         return None
@@ -293,7 +292,7 @@ def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
 
 
 def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Generator[ConfigIssue, None, Robot | None]:
-    """Yield what the statistics say; None where they cannot be read, which is objected to."""
+    """Return the ranges in the statistics; None if they cannot be read, which yields an issue."""
     source = "model.checkpoint" if model.statistics is None else "model.statistics"
     try:
         statistics = (files if model.statistics is None else files.with_statistics(model.statistics)).statistics
@@ -320,15 +319,15 @@ def misfits(
     action_dim: int | None,
     relative: int,
 ) -> Iterator[ConfigIssue]:
-    """Yield what of a checkpoint does not fit a simulator.
+    """Yield an issue for each part of a checkpoint that does not fit a simulator.
 
     Args:
-        sizes: of its network.
+        sizes: sizes of its network.
         chunk: actions that are executed.
-        robot: what its statistics say; None: that cannot be read.
-        proprio: numbers in the simulator's state; None: not known yet.
-        action_dim: the same of an action.
-        relative: entries of an action that are relative to the state.
+        robot: ranges of its statistics; None: they cannot be read.
+        proprio: size of the simulator's state; None: not known yet.
+        action_dim: size of an action; None: not known yet.
+        relative: leading action dims that are relative to the state.
     """
     if chunk > sizes.horizon:
         yield ConfigIssue(
@@ -355,7 +354,8 @@ def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[ConfigI
 def _unlike(
     robot: Robot | None, sizes: Architecture | None, proprio: int | None, action_dim: int | None
 ) -> Iterator[ConfigIssue]:
-    """Yield where a robot differs from the network's (None: that is made to fit) or the simulator's."""
+    """Yield issues where the sizes of a robot exceed those of the network (None: built to fit) or differ from the
+    simulator's."""
     if robot is None:
         return
     most = (math.inf, math.inf) if sizes is None else (sizes.state_dim, sizes.action_dim)

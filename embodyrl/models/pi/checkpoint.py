@@ -1,6 +1,8 @@
-"""What the folder of a pi0 or pi0.5 checkpoint says beside its weights: their names, statistics, tokenizer; and the
-same for a model that starts from nothing or has the published size. Nothing here imports torch, so that a config can be
-checked against its checkpoint before anything starts."""
+"""Files of a pi0 or pi0.5 checkpoint beside the weights: names of weights, statistics, tokenizer. Also builds these
+files for models with random weights, and for the published size.
+
+Imports no torch, so that a config can be checked against its checkpoint before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -37,31 +39,32 @@ PARTS = {
     "expert.": f"{BOTH}gemma_expert.model.",
     "expert_lm_head.": f"{BOTH}gemma_expert.lm_head.",
 }
-"""Beginnings of names in the network, and in public files; other names are the same."""
+"""Prefixes of names in the network and in public files; other names are the same."""
 EMBEDDING = "embed_tokens.weight"
 WORDS = f"{BOTH}paligemma.model.language_model.embed_tokens.weight"
 HEAD = f"{BOTH}paligemma.lm_head.weight"
 LEROBOT_PREFIX = "model."
 MARKS = {"action_time_mlp_in.weight": "pi0", "time_mlp_in.weight": "pi05"}
-"""Weights that tell the two models apart, where config.json does not."""
+"""Weights that distinguish the two models where config.json does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """In what public files differ."""
+    """Names of weights in which public files differ."""
 
     prefix: str = ""
-    """Of every name: `model.` in lerobot's files, nothing in openpi's."""
+    """Prefix of every name: `model.` in LeRobot's files, empty in openpi's."""
     embedding: str = HEAD
-    """What the word embedding is called. It is tied to the language model's output layer, and safetensors keeps one."""
+    """Name of the word embedding. It is tied to the language model's output layer, and safetensors keeps one of
+    them."""
     expert_head: bool = True
-    """Whether the action expert's output layer is there, which nothing uses."""
+    """Whether the files contain the action expert's output layer, which is not used."""
     model: str | None = None
-    """`pi0` or `pi05`, by the layers that only one of them has; None: neither."""
+    """`pi0` or `pi05`, by layers that only one of them has; None: neither."""
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Layout:
-        """The layout of a file with these names."""
+        """Return the layout of a file with these names of weights."""
         known = set(names)
         prefix = LEROBOT_PREFIX if any(name.startswith(LEROBOT_PREFIX + BOTH) for name in known) else ""
         return cls(
@@ -73,7 +76,7 @@ class Layout:
 
     @classmethod
     def read(cls, folder: Path) -> Layout:
-        """The layout of a checkpoint's weights; see `shard_files` and `open_shard` for what is raised."""
+        """Return the layout of a checkpoint's weights; raises what `shard_files` and `open_shard` raise."""
         names: list[str] = []
         for path in shard_files(folder):
             with open_shard(path, "np") as shard:
@@ -81,7 +84,7 @@ class Layout:
         return cls.of(names)
 
     def public(self, name: str) -> str:
-        """From a name in the network to that in a file."""
+        """Return the name in a file of a name in the network."""
         if name == EMBEDDING:
             return self.prefix + self.embedding
         for own, public in PARTS.items():
@@ -90,7 +93,7 @@ class Layout:
         return self.prefix + name
 
     def own(self, public: str) -> str:
-        """From a name in a file to that in the network."""
+        """Return the name in the network of a name in a file."""
         name = public.removeprefix(self.prefix)
         if name in (HEAD, WORDS):
             return EMBEDDING
@@ -104,44 +107,44 @@ class Layout:
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 OPENPI_FILE, LEROBOT_FILE, NORMALIZER_FILE = "norm_stats.json", "stats.json", "normalizer_processor.safetensors"
-"""Files of statistics: openpi's (also under assets/<data set>/), a LeRobotDataset's, and that of a lerobot policy."""
+"""Files of statistics: openpi's (also under assets/<data set>/), a LeRobotDataset's, and a LeRobot policy's."""
 KEPT = (".json", ".model", "_processor.safetensors")
 
 OPENPI_NAMES = {"state": "state", "actions": "actions"}
 LEROBOT_NAMES = {"state": "observation.state", "actions": "action"}
-"""What states and actions are called in either's statistics."""
+"""Names of states and actions in the statistics of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Those of one data set, as they are written; `read_norm_stats` makes sure that they are whole."""
+    """Unchecked statistics of one data set; `read_norm_stats` checks them."""
 
     file: str
-    """Where they are from, for messages."""
+    """Their file, for messages."""
     content: Mapping[str, Any]
-    """By what the file calls states and actions, each with some of mean, std, q01, q99."""
+    """Entries by the file's names of states and actions, each with some of mean, std, q01, q99."""
     names: Mapping[str, str]
-    """What it calls them."""
+    """The file's names of `state` and `actions`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFiles(FilesBesideWeights):
-    """Everything but the weights."""
+    """All files except the weights."""
 
     layout: Layout
-    """How the weights are called."""
+    """Names of the weights."""
 
     @classmethod
     def read(cls, folder: Path, *, tokenizer: str | None = None, statistics: str | None = None) -> CheckpointFiles:
         """Read a checkpoint's folder.
 
         Args:
-            folder: of the checkpoint.
-            tokenizer: file to use instead of the one in the folder.
-            statistics: the same for statistics.
+            folder: the checkpoint's folder.
+            tokenizer: file to use instead of the tokenizer in the folder.
+            statistics: file to use instead of the statistics in the folder.
 
         Raises:
-            PolicyError: it is not the folder of such a checkpoint, or the other files are not there.
+            PolicyError: it is not the folder of such a checkpoint, or one of the other files does not exist.
         """
         if not (folder / CONFIG).is_file():
             raise PolicyError(f"{folder} holds no {CONFIG}: give the folder of a pi0 or pi0.5 checkpoint")
@@ -155,20 +158,20 @@ class CheckpointFiles(FilesBesideWeights):
         return files if statistics is None else files.with_statistics(statistics)
 
     def with_statistics(self, path: str) -> CheckpointFiles:
-        """The same with the statistics of another file.
+        """Return a copy with the statistics of another file.
 
         Raises:
-            PolicyError: it is not there, or called otherwise than such files are.
+            PolicyError: the file does not exist, or has another name than such files.
         """
         found = _replace(self.companions, Path(path), (OPENPI_FILE, LEROBOT_FILE, NORMALIZER_FILE), "model.statistics")
         return dataclasses.replace(self, companions=found)
 
     @property
     def statistics(self) -> dict[str, Statistics]:
-        """Statistics by data set.
+        """Return the statistics by data set.
 
         Raises:
-            PolicyError: there are none, or a file of them is damaged.
+            PolicyError: there are none, or a file is damaged.
         """
         found = dict(self._statistics())
         if not found:
@@ -190,7 +193,7 @@ class CheckpointFiles(FilesBesideWeights):
 
     @property
     def tokenizer(self) -> tuple[str, bytes]:
-        """Name and contents of the tokenizer's file.
+        """Return name and contents of the tokenizer's file.
 
         Raises:
             PolicyError: there is none.
@@ -205,7 +208,7 @@ class CheckpointFiles(FilesBesideWeights):
 
 
 def _replace(found: Mapping[str, bytes], path: Path, names: tuple[str, ...], setting: str) -> dict[str, bytes]:
-    """The companions with another file instead of those with these names."""
+    """Return the companions with another file instead of those with these names."""
     if not path.is_file() or not path.name.endswith(names):
         raise PolicyError(f"{setting} = {str(path)!r} is no file called {' or '.join(names)}")
     kept = {name: content for name, content in found.items() if not name.endswith(names)}
@@ -213,7 +216,7 @@ def _replace(found: Mapping[str, bytes], path: Path, names: tuple[str, ...], set
 
 
 def _openpi(content: bytes, path: str) -> Mapping[str, Any]:
-    """Openpi's statistics, which some public files hold without the entry `norm_stats` around them."""
+    """Parse openpi's statistics; some public files lack the outer entry `norm_stats`."""
     parsed = parse_json(content, path)
     found = parsed.get("norm_stats", parsed)
     if not isinstance(found, Mapping):
@@ -226,14 +229,14 @@ def _openpi(content: bytes, path: str) -> Mapping[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 NUMBERS = {Normalization.zscore: ("mean", "std"), Normalization.quantile: ("q01", "q99")}
-"""What each way to normalise needs."""
+"""Statistics that each normalisation needs."""
 KNOWN = [name for names in NUMBERS.values() for name in names]
 REMEDY = "download the file again, or set model.statistics to another one"
 
 
 @dataclass(frozen=True)
 class NormStats:
-    """Two numbers for each entry of a state or an action."""
+    """Two numbers for each dimension of a state or an action."""
 
     first: Sequence[float]
     """Means, or 1st percentiles."""
@@ -246,29 +249,29 @@ class NormStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """What a checkpoint knows of one robot."""
+    """Statistics of one robot."""
 
     states: NormStats | None
-    """None: the model does not look at states."""
+    """None: the model reads no states."""
     actions: NormStats
 
 
 def sees_state(model: PiConfig) -> bool:
-    """Return whether the state reaches the network, or actions are relative to it."""
+    """Return whether the model reads the state, or its actions are relative to it."""
     return model.state is not StateInput.none or model.relative_action_dims > 0
 
 
 def robot_of(statistics: Statistics, model: PiConfig, *, proprio: int | None, action_dim: int | None) -> Robot:
-    """The robot that statistics describe, without the zeros that openpi once padded states and actions with.
+    """Return the robot that statistics describe, without the zeros that openpi once padded states and actions with.
 
     Args:
-        statistics: of one data set.
+        statistics: statistics of one data set.
         model: the model's options.
-        proprio: numbers in the simulator's state; None: not known.
-        action_dim: the same of an action.
+        proprio: size of the simulator's state; None: not known.
+        action_dim: size of an action; None: not known.
 
     Raises:
-        PolicyError: they lack numbers, or are damaged.
+        PolicyError: the statistics lack numbers, or are damaged.
     """
     states = read_norm_stats(statistics, "state", model.normalization, proprio) if sees_state(model) else None
     actions = read_norm_stats(statistics, "actions", model.normalization, action_dim)
@@ -278,17 +281,17 @@ def robot_of(statistics: Statistics, model: PiConfig, *, proprio: int | None, ac
 
 
 def read_norm_stats(statistics: Statistics, kind: str, normalization: Normalization, size: int | None) -> NormStats:
-    """The numbers that a normalisation needs, in the length that the simulator has.
+    """Return the numbers that a normalisation needs, without padding.
 
     Args:
-        statistics: of one data set.
+        statistics: statistics of one data set.
         kind: `state` or `actions`.
-        normalization: what is needed.
-        size: numbers that the simulator has; statistics that are longer, or all of them if it is None (not known), end
-            with the last entry that is no padding.
+        normalization: the normalisation.
+        size: size in the simulator; None: not known. Statistics that are longer, or all if it is None, are cut after
+            the last entry that is not padding.
 
     Raises:
-        PolicyError: they lack what is needed, or are damaged.
+        PolicyError: the statistics lack such numbers, or are damaged.
     """
     where = f"{statistics.file}: {statistics.names[kind]}"
     columns = _columns(statistics, kind, normalization, where)
@@ -299,7 +302,7 @@ def read_norm_stats(statistics: Statistics, kind: str, normalization: Normalizat
 
 
 def _columns(statistics: Statistics, kind: str, normalization: Normalization, where: str) -> dict[str, Sequence[float]]:
-    """All numbers of the entry that are there, of one length."""
+    """Return all columns of the entry that exist; they have the same length."""
     entry = statistics.content.get(statistics.names[kind])
     if not isinstance(entry, Mapping):
         raise PolicyError(
@@ -324,7 +327,7 @@ def _columns(statistics: Statistics, kind: str, normalization: Normalization, wh
 
 
 def _finite(numbers: Any, where: str) -> Sequence[float]:
-    """The list, if it is one of finite numbers."""
+    """Return a list of finite numbers, or raise."""
     if not isinstance(numbers, list):
         raise PolicyError(f"{where} is {numbers!r}, a list of numbers was expected: {REMEDY}")
     if (place := first_not_finite(numbers)) is not None:
@@ -333,8 +336,8 @@ def _finite(numbers: Any, where: str) -> Sequence[float]:
 
 
 def _without_padding(columns: Sequence[Sequence[float]]) -> int:
-    """Return how many entries are left without the last ones that are zero in every column: padding has no mean and no
-    width, whereas the mean alone may well be zero."""
+    """Return the number of entries before the trailing ones that are zero in every column. Padding has neither mean nor
+    width, whereas a real entry may have mean 0."""
     return max((place + 1 for column in columns for place, number in enumerate(column) if number), default=0)
 
 
@@ -342,12 +345,11 @@ def _without_padding(columns: Sequence[Sequence[float]]) -> int:
 
 
 def scratch_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    """Files of a model whose vocabulary are the simulator's task descriptions, whose ranges are the simulator's unless
-    statistics are given, and whose horizon is a chunk.
+    """Build the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions, its
+    horizon is one chunk, and its ranges are the simulator's unless statistics are given.
 
     Raises:
-        PolicyError: there is no simulator (None) or it takes a choice among n instead of continuous numbers, or there
-            are no statistics where they are said to be.
+        PolicyError: there is no simulator (None), its actions are discrete, or the file of statistics does not exist.
     """
     simulator = simulator_to_start_in(simulator)
     tokenizer = word_tokenizer(simulator.tasks.values())
@@ -381,7 +383,7 @@ def scratch_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size:
 
 
 def _gemma(config: PiConfig, width: int) -> dict[str, int]:
-    """Both experts have the heads of the wider one, whose keys they share."""
+    """Return the sizes of one expert. Both have the head size of the wider one, because they share keys."""
     sizes = config.scratch
     return {
         "hidden_size": width,
@@ -394,7 +396,7 @@ def _gemma(config: PiConfig, width: int) -> dict[str, int]:
 
 
 def _ranges(simulator: SimulatorSpec) -> dict[str, Any]:
-    """Statistics that map the simulator's action range to [-1, 1], and take states as they are."""
+    """Return statistics that map the simulator's action range to [-1, 1] and leave states unchanged."""
     centre, half_width = unit_range(simulator)
     zeros, ones = np.zeros(simulator.proprio_dim), np.ones(simulator.proprio_dim)
     numbers = {
@@ -409,11 +411,11 @@ def _ranges(simulator: SimulatorSpec) -> dict[str, Any]:
 
 
 STATE_DIM, ACTION_DIM = 8, 7
-"""Those of public checkpoints for LIBERO."""
+"""Sizes of public checkpoints for LIBERO."""
 
 
 def published_files() -> CheckpointFiles:
-    """Files of a model of the published size; config.json says nothing, which stands for openpi's sizes."""
+    """Build the files of a model of the published size; an empty config.json stands for openpi's sizes."""
     above = {name: name in ("std", "q99") for name in KNOWN}
     ranges = {
         key: {name: [float(one)] * count for name, one in above.items()}

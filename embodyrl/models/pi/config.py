@@ -1,4 +1,4 @@
-"""Options of pi0 and pi0.5, and the shape of a model as its config.json says it. Nothing here imports torch."""
+"""Options of pi0 and pi0.5, and the architecture in a checkpoint's config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from embodyrl.models.flow.config import FlowConfig
 
 
 class Normalization(StrEnum):
-    """What of the data set's statistics states and actions are normalised by."""
+    """Statistics of the data set that normalise states and actions."""
 
     zscore = "zscore"
     quantile = "quantile"
 
 
 class Frozen(StrEnum):
-    """Which part of the network learns nothing."""
+    """Part of the network that is not trained."""
 
     nothing = "nothing"
     vision = "vision"
@@ -28,7 +28,7 @@ class Frozen(StrEnum):
 
 
 class StateInput(StrEnum):
-    """How the model sees the robot's state."""
+    """How the model reads the robot's state."""
 
     token = "token"
     prompt = "prompt"
@@ -43,7 +43,7 @@ class DenoisingTimes(StrEnum):
 
 
 class ValueFrom(StrEnum):
-    """What the critic looks at."""
+    """What the critic reads."""
 
     expert = "expert"
     prefix = "prefix"
@@ -51,10 +51,10 @@ class ValueFrom(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchConfig:
-    """Shape of a model that starts with random weights; a checkpoint brings its own."""
+    """Sizes of a model with random weights; a checkpoint has its own."""
 
     image_size: int = setting(64, low=16)
-    """Side of the square images that it sees [pixels]."""
+    """Side of the square input images [pixels]."""
     patch_size: int = setting(16, low=4)
     """Side of an image token [pixels]; the image's side must be a multiple."""
     vision_size: int = setting(64, low=8)
@@ -78,41 +78,41 @@ class PiConfig(FlowConfig):
     unnorm_key: str | None = setting(None)
     """Data set whose statistics normalise states and actions. null: the only one there is."""
     statistics: str | None = setting(None)
-    """File of statistics: openpi's norm_stats.json, or a LeRobotDataset's meta/stats.json. null: those that lie in the
-    checkpoint's folder; a model that starts with random weights takes the simulator's ranges."""
+    """File of statistics: openpi's norm_stats.json, or a LeRobotDataset's meta/stats.json. null: those in the
+    checkpoint's folder; a model with random weights takes the simulator's ranges."""
     tokenizer: str | None = setting(None)
-    """PaliGemma's tokenizer.json or tokenizer.model. null: the one that lies in the checkpoint's folder."""
+    """PaliGemma's tokenizer.json or tokenizer.model. null: the one in the checkpoint's folder."""
     normalization: Normalization = setting(Normalization.zscore)
     """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
     state: StateInput = setting(StateInput.token)
-    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the task description in 256 steps.
-    none: not at all, as openpi's pi05_libero; a token is zeros then."""
+    """token: a separate token (pi0 only). prompt: written into the prompt in 256 bins (pi05 only).
+    none: not at all, as openpi's pi05_libero; the token of pi0 is zeros then."""
     prompt_length: int | None = setting(None, low=1)
-    """Tokens of a task description, with padding, in rollouts and learning alike; a longer one is refused. null: as
-    many as the checkpoint says."""
+    """Tokens of a prompt, with padding, in rollouts and learning alike; longer ones are errors. null: as in the
+    checkpoint."""
     denoising_times: DenoisingTimes | None = setting(None)
     """summed: -1/K is added up in float32, as openpi does. divided: 1 - i/K, as LeRobot does since 0.4.3; actions
     differ by about 1e-4. null: as the policy was saved, else by the layout of the checkpoint's weights."""
     cameras: list[str] = setting([])
     """Which of env.cameras each image of the checkpoint shows, in its order (openpi's: base, left wrist, right
-    wrist); `absent` for an image that there is none for. []: env.cameras as they are."""
+    wrist); `absent` for an image without a camera. []: env.cameras, in their order."""
     relative_action_dims: int = setting(0, low=0)
-    """So many first entries of an action are relative to the state at the beginning of its chunk (openpi's pi0_libero:
+    """Number of leading action dims that are relative to the state at the beginning of the chunk (openpi's pi0_libero:
     6)."""
     value_from: ValueFrom = setting(ValueFrom.expert)
-    """expert: the critic looks at what the action expert makes of the actions, at the random step. prefix: at what the
-    language model makes of images and task description, on average (RLinf's mean_token counts the padding of a task
+    """expert: the critic reads the mean output of the action expert at the random step. prefix: the mean output of the
+    language model for images and task description (RLinf's mean_token counts the padding of a task
     description as well, which is left out here)."""
     frozen: Frozen = setting(Frozen.nothing)
-    """vision: the vision tower stays as it is. language: so does the language model, and only the action expert
-    learns."""
+    """vision: the vision tower is not trained. language: neither is the language model; only the action expert is
+    trained."""
     scratch: ScratchConfig = field(default_factory=ScratchConfig)
     """Shape of the model where `checkpoint` is null."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pi0Config(PiConfig):
-    """pi0: the state is a token of its own."""
+    """pi0: the state is a separate token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +122,12 @@ class Pi05Config(PiConfig):
     normalization: Normalization = setting(Normalization.quantile)
     """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
     state: StateInput = setting(StateInput.prompt)
-    """token: pi0 alone, in a token of its own. prompt: pi05 alone, written into the task description in 256 steps.
+    """token: a separate token (pi0 only). prompt: written into the prompt in 256 bins (pi05 only).
     none: not at all, as openpi's pi05_libero."""
     padded_state: bool | None = setting(None)
-    """Whether a state in the task description is first filled up with zeros to the model's width, as in LeRobot 0.4;
-    openpi, and LeRobot since 0.5, write the robot's own numbers. null: as the policy was saved, else as LeRobot's list
-    of steps in the checkpoint says; without one, false."""
+    """Whether a state in the prompt is first padded with zeros to the model's width, as in LeRobot 0.4;
+    openpi, and LeRobot since 0.5, write the robot's own numbers. null: as the policy was saved, else by LeRobot's list
+    of steps in the checkpoint; without one, false."""
 
 
 # --------------------------------------------------------------------------------------------------------- architecture
@@ -149,7 +149,7 @@ GEMMA = {
     "gemma_2b": GemmaSizes(width=2048, layers=18, mlp=16384, heads=8, kv_heads=1, head_dim=256),
     "gemma_300m": GemmaSizes(width=1024, layers=18, mlp=4096, heads=8, kv_heads=1, head_dim=256),
 }
-"""Sizes by the names that public files give them; a suffix `_lora` changes no shape."""
+"""Sizes by their names in public files; a suffix `_lora` changes no shape."""
 GEMMA_KEYS = {
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -158,7 +158,7 @@ GEMMA_KEYS = {
     "kv_heads": "num_key_value_heads",
     "head_dim": "head_dim",
 }
-"""What config.json calls them."""
+"""Their names in config.json."""
 SO400M = {
     "hidden_size": 1152,
     "intermediate_size": 4304,
@@ -169,16 +169,16 @@ SO400M = {
 }
 VOCABULARY = 257152
 OTHERS = {"gr00t_n1_5": "gr00t", "groot": "gr00t"}
-"""Models by the names in their config.json, where these are not ours."""
+"""Names in this package of models that have another name in their config.json."""
 PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
-"""Tokens of a task description, with padding."""
+"""Tokens of a prompt, with padding."""
 IMAGES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-"""What openpi's models see."""
+"""Images of openpi's models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Everything that decides which weights there are."""
+    """Everything that determines the shapes of the weights."""
 
     adaptive: bool
     """pi0.5: time goes into the norms of the action expert, and there is no state token."""
@@ -188,9 +188,9 @@ class Architecture:
     expert: GemmaSizes
     vocabulary: int
     expert_vocabulary: int
-    """Rows of the output layer of the action expert, which public files carry along; 0: they do not."""
+    """Rows of the action expert's output layer, which some public files contain; 0: not in the files."""
     state_dim: int
-    """Most numbers of a state."""
+    """Size of a state, with padding."""
     action_dim: int
     """`A`"""
     horizon: int
@@ -198,7 +198,7 @@ class Architecture:
     prompt_length: int
     """`L`"""
     images: tuple[str, ...]
-    """What the images show, in their order."""
+    """Names of the images, in their order."""
 
     @property
     def image_size(self) -> int:
@@ -212,10 +212,10 @@ class Architecture:
         Args:
             name: `pi0` or `pi05`.
             config: the file's contents.
-            expert_head: the weights include the expert's output layer.
+            expert_head: whether the weights include the expert's output layer.
 
         Raises:
-            PolicyError: it is that of another model, or names sizes that are not known.
+            PolicyError: the file is that of another model, or names unknown sizes.
         """
         written = config.get("type", config.get("model_type", name))
         written = OTHERS.get(str(written), written)
@@ -247,7 +247,7 @@ class Architecture:
 
 
 def _part(config: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, Any] | None:
-    """A section; None: it is not there."""
+    """Return a section; None if it does not exist."""
     found = config.get(key)
     if found is None or isinstance(found, Mapping):
         return found
@@ -255,7 +255,7 @@ def _part(config: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, 
 
 
 def _needed(config: Mapping[str, Any], where: str, key: str) -> Mapping[str, Any]:
-    """A section without which `where` says nothing."""
+    """Return a section that `where` must have."""
     found = _part(config, key, f"{where}.")
     if found is None:
         raise PolicyError(
@@ -265,7 +265,7 @@ def _needed(config: Mapping[str, Any], where: str, key: str) -> Mapping[str, Any
 
 
 def _whole(config: Mapping[str, Any], where: str, *keys: str, default: int | None = None, least: int = 1) -> int:
-    """The number under the first of `keys` that is there."""
+    """Return the number under the first of `keys` that exists."""
     for key in keys:
         found = config.get(key)
         if isinstance(found, int) and not isinstance(found, bool) and found >= least:
@@ -273,7 +273,9 @@ def _whole(config: Mapping[str, Any], where: str, *keys: str, default: int | Non
         if found is not None:
             raise _damaged(where + key, found, f"a whole number from {least} on")
     if default is None:
-        raise PolicyError(f"config.json lacks {where}{keys[0]}, which says the model's shape: download the file again")
+        raise PolicyError(
+            f"config.json lacks {where}{keys[0]}, which determines the model's shape: download the file again"
+        )
     return default
 
 
@@ -296,7 +298,7 @@ def _sizes(config: Mapping[str, Any], where: str) -> GemmaSizes:
 
 
 def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Sizes of SigLIP; the image's side is said apart from the others."""
+    """Return the sizes of SigLIP; config.json has the image's side separately."""
     sizes = SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
     for key in SO400M.keys() - {"image_size"}:
         _whole(sizes, "vlm_config.vision_config.", key)
@@ -307,7 +309,7 @@ def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[st
 
 
 def _images(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Lerobot lists its inputs; openpi's models always see the same."""
+    """Return the names of images: LeRobot lists them, openpi's models always have the same."""
     features = _part(config, "input_features") or {}
     kinds = {name: _needed(features, "input_features", name).get("type") for name in features}
     names = [name.rsplit(".", 1)[-1] for name, kind in kinds.items() if kind == "VISUAL"]

@@ -1,7 +1,8 @@
-"""The networks of pi0 (Black et al., 2024) and pi0.5: a vision-language model reads images and task description once; a
-smaller transformer, layer by layer beside it, then turns noise into actions.
+"""The networks of pi0 (Black et al., 2024) and pi0.5: a vision-language model encodes images and task description once;
+a smaller transformer with as many layers, the action expert, then denoises actions.
 
-Both are Gemmas (Gemma Team, 2024), whose layers may look at the keys and values of another. Shapes: `B` samples, `V`
+Both are Gemmas (Gemma Team, 2024). Each layer of the action expert attends to the keys and values of the same layer of
+the language model. Shapes: `B` samples, `V`
 images, `P` tokens of an image, `L` tokens of the task description (or any tokens), `M` tokens of the memory, `N = V*P +
 L` tokens of the prefix, `H` actions of the horizon, `A` entries of an action, `E` width of the language model, `W`
 width of the action expert, `h` heads, `d` width of a head.
@@ -33,31 +34,31 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | float]:
-        """Normalised `x`, and what to multiply the branch with that it begins."""
+        """Return the normalised `x`, and the gate of the residual branch."""
         return (normalized(x) * (1.0 + self.weight.float())).to(x.dtype), 1.0
 
 
 class AdaptiveRMSNorm(nn.Module):
-    """The same with scale, shift and gate that depend on a condition `[B, E]`, here the time."""
+    """RMS norm with scale, shift and gate computed from a condition `[B, E]`, here the time."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.dense = nn.Linear(width, 3 * width)
 
     def forward(self, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | float]:
-        """Normalised `x`, and what to multiply the branch with that it begins."""
+        """Return the normalised `x`, and the gate of the residual branch."""
         scale, shift, gate = self.dense(condition).unsqueeze(1).chunk(3, dim=-1)
         return (normalized(x) * (1.0 + scale.float()) + shift.float()).to(x.dtype), gate
 
 
 def normalized(x: Tensor) -> Tensor:
-    """`x` with a root mean square of 1 along the last dimension, in float32."""
+    """Scale `x` to a root mean square of 1 along the last dimension, in float32."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
 class Rotation:
-    """Rotary position embedding of positions `[B, L]`; halves of a head make pairs."""
+    """Rotary position embedding of positions `[B, L]`; dimension i of a head is paired with i + d/2."""
 
     def __init__(self, positions: Tensor, head_dim: int, dtype: torch.dtype) -> None:
         exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
@@ -72,13 +73,13 @@ class Rotation:
 
 
 def stacked(mask: Tensor, heads: int) -> Tensor:
-    """The mask `[B, 1, heads*L or 1, M+L]` of `heads` heads that stand one below the other, of that of each
-    `[B, 1, L or 1, M+L]`."""
+    """Repeat a mask `[B, 1, L or 1, M+L]` for `heads` heads that are stacked along the query dimension:
+    `[B, 1, heads*L or 1, M+L]`."""
     return mask if mask.shape[2] == 1 else mask.repeat(1, 1, heads, 1)
 
 
 class Attention(nn.Module):
-    """Attention of heads that share keys and values in groups."""
+    """Grouped-query attention."""
 
     def __init__(self, sizes: GemmaSizes) -> None:
         super().__init__()
@@ -91,13 +92,13 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, rotation: Rotation, memory: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
-        """Attend to what `mask` allows, the memory first; also returns keys and values of `x`.
+        """Attend to the memory and to `x`, as `mask` allows; also return keys and values of `x`.
 
         Args:
             x: `[B, L, E]`.
             mask: bool `[B, 1, h/h_kv*L or 1, M+L]`, see `stacked`.
             rotation: of the positions of `x`.
-            memory: keys and values that stand before.
+            memory: keys and values of preceding tokens.
         """
         queries, keys, values = (
             torch.unflatten(projection(x), -1, (-1, self.head_dim)).transpose(1, 2)
@@ -108,14 +109,14 @@ class Attention(nn.Module):
             keys, values = own
         else:
             keys, values = (torch.cat([before, here], dim=2) for before, here in zip(memory, own, strict=True))
-        # Heads that share keys stand one below the other, as if they were more queries: keys need no copies.
+        # Heads that share keys are stacked along the query dimension, so that keys need not be repeated.
         below = rotation(queries).reshape(len(x), keys.shape[1], -1, self.head_dim)
         attended = functional.scaled_dot_product_attention(below, keys, values, attn_mask=mask)
         return self.o_proj(attended.reshape(queries.shape).transpose(1, 2).flatten(2)), own
 
 
 class MLP(nn.Module):
-    """Feed-forward layer with a gate."""
+    """Gated feed-forward layer."""
 
     def __init__(self, sizes: GemmaSizes) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(sizes.mlp, sizes.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, L, E]` of `[B, L, E]`."""
+        """Map `[B, L, E]` to `[B, L, E]`."""
         projected: Tensor = self.down_proj(functional.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
         return projected
 
@@ -142,7 +143,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, rotation: Rotation, memory: KeysValues | None, condition: Tensor | None
     ) -> tuple[Tensor, KeysValues]:
-        """The next `x`, and keys and values of this one."""
+        """Return the next `x`, and keys and values of this one."""
         normed, gate = self.input_layernorm(x, condition)
         attended, keys_values = self.self_attn(normed, mask, rotation, memory)
         x = x + attended * gate
@@ -151,11 +152,11 @@ class Layer(nn.Module):
 
 
 class Gemma(nn.Module):
-    """Layers and a last norm.
+    """A Gemma transformer without embeddings: layers and a final norm.
 
     Args:
-        sizes: its shape.
-        adaptive: norms depend on a condition.
+        sizes: its sizes.
+        adaptive: whether norms depend on a condition.
     """
 
     def __init__(self, sizes: GemmaSizes, *, adaptive: bool = False) -> None:
@@ -173,13 +174,13 @@ class Gemma(nn.Module):
         memory: list[KeysValues] | None = None,
         condition: Tensor | None = None,
     ) -> tuple[Tensor, list[KeysValues]]:
-        """Hidden states `[B, L, E]`, and keys and values of every layer.
+        """Return hidden states `[B, L, E]`, and keys and values of every layer.
 
         Args:
             x: embeddings `[B, L, E]`.
-            mask: bool, what each token may look at, `[B, 1, L or 1, M+L]`.
+            mask: bool, what each token may attend to, `[B, 1, L or 1, M+L]`.
             positions: `[B, L]`.
-            memory: of each layer, keys and values of `M` tokens that stand before.
+            memory: for each layer, keys and values of `M` preceding tokens.
             condition: `[B, E]`.
         """
         rotation = Rotation(positions, self.sizes.head_dim, x.dtype)
@@ -198,18 +199,18 @@ LONGEST_PERIOD, SHORTEST_PERIOD = 4.0, 0.004
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the language model made of images and task description."""
+    """Output of the language model for images and task description."""
 
     memory: list[KeysValues]
     """Keys and values of every layer."""
     mask: Tensor
-    """`[B, N]` bool: what is there."""
+    """`[B, N]` bool: False for padding."""
     hidden: Tensor
-    """`[B, N, E]`; meaningless where nothing is there."""
+    """`[B, N, E]`; meaningless for padding."""
 
 
 class Pi(nn.Module):
-    """SigLIP, Gemma, and a Gemma of actions, which sees the keys and values of the other."""
+    """SigLIP, Gemma, and the action expert: a Gemma that attends to the keys and values of the other."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -232,13 +233,12 @@ class Pi(nn.Module):
         if architecture.expert_vocabulary:  # in public files, and used by nothing
             self.expert_lm_head = nn.Linear(width, architecture.expert_vocabulary, bias=False).requires_grad_(False)
 
-    # -------------------------------------------------------------------------------------------- images and task
-    # description
+    # ---------------------------------------------------------------------------------- images and task description
 
     def embed_prefix(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """Embeddings `[B, N, E]` of `images [B, V, 3, h, h]` in [-1, 1] and token ids `[B, L]`.
+        """Embed `images [B, V, 3, h, h]` in [-1, 1] and token ids `[B, L]` as `[B, N, E]`.
 
-        Image tokens are not scaled; Gemma scales those of words.
+        Word embeddings are scaled by sqrt(E), as in Gemma; image tokens are not.
         """
         features = self.vision(pixel_values=images.flatten(0, 1)).last_hidden_state
         seen = torch.unflatten(self.projector(features), 0, images.shape[:2]).flatten(1, 2)
@@ -246,13 +246,13 @@ class Pi(nn.Module):
         return torch.cat([seen, words.to(seen.dtype)], dim=1)
 
     def read(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
-        """Images and task description, each token of which looks at all that are there.
+        """Encode images and task description; each token attends to all that are not masked.
 
         Args:
             images: `[B, V, 3, h, h]` in [-1, 1].
-            image_mask: `[B, V]` bool: which images there are.
+            image_mask: `[B, V]` bool: False for absent images.
             tokens: `[B, L]` ids.
-            token_mask: `[B, L]` bool: which of them are no padding.
+            token_mask: `[B, L]` bool: False for padding.
         """
         embedded = self.embed_prefix(images, tokens)
         each = (embedded.shape[1] - tokens.shape[1]) // images.shape[1]
@@ -263,15 +263,15 @@ class Pi(nn.Module):
     # -------------------------------------------------------------------------------------------------------- actions
 
     def embed_suffix(self, x: Tensor, time: Tensor, state: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Embeddings of noisy actions, and what norms depend on.
+        """Embed noisy actions; also return the condition of the norms.
 
-        pi0: state token and actions `[B, 1+H, W]`, which carry the time. pi0.5: actions `[B, H, W]`; the time, through
-        a small network `[B, W]`, conditions the norms instead.
+        pi0: state token and actions `[B, 1+H, W]`, which include the time; no condition. pi0.5: actions `[B, H, W]`;
+        the embedded time `[B, W]` conditions the norms.
 
         Args:
             x: noisy actions `[B, H, A]`.
             time: `[B]`, 1 is noise, 0 is data.
-            state: `[B, S]`; pi0.5 does not look at it here.
+            state: `[B, S]`; not used by pi0.5.
         """
         actions, moment = self.action_in_proj(x), time_embedding(time, self.architecture.expert.width).to(x.dtype)
         if self.architecture.adaptive:
@@ -281,12 +281,12 @@ class Pi(nn.Module):
         return torch.cat([self.state_proj(state).unsqueeze(1), actions], dim=1), None
 
     def forward(self, prefix: Prefix, x: Tensor, time: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocity `[B, H, A]` from data to noise at `x [B, H, A]`, and the hidden states `[B, H, W]` it is read from;
-        other arguments as in `embed_suffix`."""
+        """Return the velocity `[B, H, A]` from data to noise at `x [B, H, A]`, and the hidden states `[B, H, W]` that
+        it is computed from. Other arguments as in `embed_suffix`."""
         embedded, condition = self.embed_suffix(x, time, state)
         length, horizon = embedded.shape[1], x.shape[1]
         own = torch.ones(length, length, dtype=torch.bool, device=x.device)
-        own[: length - horizon, length - horizon :] = False  # the state does not look at actions
+        own[: length - horizon, length - horizon :] = False  # the state does not attend to actions
         seen = prefix.mask[:, None, None, :].expand(-1, 1, length, -1)
         mask = torch.cat([seen, own.expand(len(x), 1, -1, -1)], dim=-1)
         positions = prefix.mask.sum(1, keepdim=True) + torch.arange(length, device=x.device)
@@ -296,9 +296,9 @@ class Pi(nn.Module):
 
 
 def time_embedding(time: Tensor, width: int) -> Tensor:
-    """Sines and cosines `[B, width]` of times `[B]` with periods between 0.004 and 4.
+    """Return sines and cosines `[B, width]` of times `[B]` with periods between 0.004 and 4.
 
-    In float64 inside: the angle of the shortest period is 1571 * time, of which float32 leaves four digits.
+    Computed in float64: the angle of the shortest period is 1571 * time, of which float32 keeps four digits.
     """
     shares = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
     periods = SHORTEST_PERIOD * (LONGEST_PERIOD / SHORTEST_PERIOD) ** shares
@@ -307,7 +307,8 @@ def time_embedding(time: Tensor, width: int) -> Tensor:
 
 
 def initialize(network: Pi) -> None:
-    """Draw random weights for a small model: words as long as image tokens, and gates of adaptive norms open."""
+    """Draw random weights for a small model: word embeddings as long as image tokens, and open gates of adaptive
+    norms."""
     nn.init.normal_(network.embed_tokens.weight, std=network.architecture.language.width**-0.5)
     nn.init.normal_(network.vision.embeddings.position_embedding.weight, std=0.1)
     for name, parameter in network.expert.named_parameters():

@@ -1,7 +1,7 @@
 """pi0 and pi0.5 as policies.
 
-Shapes: `B` samples, `V` images, `L` prompt tokens, `H` actions of the horizon, `A` entries of an action in the
-network, `C` actions and `D` entries that are executed, `S` proprio dims.
+Shapes: `B` samples, `V` images, `L` prompt tokens, `H` actions of the horizon, `A` numbers of an action in the
+network, `C` actions and `D` numbers that are executed, `S` proprio dims.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from embodyrl.registry import SupportedModel
 
 @dataclass(frozen=True)
 class Seen:
-    """What the network knows before any action."""
+    """Encoded observation, the input of every denoising step."""
 
     prefix: Prefix
     state: Tensor
@@ -51,13 +51,13 @@ class Seen:
 
 
 class PiPolicy(FlowPolicy):
-    """Images, a task description and a state in, a chunk of actions out.
+    """pi0 or pi0.5: a chunk of actions from images, a task description and a state.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
 
     Args:
         config: the model's options.
-        simulator: what the simulator offers; None: actions are returned in the units of the statistics.
+        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
         chunk_size: `C`, at most the checkpoint's horizon.
     """
 
@@ -99,7 +99,7 @@ class PiPolicy(FlowPolicy):
         self._freeze()
 
     def _choose_robot(self, simulator: SimulatorSpec | None, chunk_size: int) -> Robot:
-        """Return what the statistics say, once it fits."""
+        """Return the robot in the statistics, after checking that it fits the simulator."""
         proprio = None if simulator is None else simulator.proprio_dim
         acting = None if simulator is None else simulator.action_dim
         statistics = self.files.statistics
@@ -111,7 +111,7 @@ class PiPolicy(FlowPolicy):
         return robot
 
     def _freeze(self) -> None:
-        """Learn nothing where the options say so, nor in what does not touch actions or values."""
+        """Freeze the parts that the options name, and weights that affect neither actions nor values."""
         network, frozen = self.network, self.config.frozen
         reads_prefix = self.config.value_from is ValueFrom.prefix and not self.config.detach_critic
         for name, parameter in network.named_parameters():
@@ -129,12 +129,11 @@ class PiPolicy(FlowPolicy):
     # ------------------------------------------------------------------------------------------------------- inputs
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
-        """`pixel_values [B, V, 3, h, h]` in [-1, 1] of the cameras that there are, `input_ids [B, L]`,
-        `attention_mask [B, L]`, `state [B, S]` normalised and padded, and, where actions are relative to it,
-        `proprio [B, S]`.
+        """Return `pixel_values [B, V, 3, h, h]` in [-1, 1], `input_ids [B, L]`, `attention_mask [B, L]`, `state [B, S]`
+        normalised and padded, and, if actions are relative to it, `proprio [B, S]`.
 
         Raises:
-            PolicyError: images or states are missing, or of another shape than the model takes.
+            PolicyError: images or states are missing, or have another shape than the model takes.
         """
         device = self.start.device
         images = check_images(observation.images, len(self.cameras.used))[:, self.cameras.order]
@@ -176,7 +175,7 @@ class PiPolicy(FlowPolicy):
         return Denoised(velocity.float(), hidden)
 
     def value_features(self, condition: Seen, denoised: Denoised) -> Tensor:
-        """The mean over the action expert's outputs, or over what the language model makes of the prefix."""
+        """Return the mean of the action expert's outputs, or of the language model's outputs for the prefix."""
         if self.config.value_from is ValueFrom.expert:
             return denoised.hidden.float().mean(1)
         there = condition.prefix.mask.unsqueeze(-1)
@@ -191,8 +190,8 @@ class PiPolicy(FlowPolicy):
         return actions if self.units is None else self.units(actions)
 
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The last action fills up the horizon, and does not count there; zeros fill up an action, and count: public
-        code trains them as well."""
+        """See `FlowPolicy.sft_targets`. Repeated actions at the end of the horizon have weight 0; zeros that pad an
+        action have weight 1, because public code trains them as well."""
         own = (actions if self.units is None else self.units.inverse(actions)).float()
         normalized = self.actions.normalize(own - self._origin(inputs, own))
         data = self.fill_horizon(normalized)
@@ -201,27 +200,27 @@ class PiPolicy(FlowPolicy):
         return data, counts
 
     def _origin(self, inputs: Inputs, actions: Tensor) -> Tensor | float:
-        """Return what the first entries of actions `[B, C, D]` are relative to."""
+        """Return the state that the leading dims of actions `[B, C, D]` are relative to."""
         entries = self.config.relative_action_dims
         if entries == 0:
             return 0.0
         return functional.pad(inputs["proprio"][:, None, :entries], (0, actions.shape[2] - entries))
 
     def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """See `FlowPolicy.learning_times`; time and share of noise are one."""
+        """See `FlowPolicy.learning_times`; time and share of noise are the same."""
         times = draws * 0.999 + 0.001
         return times, times
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def tokens_per_observation(self, task: str) -> int:
-        """See `Policy.tokens_per_observation`; those of the language model: images and prompt."""
+        """See `Policy.tokens_per_observation`; tokens of the language model: images and prompt."""
         patches = (self.architecture.image_size // int(self.architecture.vision["patch_size"])) ** 2
         return len(self.cameras.used) * patches + self.prompts.length
 
     def parallel_plan(self) -> ParallelPlan:
-        """Every layer of the three transformers; the linear layers of the language model, beside which the action
-        expert learns in full."""
+        """See `Policy.parallel_plan`: blocks are the layers of the three transformers; adapters go to the language
+        model, and the action expert is trained in full beside them."""
         return ParallelPlan(
             blocks=self.modules_named(r"network\..*layers\.\d+"),
             adaptable=self.linear_layers("network.language."),
@@ -235,12 +234,11 @@ class PiPolicy(FlowPolicy):
 
     @property
     def _naming(self) -> Naming:
-        """How weights are called in the files that the model comes from."""
+        """Names of weights in the files that the model was built from."""
         return Naming(public=self.files.layout.public, own=self.files.layout.own)
 
     def load(self, folder: Path) -> None:
-        """Read weights in the public layout. A checkpoint without critic, or without a network for noise, leaves this
-        model's as it is.
+        """Read weights in the public layout. A missing critic or noise network keeps its weights.
 
         Raises:
             PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
@@ -249,13 +247,13 @@ class PiPolicy(FlowPolicy):
         self.load_heads(folder)
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:
-        """See `Policy.options_to_save`; how prompts and times go is found in the files that the model comes from."""
+        """See `Policy.options_to_save`; conventions of prompts and times come from the files of the model."""
         assert isinstance(config, PiConfig)
         kept = SupportedModel.entry(config.name).kept
         return dataclasses.replace(config, **{name: getattr(self.config, name) for name in kept})
 
     def save(self, folder: Path, config: ModelConfig) -> None:
-        """Write the public layout that the weights came in into an existing folder, and the critic beside it."""
+        """Write the public layout that the weights were read from into an existing folder, and the critic beside it."""
         self.files.write(folder)
         write_single_file(self.network, folder, self._naming)
         self.save_heads(folder)
@@ -271,13 +269,13 @@ def _read_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: i
 
 
 def _build_network(architecture: Architecture, *, random: bool) -> Pi:
-    """The network with random weights, or without memory for its parameters, which are to be assigned."""
+    """Build the network with random weights, or with parameters on the meta device."""
     if random:
         network = Pi(architecture)
         initialize(network)
         return network
     with torch.device("meta"):
         network = Pi(architecture)
-    positions = network.vision.embeddings.position_ids  # not a parameter, so no checkpoint brings it
+    positions = network.vision.embeddings.position_ids  # not a parameter, so not in checkpoints
     network.vision.embeddings.position_ids = torch.arange(positions.shape[-1]).view(positions.shape)
     return network

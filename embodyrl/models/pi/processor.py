@@ -1,4 +1,4 @@
-"""From what a simulator shows to what the network takes, and back: images and normalised numbers."""
+"""Preprocessing of images, and normalisation of states and actions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from embodyrl.models.pi.config import Normalization
 from embodyrl.models.vla.processor import Normalizer
 
 EPSILON = 1e-6
-"""Added to widths, as in public code."""
+"""Added to the width of ranges, as in public code."""
 
 
 def letterbox(image: Image.Image, side: int) -> Image.Image:
-    """The image in the middle of a black square of `side` pixels."""
+    """Resize an image to fit a black square of `side` pixels, centred."""
     if image.size == (side, side):
         return image
     ratio = max(image.size) / side
@@ -27,7 +27,7 @@ def letterbox(image: Image.Image, side: int) -> Image.Image:
 
 
 def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
-    """Images `[B, V, 3, side, side]` in [-1, 1], float32, of `images [B, V, H, W, 3]` in uint8."""
+    """Convert `images [B, V, H, W, 3]` in uint8 to `[B, V, 3, side, side]` float32 in [-1, 1]."""
     flat = images.flatten(0, 1)
     if flat.shape[1:3] != (side, side):
         resized = [np.asarray(letterbox(Image.fromarray(image), side)) for image in flat.cpu().numpy()]
@@ -37,11 +37,11 @@ def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
 
 
 def normalizer(ranges: NormStats, normalization: Normalization) -> Normalizer:
-    """Return what maps the numbers of one data set, actions or states, to about [-1, 1].
+    """Return the normalizer of the actions or states of a data set.
 
     Args:
-        ranges: of the data set.
-        normalization: what their numbers are.
+        ranges: statistics of the data set.
+        normalization: the kind of these statistics.
     """
     first, second = (torch.tensor(numbers, dtype=torch.float64) for numbers in (ranges.first, ranges.second))
     if normalization is Normalization.zscore:

@@ -1,5 +1,7 @@
-"""From a task description and a state to tokens of PaliGemma. Nothing here imports torch, so that a config can be
-checked before anything starts."""
+"""Prompts of pi0 and pi0.5: task description and state as PaliGemma's tokens.
+
+Imports no torch, so that a config can be checked before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,20 @@ from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
 
 BOS, PAD = "<bos>", "<pad>"
 STEPS = 256
-"""Into which a state is divided."""
+"""Bins of a number of the state."""
 SHOWN = 60
-"""Letters of a task description that an error repeats."""
+"""Characters of a task description that an error shows."""
 
 Encode = Callable[[str], list[int]]
 """Token ids of a text, without special tokens."""
 
 
 def read_tokenizer(name: str, content: bytes) -> tuple[Encode, int]:
-    """Return how text becomes token ids, and the id that begins a task description.
+    """Return the function that encodes text, and the id of the first token of a prompt.
 
     Args:
         name: `tokenizer.json`, or `tokenizer.model` (SentencePiece).
-        content: of the file.
+        content: contents of the file.
 
     Raises:
         PolicyError: the file is damaged.
@@ -62,28 +64,28 @@ def _sentencepiece(content: bytes) -> Any:
 
 
 def cleaned(task: str) -> str:
-    """A task description on one line."""
+    """Return a task description on one line."""
     return task.strip().replace("_", " ").replace("\n", " ")
 
 
 def digits(state: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Numbers `[...]` in [-1, 1] as steps 0 .. 255; what is smaller is -1, what is larger 255."""
+    """Return the bins 0 .. 255 of numbers `[...]` in [-1, 1]; -1 for smaller numbers, 255 for larger ones."""
     steps: NDArray[np.int64] = np.digitize(state, np.linspace(-1, 1, STEPS + 1)[:-1]) - 1
     return steps
 
 
 def prompt_with_state(task: str, state: NDArray[np.floating]) -> str:
-    """A task and a state `[S]`, normalised."""
+    """Return the prompt of a task and a normalised state `[S]`."""
     return f"Task: {cleaned(task)}, State: {' '.join(map(str, digits(state)))};\nAction: "
 
 
 class Prompts:
-    """Scheduler task descriptions into token ids, padded on the right with 0.
+    """Encodes prompts as token ids, padded on the right with 0.
 
     Args:
-        encode: how text becomes token ids.
-        begin: the id that begins a task description.
-        length: of a prompt with its padding.
+        encode: encodes text.
+        begin: id of the first token.
+        length: tokens of a prompt, with padding.
     """
 
     def __init__(self, encode: Encode, begin: int, length: int) -> None:
@@ -91,16 +93,16 @@ class Prompts:
         self.length = length
 
     def ids(self, task: str, state: NDArray[np.floating] | None = None) -> list[int]:
-        """Token ids of a prompt without padding; without a state `[S]`, a line break of its own ends it."""
+        """Return token ids of a prompt without padding; without a state `[S]`, it ends with a line break."""
         if state is None:
             return [self._begin, *self._encode(cleaned(task)), *self._encode("\n")]
         return [self._begin, *self._encode(prompt_with_state(task, state))]
 
     def fitting_ids(self, task: str, state: NDArray[np.floating] | None = None) -> list[int]:
-        """The same.
+        """Return `ids` if they fit.
 
         Raises:
-            PolicyError: there are too many.
+            PolicyError: there are more than `length`.
         """
         found = self.ids(task, state)
         if len(found) > self.length:
@@ -112,11 +114,12 @@ class Prompts:
         return found
 
     def check(self, tasks: Iterable[str], numbers: int | None) -> None:
-        """Refuse task descriptions that are too long now, not when their turn comes.
+        """Check the length of prompts in advance.
 
         Args:
             tasks: task descriptions.
-            numbers: in a state that is written into the prompt, each at its longest, in three digits; None: it is not.
+            numbers: size of a state that is written into the prompt; each number is taken to have three digits. None:
+                no state.
 
         Raises:
             PolicyError: a prompt is too long.
@@ -127,11 +130,11 @@ class Prompts:
     def batch(
         self, tasks: Sequence[str], states: Sequence[NDArray[np.floating] | None] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return token ids `[B, L]`, and which of them are no padding `[B, L]`.
+        """Return token ids `[B, L]`, and a mask `[B, L]` that is False for padding.
 
         Args:
             tasks: task descriptions.
-            states: `B` of `[S]`, normalised, to be written into the prompt; None: they are not.
+            states: `B` normalised states `[S]` to write into the prompts; None: none.
 
         Raises:
             PolicyError: a prompt is too long.
@@ -145,7 +148,7 @@ class Prompts:
 
 
 def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
-    """A tokenizer for a model that starts from nothing: the words of these tasks, and what writes a state."""
+    """Return a tokenizer for a model with random weights: the words of these tasks, and of states."""
     split = pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")])
     texts = [*(f"{cleaned(task)} \n" for task in tasks), *(prompt_with_state(task, np.zeros(2)) for task in tasks)]
     numbers = [text for step in range(-1, STEPS) for text in (str(step), f"{step};")]

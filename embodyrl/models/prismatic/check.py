@@ -1,4 +1,4 @@
-"""What is wrong with a config and its checkpoint, told without reading weights or importing torch."""
+"""Checks of a config of OpenVLA or OpenVLA-OFT against its checkpoint. Reads no weights and imports no torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from embodyrl.models.vla.config import check_without_checkpoint
 
 
 def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Iterator[ConfigIssue]:
-    """Object to what OpenVLA and OpenVLA-OFT have in common.
+    """Yield issues that concern both OpenVLA and OpenVLA-OFT.
 
     Args:
         config: the whole config.
         num_images: images per observation.
-        heads: parts that the checkpoint must bring in files of their own.
+        heads: parts that the checkpoint must have in separate files.
     """
     model, cameras = config.model, config.env.cameras
     assert isinstance(model, PrismaticConfig)

@@ -1,6 +1,8 @@
-"""What a checkpoint's folder says beside its weights; and the same for a model that starts from nothing or has the
-published size. Nothing here imports torch, so that a config can be checked against its checkpoint before anything
-starts."""
+"""Files of an OpenVLA or OpenVLA-OFT checkpoint beside the weights. Also builds these files for models with random
+weights, and for the published size.
+
+Imports no torch, so that a config can be checked against its checkpoint before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,12 @@ COMPANIONS = (
     "generation_config.json",
     STATISTICS,
 )
-"""Files that are kept as they are and written again by `save`."""
+"""Files that `save` writes unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFiles(FilesBesideWeights):
-    """Everything but the weights."""
+    """All files except the weights."""
 
     @classmethod
     def read(cls, folder: Path) -> CheckpointFiles:
@@ -57,22 +59,22 @@ class CheckpointFiles(FilesBesideWeights):
         return files
 
     def parse(self, name: str) -> dict[str, Any]:
-        """Contents of a JSON companion; empty if there is no such file."""
+        """Return the contents of a JSON companion; empty if the file does not exist."""
         return parse_json(self.companions.get(name, b"{}"), name)
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """Ranges of the training data by data set; those of a fine-tuned model stand in a file of their own."""
+        """Return statistics of the training data by data set; fine-tuned models have them in a separate file."""
         return {**self.config.get("norm_stats", {}), **self.parse(STATISTICS)}
 
     @property
     def tokenizer(self) -> str:
-        """Text of tokenizer.json."""
+        """Return the text of tokenizer.json."""
         return self.companions[TOKENIZER].decode()
 
 
 def head_file(folder: Path, name: str) -> Path:
-    """The file of a head.
+    """Return the file of a head.
 
     Raises:
         PolicyError: there is none, or there are several.
@@ -103,12 +105,12 @@ PUBLISHED_CONFIG: dict[str, Any] = {
     "n_action_bins": 256,
     "norm_stats": {},
 }
-"""As in config.json of the checkpoints; what is missing has LlamaConfig's defaults, which are those of Llama 2 7B but
-for the longest sequence."""
+"""config.json of the published checkpoints. Missing sizes have LlamaConfig's defaults, which are those of Llama 2 7B
+except for the longest sequence."""
 
 
 def published_files(key: str | None) -> CheckpointFiles:
-    """Files of a model of the published size, with statistics called `key`."""
+    """Build the files of a model of the published size, with statistics called `key`."""
     resize = {"size": [SIDE, SIDE], "interpolation": 3}
     preprocessor = {
         "image_resize_strategy": "resize-naive",
@@ -125,7 +127,7 @@ def published_files(key: str | None) -> CheckpointFiles:
 
 
 def _unit(size: int) -> dict[str, Any]:
-    """Ranges of -1 .. 1."""
+    """Return statistics of the range -1 .. 1."""
     low, high = [-1.0] * size, [1.0] * size
     return {"min": low, "max": high, "q01": low, "q99": high}
 
@@ -134,11 +136,11 @@ BINS = 256
 
 
 def scratch_files(config: ScratchConfig, simulator: SimulatorSpec | None) -> CheckpointFiles:
-    """Files of a model that starts with random weights: the simulator's task descriptions are its vocabulary, the
-    simulator's action range is its range.
+    """Build the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions, its
+    action range is the simulator's.
 
     Raises:
-        PolicyError: there is no simulator (None), or it takes a choice among n instead of continuous numbers.
+        PolicyError: there is no simulator (None), or its actions are discrete.
     """
     simulator = simulator_to_start_in(simulator)
     tokenizer = word_tokenizer(simulator.tasks.values())
@@ -180,7 +182,7 @@ def scratch_files(config: ScratchConfig, simulator: SimulatorSpec | None) -> Che
 
 
 def _ranges(simulator: SimulatorSpec) -> dict[str, Any]:
-    """Statistics that map [-1, 1] to the simulator's action range, and take states as they are."""
+    """Return statistics that map [-1, 1] to the simulator's action range and leave states unchanged."""
     low, high = simulator.action_low.tolist(), simulator.action_high.tolist()
     ones = np.ones(simulator.proprio_dim)
     ends = {"min": low, "max": high, "q01": low, "q99": high, "mask": [True] * len(low)}

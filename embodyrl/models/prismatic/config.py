@@ -1,5 +1,4 @@
-"""Options that OpenVLA and OpenVLA-OFT share, and what a checkpoint's config.json says about the shape of its network.
-Nothing here imports torch."""
+"""Options that OpenVLA and OpenVLA-OFT share, and the architecture in a checkpoint's config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from embodyrl.models.vla.config import ActionUnits, WeightType
 
 
 class Gripper(StrEnum):
-    """What the last entry of an un-normalised action says."""
+    """Meaning of the last number of an un-normalised action, the gripper."""
 
     auto = "auto"
     one_opens = "one_opens"
@@ -23,12 +22,12 @@ class Gripper(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchConfig:
-    """Shape of a model that starts with random weights; a checkpoint brings its own."""
+    """Sizes of a model with random weights; a checkpoint has its own."""
 
     vision: list[str] = setting(["test_vit"])
     """timm names of one or two vision transformers."""
     image_size: int = setting(64, low=16)
-    """Side of the square images that they see [pixels]."""
+    """Side of their square input images [pixels]."""
     hidden_size: int = setting(64, low=8)
     """Width of the language model."""
     layers: int = setting(4, low=1)
@@ -44,7 +43,7 @@ class ScratchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrismaticConfig(ModelConfig):
-    """A vision-language-action model that says its actions in tokens of a language model."""
+    """A vision-language-action model whose actions are tokens of a language model."""
 
     unnorm_key: str | None = setting(None)
     """Data set in the checkpoint's statistics whose ranges turn the model's numbers into actions. null: the only one
@@ -55,23 +54,23 @@ class PrismaticConfig(ModelConfig):
     temperature: float = setting(1.0, above=0.0)
     """Divides the logits of action tokens, in rollouts and in learning."""
     top_k: int = setting(0, low=0, high=256)
-    """Sample among so many of the likeliest action tokens; 0: among all."""
+    """Sample among this many of the most likely action tokens; 0: among all."""
     top_p: float = setting(1.0, above=0.0, high=1.0)
-    """Sample among the likeliest action tokens that together have this probability."""
+    """Sample among the most likely action tokens that together have this probability."""
     center_crop: bool = setting(False)
-    """Cut off the image's border (5 % of each side's length), as public evaluations do with models that were
+    """Crop the image's border (5 % of each side's length), as public evaluations do with models that were
     fine-tuned on random crops."""
     dtype: WeightType = setting(WeightType.float32)
-    """Type that weights are held in; bfloat16 halves their memory. `engine.precision` says what is computed in."""
+    """Type that weights are stored in; bfloat16 halves their memory. `engine.precision` is the type of computations."""
     action_units: ActionUnits = setting(ActionUnits.simulator)
     """simulator: the model was trained on actions of this simulator. metric: its motions are in metres and radians."""
     gripper: Gripper = setting(Gripper.auto)
-    """one_opens: 0 closes, 1 opens. simulator: the simulator's own numbers. auto: one_opens where the statistics leave
-    the last entry of an action as it is, as those of public checkpoints do, else simulator."""
+    """one_opens: 0 closes, 1 opens. simulator: the simulator's own numbers. auto: one_opens if the statistics do not
+    normalise the last number of an action, as in public checkpoints, else simulator."""
     binary_gripper: bool = setting(True)
     """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
     freeze_vision: bool = setting(False)
-    """Leave the vision towers as they are."""
+    """Do not train the vision towers."""
     scratch: ScratchConfig = field(default_factory=ScratchConfig)
     """Shape of the model where `checkpoint` is null."""
 
@@ -106,7 +105,7 @@ class Architecture:
         """Read the contents of config.json.
 
         Raises:
-            PolicyError: an entry is missing, or asks for something that does not exist here.
+            PolicyError: an entry is missing, or has an unsupported value.
         """
         try:
             towers = tuple(config["timm_model_ids"])
@@ -130,7 +129,7 @@ class Architecture:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens, without padding; the last `bins` of them stand for actions."""
+        """Size of the vocabulary without padding; the last `bins` tokens stand for actions."""
         size: int = self.text["vocab_size"]
         return size - self.padding
 

@@ -1,5 +1,5 @@
-"""The network that OpenVLA and OpenVLA-OFT share: vision towers, projector, Llama; the critic; and weights that lie in
-files beside the network's own: heads, and LoRA adapters, W + scale * B A (Hu et al., 2021).
+"""The network that OpenVLA and OpenVLA-OFT share: vision towers, projector, Llama; the critic; and weights in separate
+files: heads, and LoRA adapters, W + scale * B A (Hu et al., 2021).
 
 Parameter names are those of the public checkpoints, except that timm calls LayerScale's weight `gamma`, see
 `checkpoint_name`. Adapters are read from the layout that the package peft writes; the package itself is not needed for
@@ -32,12 +32,12 @@ from embodyrl.models.weights import Naming
 
 
 def checkpoint_name(name: str) -> str:
-    """The name that a parameter has in public checkpoints."""
+    """Return the name of a parameter in public checkpoints."""
     return re.sub(r"\.(ls\d)\.gamma$", r".\1.scale_factor", name)
 
 
 def parameter_name(name: str) -> str:
-    """The inverse of `checkpoint_name`."""
+    """Return the inverse of `checkpoint_name`."""
     return re.sub(r"\.(ls\d)\.scale_factor$", r".\1.gamma", name)
 
 
@@ -45,7 +45,7 @@ NAMING = Naming(public=checkpoint_name, own=parameter_name)
 
 
 class VisionBackbone(nn.Module):
-    """One or two vision transformers that look at the same image."""
+    """One or two vision transformers on the same image; their features are concatenated."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ class VisionBackbone(nn.Module):
         return count
 
     def freeze(self, *, everything: bool) -> None:
-        """Learn no weights of the towers, or none of those that do not touch the features: what follows the second to
-        last block."""
+        """Freeze the towers, or only the weights that do not affect the features: those after the second to last
+        block."""
         for tower in self.towers:
             used = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "norm_pre.", "blocks.")
             last = f"blocks.{len(tower.blocks) - 1}."
@@ -79,7 +79,7 @@ class VisionBackbone(nn.Module):
                 parameter.requires_grad_(not everything and name.startswith(used) and not name.startswith(last))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Patch features `[B, n*P, F]` of `pixel_values [B, n*channels, H, W]`, image after image."""
+        """Return patch features `[B, n*P, F]` of `n` images, `pixel_values [B, n*channels, H, W]`."""
         batch = len(pixel_values)
         images = torch.unflatten(pixel_values, 1, (-1, self.channels)).flatten(0, 1)
         parts = torch.split(images, 3, dim=1)
@@ -101,7 +101,7 @@ def _build_tower(architecture: Architecture, index: int) -> nn.Module:
 
 
 def _second_to_last(tower: Any, images: Tensor) -> Tensor:
-    """Output `[B, P, F]` of the second to last block, without final norm, class and register tokens."""
+    """Return the output `[B, P, F]` of the second to last block, without final norm, class and register tokens."""
     features: Tensor
     (features,) = tower.forward_intermediates(
         images,
@@ -115,7 +115,7 @@ def _second_to_last(tower: Any, images: Tensor) -> Tensor:
 
 
 class Projector(nn.Module):
-    """From vision features to the language model's embeddings; two or three layers with GELU between them."""
+    """Maps vision features to the language model's embeddings: two or three layers with GELU between them."""
 
     def __init__(self, width: int, embedding: int, deep: bool) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Projector(nn.Module):
         self.fc3 = nn.Linear(embedding, embedding) if deep else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """Embeddings `[B, P, E]` of features `[B, P, F]`."""
+        """Return embeddings `[B, P, E]` of features `[B, P, F]`."""
         projected: Tensor = self.fc2(functional.gelu(self.fc1(features)))
         if self.fc3 is not None:
             projected = self.fc3(functional.gelu(projected))
@@ -145,19 +145,20 @@ class PrismaticNetwork(nn.Module):
 
     @classmethod
     def on_meta(cls, architecture: Architecture) -> PrismaticNetwork:
-        """The network without memory for its parameters, which are to be assigned."""
+        """Build the network with parameters on the meta device."""
         with torch.device("meta"):
             network = cls(architecture)
-        # Not a parameter, so no checkpoint brings it.
+        # Not a parameter, so no checkpoint contains it.
         network.language_model.model.rotary_emb = LlamaRotaryEmbedding(network.language_model.config)
         return network
 
     @classmethod
     def with_random_weights(cls, architecture: Architecture) -> PrismaticNetwork:
-        """The network as it is before any training."""
+        """Build the network with random weights."""
         network = cls(architecture)
+        # LayerScale: timm's tiny initial values suit fine-tuning; with random weights, blocks would have no effect.
         for name, parameter in network.vision_backbone.named_parameters():
-            if name.endswith(".gamma"):  # timm's tiny values suit fine-tuning; from nothing, blocks would not matter
+            if name.endswith(".gamma"):
                 nn.init.ones_(parameter)
         return network
 
@@ -168,17 +169,17 @@ class PrismaticNetwork(nn.Module):
         return size
 
     def embed_images(self, pixel_values: Tensor) -> Tensor:
-        """Embeddings `[B, n*P, E]` of `pixel_values [B, n*channels, H, W]`."""
+        """Return embeddings `[B, n*P, E]` of `pixel_values [B, n*channels, H, W]`."""
         embedded: Tensor = self.projector(self.vision_backbone(pixel_values))
         return embedded
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Embeddings `[B, L, E]` of token ids `[B, L]`."""
+        """Return embeddings `[B, L, E]` of token ids `[B, L]`."""
         embedded: Tensor = self.language_model.model.embed_tokens(tokens)
         return embedded
 
     def action_logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., bins]` of the action tokens alone, for hidden states `[..., E]`; in float32."""
+        """Return float32 logits `[..., bins]` of the action tokens only, for hidden states `[..., E]`."""
         first, bins = self.architecture.first_action_token, self.architecture.bins
         return functional.linear(hidden, self.language_model.lm_head.weight[first : first + bins]).float()
 
@@ -187,7 +188,7 @@ class PrismaticNetwork(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """Two hidden layers with GELU; float32 whatever the rest of the model is. Values start at nearly zero."""
+    """The critic: two hidden layers with GELU, always in float32. Initial values are nearly zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -196,7 +197,7 @@ class ValueHead(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 512), nn.GELU(), nn.Linear(512, 128), nn.GELU(), last)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Values `[B]` of hidden states `[B, E]`."""
+        """Return values `[B]` of hidden states `[B, E]`."""
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = self.mlp(hidden.float()).squeeze(-1)
         return values
@@ -205,14 +206,14 @@ class ValueHead(nn.Module):
 # ------------------------------------------------------------------------------------------ heads in files of their own
 
 HEAD_PREFIX = "module."
-"""In front of every name: the public training code saves what is inside DistributedDataParallel."""
+"""Prefix of every name, because the public training code saves heads inside DistributedDataParallel."""
 
 
 def read_head(folder: Path, name: str) -> dict[str, Tensor]:
-    """Tensors of a head by name; nothing but tensors is read from the file.
+    """Return the tensors of a head by name; only tensors are read from the file.
 
     Raises:
-        PolicyError: there is no such file, it is damaged, or it holds something else.
+        PolicyError: the file does not exist, is damaged, or contains anything else.
     """
     path = head_file(folder, name)
     try:
@@ -237,10 +238,10 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 @torch.no_grad()
 def add_adapter(network: nn.Module, folder: Path) -> None:
-    """Add an adapter to a network's linear layers.
+    """Add an adapter to the weights of a network's linear layers.
 
     Raises:
-        PolicyError: the folder holds no adapter, or the adapter changes something that the network does not have.
+        PolicyError: the folder contains no adapter, or the network lacks a layer that it changes.
     """
     tensors, scale = _read_adapter(folder)
     layers = {name.removesuffix(suffix) for name in tensors for suffix in (DOWN, UP) if name.endswith(suffix)}
@@ -261,14 +262,14 @@ def add_adapter(network: nn.Module, folder: Path) -> None:
 
 
 def heads_beside(folder: Path) -> Path | None:
-    """The file of what learned in full beside an adapter of ours: with it where it was exported, above it in a
-    checkpoint. Adapters from elsewhere have none."""
+    """Return the file of weights that were trained in full beside an adapter: in its folder if it was exported, in the
+    parent folder in a checkpoint. None for adapters from elsewhere."""
     places = [folder, folder.parent] if folder.name == ADAPTER_FOLDER else [folder]
     return next((place / HEADS_FILE for place in places if (place / HEADS_FILE).is_file()), None)
 
 
 def _read_adapter(folder: Path) -> tuple[dict[str, Tensor], float]:
-    """Tensors by name in the network, and what their products are multiplied by."""
+    """Return tensors by name in the network, and the scale of their products."""
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (folder / name).is_file():
             raise PolicyError(f"{folder} holds no {name}: give the folder of a LoRA adapter")

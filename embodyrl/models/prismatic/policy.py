@@ -1,4 +1,4 @@
-"""What OpenVLA and OpenVLA-OFT have in common as policies.
+"""Base class of the OpenVLA and OpenVLA-OFT policies.
 
 Shapes: `B` samples, `P` image tokens (and the proprio token, if any), `L` prompt tokens, `E` width of the language
 model, `C` actions in a chunk, `D` action dims, `N = C*D`.
@@ -52,13 +52,13 @@ UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its match
 
 
 class PrismaticPolicy(Policy):
-    """Images and a task description in, action tokens out.
+    """A policy whose actions are tokens of a language model, given images and a task description.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
 
     Args:
         config: the model's options.
-        simulator: what the simulator offers; None: actions are returned in the units of the statistics.
+        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
         chunk_size: `C`.
     """
 
@@ -104,27 +104,27 @@ class PrismaticPolicy(Policy):
 
     @property
     def proprio_dim(self) -> int:
-        """`S`, or 0 where states are not used."""
+        """`S`, or 0 if states are not used."""
         return 0
 
     @property
     def bounds(self) -> Bounds:
-        """Which numbers of the statistics -1 and 1 stand for."""
+        """Statistics that are mapped to -1 and 1."""
         return "q99"
 
     @property
     def device(self) -> torch.device:
-        """Where the policy computes."""
+        """Device of the policy."""
         return self.bins.centres.device
 
     def _room_for_prompts(self) -> int:
-        """Positions that images, state, actions and stop token leave in the longest sequence."""
+        """Return the positions that images, state, actions and stop token leave for the prompt."""
         images = self.num_images * self.network.vision_backbone.patches
         longest: int = self.network.language_model.config.max_position_embeddings
         return longest - images - bool(self.proprio_dim) - self.entries - 1
 
     def _convention(self) -> ActionConvention:
-        """Return what the numbers of an un-normalised action mean."""
+        """Return the convention of un-normalised actions."""
         config = self.config
         raw = not bool(self.action_range.mask[-1])
         opens = config.gripper is Gripper.one_opens or (config.gripper is Gripper.auto and raw)
@@ -152,11 +152,11 @@ class PrismaticPolicy(Policy):
     # ------------------------------------------------------------------------------------------------------- inputs
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
-        """`pixel_values [B, V*channels, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]` and, where states are used,
-        `proprio [B, S]` in [-1, 1].
+        """Return `pixel_values [B, V*channels, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]` and, if states are
+        used, `proprio [B, S]` in [-1, 1].
 
         Raises:
-            PolicyError: images are missing, or of another type, shape or number than the model takes.
+            PolicyError: images are missing, or have another type, shape or number than the model takes.
         """
         images = check_images(observation.images, self.num_images)
         ids, mask = self.prompts.batch(observation.task_descriptions)
@@ -167,11 +167,12 @@ class PrismaticPolicy(Policy):
         }
 
     def embed_images(self, inputs: Inputs) -> Tensor:
-        """Return what stands between the first and the second token of the prompt, `[B, P, E]`."""
+        """Return the embeddings between the first and the second token of the prompt, `[B, P, E]`."""
         return self.network.embed_images(inputs["pixel_values"].to(self.dtype))
 
     def assemble(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """First token, images, rest of the prompt: embeddings `[B, P+L, E]` and which are no padding."""
+        """Concatenate first token, images and rest of the prompt: embeddings `[B, P+L, E]`, and a mask that is False
+        for padding."""
         tokens = self.network.embed_tokens(inputs["input_ids"])
         images = self.embed_images(inputs)
         mask = inputs["attention_mask"]
@@ -184,30 +185,31 @@ class PrismaticPolicy(Policy):
     # ------------------------------------------------------------------------------------------------------ outputs
 
     def distribution(self, logits: Tensor, chosen: Tensor | None = None) -> TokenDistribution:
-        """The distribution over action tokens, in rollouts (`chosen` None) and in learning."""
+        """Return the distribution over action tokens, in rollouts (`chosen` None) and in learning."""
         config = self.config
         return TokenDistribution(
             logits, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, chosen=chosen
         )
 
     def draw(self, logits: Tensor, mode: Literal["train", "eval"], generator: torch.Generator | None) -> Choice:
-        """Choose tokens `[...]` by logits `[..., bins]`."""
+        """Sample tokens `[...]` from logits `[..., bins]`, or take the most likely ones."""
         distribution = self.distribution(logits)
         tokens = distribution.sample(generator) if mode == "train" else distribution.mode()
         return Choice(tokens, distribution.logprobs(tokens))
 
     def finish(self, normalized: Tensor) -> Tensor:
-        """Actions `[B, C, D]` for the simulator, given numbers in [-1, 1] `[B, N]`."""
+        """Convert numbers in [-1, 1] `[B, N]` to actions `[B, C, D]` for the simulator."""
         actions = self.action_range.unnormalize(torch.unflatten(normalized.float(), 1, (self.spec.chunk_size, -1)))
         return actions if self.units is None else self.units(actions)
 
     def normalize(self, actions: Tensor) -> Tensor:
-        """Numbers in [-1, 1] `[B, N]` for actions `[B, C, D]`; the inverse of `finish`, for supervised learning."""
+        """Convert actions `[B, C, D]` to numbers in [-1, 1] `[B, N]`; the inverse of `finish`, for supervised
+        learning."""
         own = actions if self.units is None else self.units.inverse(actions)
         return self.action_range.normalize(own.float()).flatten(1)
 
     def acted(self, choice: Choice, hidden: Tensor) -> ActOutput:
-        """A decision by tokens `[B, N]`, valued at the hidden state `[B, E]` that the first of them is read from."""
+        """Return the output for tokens `[B, N]`; the critic reads the hidden state `[B, E]` that predicts the first."""
         return ActOutput(
             actions=self.finish(self.bins.decode(choice.tokens)),
             logprobs=choice.logprobs,
@@ -216,7 +218,7 @@ class PrismaticPolicy(Policy):
         )
 
     def scored(self, hidden: Tensor, tokens: Tensor) -> EvalOutput:
-        """Stored tokens `[B, N]` under the hidden states `[B, N, E]` that they are read from."""
+        """Score stored tokens `[B, N]` under the hidden states `[B, N, E]` that predict them."""
         distribution = self.distribution(self.network.action_logits(hidden), chosen=tokens)
         return EvalOutput(
             logprobs=distribution.logprobs(tokens),
@@ -228,7 +230,7 @@ class PrismaticPolicy(Policy):
 
     @property
     def positions_of_answer(self) -> int:
-        """Positions behind the prompt."""
+        """Positions after the prompt."""
         raise NotImplementedError
 
     def tokens_per_observation(self, task: str) -> int:
@@ -237,8 +239,9 @@ class PrismaticPolicy(Policy):
         return images + bool(self.proprio_dim) + len(self.prompts.encode(task)) + self.positions_of_answer
 
     def parallel_plan(self) -> ParallelPlan:
-        """Every transformer layer of the towers and of the language model; every linear layer of the network but the
-        output layer, as in the published LoRA recipes ("all-linear"); everything beside the network as heads."""
+        """See `Policy.parallel_plan`: blocks are the transformer layers of towers and language model. Adapters go to
+        every linear layer except the output layer, as in the published LoRA recipes ("all-linear"); all else are
+        heads."""
         return ParallelPlan(
             blocks=self.modules_named(r"network\..*\.(blocks|layers)\.\d+"),
             adaptable=tuple(name for name in self.linear_layers("network.") if not name.endswith("lm_head")),
@@ -249,11 +252,11 @@ class PrismaticPolicy(Policy):
     # ---------------------------------------------------------------------------------------------------------- files
 
     def heads(self) -> dict[str, nn.Module]:
-        """Parts that the public layout keeps in files of their own, by the beginning of the file's name."""
+        """Return parts that the public layout keeps in separate files, by the prefix of the file."""
         return {}
 
     def start_from(self, folder: Path) -> None:
-        """Read weights in the public layout, and the adapter if there is one, with the heads that learned beside it;
+        """Read weights in the public layout, and the adapter if one is set, with the heads that were trained beside it;
         see `load` and `add_adapter`."""
         self.load(folder)
         if self.config.adapter is None:
@@ -264,7 +267,7 @@ class PrismaticPolicy(Policy):
             fill(self.head_tensors(), read_tensors(heads), heads)
 
     def load(self, folder: Path) -> None:
-        """Read weights in the public layout. A checkpoint that has no value head leaves this model's as it is.
+        """Read weights in the public layout. A missing value head keeps its weights.
 
         Raises:
             PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).

@@ -1,12 +1,12 @@
-"""Between a simulator and the network: images, normalised numbers, and actions in words.
+"""Preprocessing of images, normalisation of states and actions, and action tokens.
 
-Resizing of images is PIL's, which is what the public image processor calls. Public evaluations in LIBERO resize with
-TensorFlow (Lanczos, after writing and reading a JPEG) before that; this is not repeated here, so pixels differ slightly
-from theirs unless the simulator draws at the model's own size.
+Images are resized with PIL, as in the public image processor. Public evaluations in LIBERO first resize with TensorFlow
+(Lanczos, after encoding and decoding a JPEG). This is not repeated here, so that pixels differ slightly from theirs
+unless the simulator renders at the model's own size.
 
-An action in words is one token per entry, each the centre of one of 255 equal intervals of [-1, 1]. Tokens are counted
-from the first action token, `0 .. bins-1`; the highest stands for -1. `bins` edges make `bins - 1` intervals, so that
-the two lowest tokens share the last one.
+Each number of an action is one token, which stands for the centre of one of 255 equal intervals of [-1, 1]. Tokens are
+counted from the first action token, `0 .. bins-1`; the highest stands for -1. `bins` edges make `bins - 1` intervals,
+so that the two lowest tokens share the last interval.
 
 Shapes: `B` samples, `V` cameras, `H, W` pixels, `h` the model's side; `...` any.
 """
@@ -32,11 +32,11 @@ CROP_AREA = 0.9
 
 
 class ImagePipeline(nn.Module):
-    """Resize, crop, normalise.
+    """Resizes, crops and normalises images.
 
     Args:
-        config: contents of preprocessor_config.json. The means are taken from `tvf_normalize_params`, because these are
-            what public code uses; they are rounded to bfloat16 there.
+        config: contents of preprocessor_config.json. The means are those of `tvf_normalize_params`, as in public code;
+            they are rounded to bfloat16 there.
         center_crop: keep the middle 90 % of the area.
     """
 
@@ -60,7 +60,7 @@ class ImagePipeline(nn.Module):
             self.register_buffer(name, torch.tensor(numbers).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """`pixel_values [B, V*channels, h, h]` in float32 of `images [B, V, H, W, 3]` in uint8."""
+        """Convert `images [B, V, H, W, 3]` in uint8 to `pixel_values [B, V*channels, h, h]` in float32."""
         batch = len(images)
         images = self._resize(images.flatten(0, 1)).to(self.mean.device)
         planes = images.permute(0, 3, 1, 2)
@@ -79,9 +79,9 @@ class ImagePipeline(nn.Module):
 
 
 def _crop(planes: Tensor) -> Tensor:
-    """The middle of `[M, 3, h, h]` in uint8, enlarged to the same size.
+    """Crop the centre of `[M, 3, h, h]` in uint8, and resize it to the same size.
 
-    The same sampling points and the same rounding as TensorFlow's crop_and_resize and convert_image_dtype.
+    Sampling points and rounding are those of TensorFlow's crop_and_resize and convert_image_dtype.
     """
     side = planes.shape[-1]
     line = torch.linspace(-1.0, 1.0, side, device=planes.device) * math.sqrt(CROP_AREA)
@@ -97,12 +97,12 @@ _ENDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
 
 
 class NormRange(nn.Module):
-    """Maps numbers of a data set to [-1, 1] and back. Entries outside the mask stay as they are.
+    """Maps numbers of a data set to [-1, 1] and back. Entries outside the mask are unchanged.
 
     Args:
-        statistics: of one data set, for actions or for states.
-        bounds: which numbers -1 and 1 stand for.
-        epsilon: added to the width; public code of OpenVLA-OFT does so, that of OpenVLA does not.
+        statistics: statistics of one data set, for actions or for states.
+        bounds: statistics that are mapped to -1 and 1.
+        epsilon: added to the width, as in public code of OpenVLA-OFT; 0 for OpenVLA.
     """
 
     low: Tensor
@@ -125,20 +125,20 @@ class NormRange(nn.Module):
         return len(self.low)
 
     def unnormalize(self, numbers: Tensor) -> Tensor:
-        """From [-1, 1] `[..., D]` to the data set's range."""
+        """Map numbers in [-1, 1] `[..., D]` to the data set's range."""
         return torch.where(self.mask, 0.5 * (numbers + 1.0) * self.width + self.low, numbers)
 
     def normalize(self, numbers: Tensor) -> Tensor:
-        """From the data set's range `[..., D]` to [-1, 1], cutting off what lies outside."""
+        """Map numbers in the data set's range `[..., D]` to [-1, 1], and clip them."""
         shrunk = torch.where(self.mask, 2.0 * (numbers - self.low) / self.width - 1.0, numbers)
         return shrunk.clamp(-1.0, 1.0)
 
 
-# ----------------------------------------------------------------------------------------------------- actions in words
+# -------------------------------------------------------------------------------------------------------- action tokens
 
 
 class ActionBins(nn.Module):
-    """The numbers that action tokens stand for."""
+    """Conversion between action tokens and numbers in [-1, 1]."""
 
     centres: Tensor
     edges: Tensor
@@ -153,25 +153,25 @@ class ActionBins(nn.Module):
         self.register_buffer("edges", edges.float(), persistent=False)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Numbers in [-1, 1] `[...]` that tokens `[...]` stand for."""
+        """Return the numbers in [-1, 1] `[...]` of tokens `[...]`."""
         return self.centres[tokens]
 
     def encode(self, numbers: Tensor) -> Tensor:
-        """Tokens `[...]` of numbers `[...]`, which are cut off at -1 and 1."""
+        """Return the tokens `[...]` of numbers `[...]`, which are clipped to [-1, 1]."""
         return self.bins - torch.bucketize(numbers.clamp(-1.0, 1.0), self.edges, right=True)
 
 
 class TokenDistribution:
-    """What a model says next, among action tokens alone.
+    """Distribution over the next token, restricted to action tokens.
 
     Args:
         logits: `[..., bins]` of the action tokens.
         temperature: divides them.
-        top_k: keep so many of the likeliest tokens; 0: all.
-        top_p: keep the likeliest tokens that together have this probability.
-        chosen: `[...]` tokens that are kept in any case: those which a rollout has drawn, lest a small change of the
-            weights puts them out of reach and their log-probability at minus infinity. At the weights of the rollout
-            this changes nothing.
+        top_k: keep this many of the most likely tokens; 0: all.
+        top_p: keep the most likely tokens that together have this probability.
+        chosen: `[...]` tokens that are always kept: those sampled in the rollout. Otherwise a small change of the
+            weights could exclude them and make their log-probability minus infinity. At the weights of the rollout
+            this has no effect.
     """
 
     def __init__(
@@ -194,22 +194,22 @@ class TokenDistribution:
         return torch.multinomial(probabilities, 1, generator=generator).view(self._logprobs.shape[:-1])
 
     def mode(self) -> Tensor:
-        """The likeliest tokens `[...]`."""
+        """Return the most likely tokens `[...]`."""
         return self._logprobs.argmax(-1)
 
     def logprobs(self, tokens: Tensor) -> Tensor:
-        """Log-probability `[...]` of tokens `[...]` [nats]."""
+        """Return the log-probabilities `[...]` of tokens `[...]` [nats]."""
         return self._logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Entropy `[...]` [nats]."""
+        """Return the entropies `[...]` [nats]."""
         terms = self._logprobs.exp() * self._logprobs.masked_fill(~self._kept, 0.0)
         return -terms.sum(-1)
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Return whether each token is among the likeliest ones that together have probability `top_p`; the first always
-    is."""
+    """Return whether each token is among the most likely ones that together have probability `top_p`; the most likely
+    always is."""
     ordered, order = logits.softmax(-1).sort(dim=-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before < top_p)

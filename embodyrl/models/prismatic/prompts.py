@@ -1,7 +1,6 @@
-"""The question that the model is asked, in tokens.
+"""Prompts of OpenVLA and OpenVLA-OFT: a question about the task, as tokens.
 
-The tokenizer is read from tokenizer.json by the `tokenizers` package alone: no code from the checkpoint runs, and
-nothing asks whether it may.
+The tokenizer is read from tokenizer.json by the `tokenizers` package; no code from the checkpoint runs.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
 
 BOS, EOS, PAD = "<s>", "</s>", "<PAD>"
 SPACE = "\u2581"
-"""Llama's token for a space of its own; public code ends every prompt with it."""
+"""Llama's token of a single space; public code ends every prompt with it."""
 
 
 def prompt(task: str) -> str:
-    """The question about a task."""
+    """Return the question about a task."""
     return f"In: What action should the robot take to {task.lower()}?\nOut:"
 
 
 class Prompts:
-    """Scheduler task descriptions into token ids, padded on the left behind the first token.
+    """Encodes prompts as token ids, padded on the left after the first token.
 
     Args:
         tokenizer: text of tokenizer.json.
-        longest: most tokens that a prompt may have.
-        tasks: task descriptions to expect; batches are padded to the longest of them, so that their shape does not
+        longest: maximum tokens of a prompt.
+        tasks: expected task descriptions; batches are padded to the longest of their prompts, so that shapes do not
             change.
     """
 
@@ -53,10 +52,10 @@ class Prompts:
         return int(number)
 
     def encode(self, task: str) -> list[int]:
-        """Token ids of the question about a task, without padding.
+        """Return token ids of the question about a task, without padding.
 
         Raises:
-            PolicyError: the task description is too long for the model.
+            PolicyError: the prompt is too long for the model.
         """
         if task not in self._known:
             ids = list(self._tokenizer.encode(prompt(task)).ids)
@@ -70,7 +69,7 @@ class Prompts:
         return self._known[task]
 
     def batch(self, tasks: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return token ids `[B, L]`, and which of them are no padding `[B, L]`."""
+        """Return token ids `[B, L]`, and a mask `[B, L]` that is False for padding."""
         rows = [self.encode(task) for task in tasks]
         width = max(self._width, *(len(row) for row in rows))
         ids = np.array([[row[0], *[self.pad] * (width - len(row)), *row[1:]] for row in rows], np.int64)
@@ -79,7 +78,7 @@ class Prompts:
 
 
 def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
-    """A tokenizer for a model that starts from nothing: the words of the questions about these tasks."""
+    """Return a tokenizer for a model with random weights: the words of the questions about these tasks."""
     split = pre_tokenizers.Whitespace()
     vocabulary = [UNKNOWN, BOS, EOS, PAD, *words_of(map(prompt, tasks), split)]
     tokenizer = word_level(vocabulary, split)

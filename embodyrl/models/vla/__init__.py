@@ -1,1 +1,1 @@
-"""What vision-language-action models of several families share."""
+"""Code that vision-language-action models of several families share."""

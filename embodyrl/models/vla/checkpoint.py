@@ -1,5 +1,5 @@
-"""What checkpoints of several vision-language-action models have beside their weights: other files, statistics, a
-tokenizer for those that start from nothing (imports no torch)."""
+"""Parts of checkpoints beside the weights, shared by several vision-language-action models: files, statistics, and the
+tokenizer of models without a checkpoint. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from embodyrl.models.errors import PolicyError
 
 CONFIG = "config.json"
 UNKNOWN = "<unk>"
-"""Token of a word that is in no vocabulary."""
+"""Token of words that are not in the vocabulary."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -29,12 +29,12 @@ UNKNOWN = "<unk>"
 
 @dataclass(frozen=True, kw_only=True)
 class FilesBesideWeights:
-    """Everything in a checkpoint's folder but the weights."""
+    """Files of a checkpoint's folder, except the weights."""
 
     config: Mapping[str, Any]
     """config.json."""
     companions: Mapping[str, bytes]
-    """Contents of the other files, by path within the folder; `write` writes them again as they are."""
+    """Contents of the other files by path within the folder; `write` writes them unchanged."""
 
     def write(self, folder: Path) -> None:
         """Write all of it into an existing folder."""
@@ -44,14 +44,14 @@ class FilesBesideWeights:
             (folder / path).write_bytes(content)
 
 
-# --------------------------------------------------------------------------------------- models that start from nothing
+# ----------------------------------------------------------------------------------------- models without checkpoint
 
 
 def simulator_to_start_in(simulator: SimulatorSpec | None) -> SimulatorSpec:
     """Return the simulator that a model without a checkpoint is built for.
 
     Raises:
-        PolicyError: there is none, or it takes a choice among n instead of continuous numbers.
+        PolicyError: there is no simulator, or its actions are discrete.
     """
     if simulator is None:
         raise PolicyError("give a checkpoint: without a simulator there is nothing to build a new model for")
@@ -63,12 +63,12 @@ def simulator_to_start_in(simulator: SimulatorSpec | None) -> SimulatorSpec:
 def word_level(
     vocabulary: Sequence[str], split: pre_tokenizers.PreTokenizer, ids: Mapping[str, int] | None = None
 ) -> Tokenizer:
-    """Return a tokenizer that gives every word of a vocabulary its number.
+    """Return a tokenizer that maps every word of a vocabulary to an id.
 
     Args:
-        vocabulary: words, `UNKNOWN` among them.
-        split: how text becomes words.
-        ids: of words that have another number.
+        vocabulary: words, including `UNKNOWN`; the id is the index.
+        split: splits text into words.
+        ids: ids of words that differ from their index.
     """
     numbers = {word: index for index, word in enumerate(vocabulary)} | dict(ids or {})
     tokenizer = Tokenizer(models.WordLevel(numbers, UNKNOWN))
@@ -77,7 +77,7 @@ def word_level(
 
 
 def words_of(texts: Iterable[str], split: pre_tokenizers.PreTokenizer) -> list[str]:
-    """Return the different words of texts, sorted."""
+    """Return the distinct words of texts, sorted."""
     return sorted({word for text in texts for word, _ in split.pre_tokenize_str(text)})
 
 
@@ -85,7 +85,7 @@ def words_of(texts: Iterable[str], split: pre_tokenizers.PreTokenizer) -> list[s
 
 
 def first_not_finite(numbers: Sequence[Any]) -> int | None:
-    """Return the place of the first entry of a JSON list that is no finite number; None: all are."""
+    """Return the index of the first entry of a JSON list that is not a finite number; None if all are."""
     for place, number in enumerate(numbers):
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
             return place
@@ -93,14 +93,14 @@ def first_not_finite(numbers: Sequence[Any]) -> int | None:
 
 
 def parse_statistics(content: bytes, name: str) -> dict[str, dict[str, Any]]:
-    """Statistics by feature, from safetensors in which LeRobot keeps them as `feature.number`.
+    """Return statistics by feature from LeRobot's safetensors, whose tensors are named `feature.number`.
 
     Args:
-        content: of the file.
-        name: of the file, for messages.
+        content: contents of the file.
+        name: name of the file, for messages.
 
     Raises:
-        PolicyError: it is damaged.
+        PolicyError: the file is damaged.
     """
     try:
         tensors = load(content)
@@ -114,10 +114,10 @@ def parse_statistics(content: bytes, name: str) -> dict[str, dict[str, Any]]:
 
 
 def choose_key(statistics: Mapping[str, Any], key: str | None) -> str:
-    """The data set to take: `key`, the same without idle steps (`<key>_no_noops`), or the only one.
+    """Return the data set to use: `key`, its version without idle steps (`<key>_no_noops`), or the only one.
 
     Raises:
-        PolicyError: there is no such data set, or there are several and none is named.
+        PolicyError: no data set has this name, or there are several and `key` is None.
     """
     known = ", ".join(sorted(statistics)) or "none"
     if key is None:

@@ -1,4 +1,4 @@
-"""Options of several vision-language-action models, and what is wrong with them (imports no torch)."""
+"""Options that several vision-language-action models share, and checks of them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class WeightType(StrEnum):
 
 
 class ActionUnits(StrEnum):
-    """What un-normalised motions are measured in."""
+    """Units of un-normalised motions."""
 
     simulator = "simulator"
     metric = "metric"
 
 
 def check_without_checkpoint(model: Any, *names: str) -> Iterator[ConfigIssue]:
-    """Object to options that belong to the weights of a checkpoint, where there is none.
+    """Yield an issue for each option that belongs to a checkpoint, for models without one.
 
     Args:
         model: the model's options.
-        names: of the options.
+        names: names of these options.
     """
     for name in names:
         if getattr(model, name) is not None:
@@ -40,7 +40,7 @@ def check_without_checkpoint(model: Any, *names: str) -> Iterator[ConfigIssue]:
 
 
 def check_patches(image_size: int, patch_size: int) -> Iterator[ConfigIssue]:
-    """Object to images of a new model that cannot be cut into patches; both are sides [pixels]."""
+    """Yield an issue if the images of a new model cannot be cut into patches; both sizes are sides [pixels]."""
     if image_size % patch_size:
         yield ConfigIssue(
             "model.scratch.patch_size",

@@ -1,4 +1,4 @@
-"""What several vision-language-action models do between a simulator and their network."""
+"""Conversions between a simulator and a network, shared by several vision-language-action models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from embodyrl.models.errors import PolicyError
 
 
 def check_images(given: Any, count: int) -> Tensor:
-    """Images `[B, V, H, W, 3]` of an observation, as a tensor.
+    """Return the images `[B, V, H, W, 3]` of an observation as a tensor.
 
     Args:
         given: tensor or numpy array, or None.
-        count: images per observation that the model takes.
+        count: `V` that the model takes.
 
     Raises:
-        PolicyError: they are missing, or of another type, shape or number than the model takes.
+        PolicyError: images are missing, or have another type, shape or number than the model takes.
     """
     if given is None:
         raise PolicyError("the model needs images, and the observation has none: set env.cameras")
@@ -44,10 +44,10 @@ def read_state(proprio: Any, size: int, device: torch.device) -> Tensor:
     Args:
         proprio: numpy array or tensor `[B, S]`, or None.
         size: `S` that the model takes.
-        device: where it goes.
+        device: device of the result.
 
     Raises:
-        PolicyError: it is missing, or of another size.
+        PolicyError: the state is missing, or has another size.
     """
     if proprio is None or proprio.shape[-1] != size:
         found = "none" if proprio is None else f"{proprio.shape[-1]} numbers"
@@ -59,12 +59,12 @@ def read_state(proprio: Any, size: int, device: torch.device) -> Tensor:
 
 
 class Normalizer(nn.Module):
-    """Maps numbers of a data set to those that a network works with, and back. Entries that never changed (width 0)
-    become 0. Nothing is cut off.
+    """Normalizes numbers of a data set to `(x - centre) / half_width`, and back. Constant entries (width 0) become 0.
+    Nothing is clipped.
 
     Args:
-        centre: `[D]`, what becomes 0.
-        half_width: `[D]`, how far from the centre 1 is.
+        centre: `[D]`.
+        half_width: `[D]`.
     """
 
     centre: Tensor
@@ -79,26 +79,26 @@ class Normalizer(nn.Module):
         return len(self.centre)
 
     def normalize(self, numbers: Tensor) -> Tensor:
-        """Return what the network takes for numbers `[..., D]` of the data set."""
+        """Normalize numbers `[..., D]` of the data set."""
         still = self.half_width == 0
         return ((numbers - self.centre) / self.half_width.masked_fill(still, 1.0)).masked_fill(still, 0.0)
 
     def unnormalize(self, numbers: Tensor) -> Tensor:
-        """Return the data set's numbers `[..., D]` for what the network says."""
+        """Convert the network's numbers `[..., D]` to those of the data set."""
         return numbers * self.half_width + self.centre
 
 
 class SimulatorUnits(nn.Module):
-    """Converts un-normalised actions.
+    """Converts un-normalised actions to the simulator's convention, and back.
 
     Args:
-        convention: what the numbers of the policy's actions mean.
-        simulator: what the actions are for.
+        convention: meaning of the numbers of the policy's actions.
+        simulator: spec of the simulator.
         action_dim: numbers in an action of the policy.
-        remedy: what to do if the simulator's actions have another number.
+        remedy: end of the message if the simulator's actions have another size.
 
     Raises:
-        PolicyError: they have.
+        PolicyError: the simulator's actions have another size.
     """
 
     def __init__(self, convention: ActionConvention, simulator: SimulatorSpec, action_dim: int, remedy: str) -> None:
