@@ -62,7 +62,7 @@ def test_every_rule_is_broken_by_a_file(rule, rules_broken):
         PPO + "env: {num_envs: 6, workers: 3}\nrollout: {num_chunks: 2}\nalgorithm: {minibatches: 12}\n",
         PPO + "env: {max_episode_steps: 32}\nrollout: {chunk_size: 32}\n",
         PPO + "env: {max_episode_steps: 10, num_envs: 4}\nrollout: {episodes: whole, num_chunks: 4, chunk_size: 3}\n",
-        PPO + "env: {start_states: 100}\neval: {seed: 100}\n",
+        PPO + "env: {start_states: 100}\neval: {first_start_state: 100}\n",
         PPO + "env: {tasks: [reach-v3, push-v3]}\n",
         PPO + "algorithm: {bootstrap: none, value_coef: 0}\n",
         GRPO,
