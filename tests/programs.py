@@ -19,6 +19,7 @@ import json
 import os
 import pkgutil
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -151,6 +152,11 @@ def close() -> None:
 
 def serve(line: socket.socket) -> dict[str, Any]:
     """Fork a process for each request. Returns in such a process only: what it was asked to be."""
+    # A shell without job control has what it starts in the background ignore SIGINT, and tests would inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     warm_up()
     done = set(sys.modules)
     while True:

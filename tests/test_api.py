@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import programs
 import psutil
 import pytest
 
@@ -36,6 +36,9 @@ TINY = [
 ]
 
 
+OTHERS: set[int] = set()
+
+
 def pendulum(path: Path, *overrides: str, **options: Any) -> embodyrl.Run:
     return embodyrl.train("gym_pendulum", [*TINY, f"run.dir={path}", *overrides], **options)
 
@@ -51,9 +54,16 @@ def weights(run_dir: Path) -> dict[str, Any]:
     return {name: facts for name, facts in files.items() if name.startswith("policy/")}
 
 
+@pytest.fixture(autouse=True)
+def others() -> Iterator[set[int]]:
+    """Processes that other tests keep, by id."""
+    OTHERS.update(each.pid for each in psutil.Process().children(recursive=True))
+    yield OTHERS
+    OTHERS.clear()
+
+
 def assert_nothing_is_left() -> None:
-    programs.close()  # which other tests of this process may have started
-    children = psutil.Process().children(recursive=True)
+    children = [each for each in psutil.Process().children(recursive=True) if each.pid not in OTHERS]
     assert not psutil.wait_procs(children, timeout=10)[1], "processes are left"
 
 

@@ -94,7 +94,7 @@ def test_entry_points_are_called_and_a_broken_one_is_named(
     registry._entry_points.cache_clear()
     monkeypatch.delitem(sys.modules, "shelf_home")
     (info / "entry_points.txt").write_text("[embodyrl.tests.tools]\nvise = vendor:broken\n")
-    with pytest.raises(PluginError, match=r"entry point 'vise' .*out of steel.*uninstall or mend"):
+    with pytest.raises(PluginError, match=r"entry point 'vise' .*out of steel.*uninstall or fix"):
         shelf.names()
 
 

@@ -121,7 +121,7 @@ def test_srpo_is_paid_with_the_last_action_of_an_episode() -> None:
     paid = srpo(
         success=SUCCESS,
         executed=EXECUTED,
-        task=torch.zeros(2, 3, dtype=torch.long),
+        task_index=torch.zeros(2, 3, dtype=torch.long),
         embeddings=embeddings,
         scale=0.6,
         steepness=10.0,

@@ -90,7 +90,7 @@ def test_shapes_and_types(simulator: Simulator, backend: Backend) -> None:
         assert images.dtype == np.uint8 and proprio.dtype == np.float32
         assert images.shape == ((2, len(spec.cameras), *spec.image_size, 3) if spec.cameras else (2, 0))
         assert proprio.shape == (2, spec.proprio_dim)
-        assert observation.tasks == [spec.tasks[episode(backend, number).task] for number in (0, 1)]
+        assert observation.task_descriptions == [spec.tasks[episode(backend, number).task] for number in (0, 1)]
     assert result.rewards.shape == (2, 3) and result.rewards.dtype == np.float32
     assert result.success.shape == (2, 3) and result.success.dtype == np.bool_
     assert result.terminated.shape == (2,) and result.terminated.dtype == np.bool_
