@@ -152,11 +152,7 @@ def close() -> None:
 
 def serve(line: socket.socket) -> dict[str, Any]:
     """Fork a process for each request. Returns in such a process only: what it was asked to be."""
-    # A shell without job control has what it starts in the background ignore SIGINT, and tests would inherit that.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    hear_signals()
     warm_up()
     done = set(sys.modules)
     while True:
@@ -195,6 +191,14 @@ def serve(line: socket.socket) -> dict[str, Any]:
         pid = os.read(reader, 20)
         os.close(reader)
         line.send(json.dumps({"pid": int(pid)} if pid else {"error": "it died at once"}).encode())
+
+
+def hear_signals() -> None:
+    """Undo that signals are ignored: a shell without job control has what it starts in the background ignore SIGINT."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def warm_up() -> None:
