@@ -285,7 +285,7 @@ def decisions(engine: HybridEngine, observation: Observation) -> TensorDict:
     columns: dict[str, Any] = {
         "images": torch.from_numpy(observation.images),
         "proprio": torch.from_numpy(observation.proprio),
-        "task": torch.zeros(samples, dtype=torch.int64),
+        "task_index": torch.zeros(samples, dtype=torch.int64),
         "trace": TensorDict({name: tensor.clone().cpu() for name, tensor in decided.trace.items()}, [samples]),
         "version": torch.zeros(samples, dtype=torch.int64),
         "sequence": torch.arange(samples),
