@@ -145,13 +145,14 @@ def adamw_8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.o
     4096 numbers keep theirs in float32."""
     import bitsandbytes
 
-    return bitsandbytes.optim.AdamW8bit(
+    optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
         groups,
         lr=config.lr,
         betas=(config.betas[0], config.betas[1]),
         eps=config.eps,
         weight_decay=config.weight_decay,
     )
+    return optimizer
 
 
 # ---- steps that are left out
