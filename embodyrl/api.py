@@ -190,7 +190,7 @@ def evaluate(
     """
     video = None if video is None else Path(video)
     if video is not None and video.suffix != ".mp4":
-        raise UserError(f"--video {video}: videos are MP4 files, so name one that ends in .mp4")
+        raise UserError(f"video {video}: videos are MP4 files, so name one that ends in .mp4")
     wanted = [*_checked(overrides), *([] if episodes is None else [f"eval.episodes={episodes}"])]
     loaded, weights, place = _saved(Path(path), wanted, config, trust=trust, progress=progress)
 

@@ -78,8 +78,10 @@ class Warnings(Callback):
             "algorithm.old_logprobs=recompute computes them again as the update does (one forward pass more), "
             "engine.precision=float32 rounds less"
         )
+        if self._precision == "float32":  # whose rounding is a thousand times smaller
+            remedy = "check that the policy's `evaluate` gives the log-probs of `act` for the same inputs and trace"
         if self._config.algorithm.old_logprobs is OldLogprobs.recompute:
-            remedy = "they were computed again, so the policy's `evaluate` gives other log-probs for the same decisions"
+            remedy = "they were computed again, so the policy's `evaluate` gives other log-probs for the same chunks"
         self.warn(
             "ratio_error",
             f"probability ratios are off 1 by up to {error:.2g} in iteration {metrics['iteration']:.0f}, before any "
