@@ -367,7 +367,12 @@ SupportedModel = Registry("model", home="embodyrl.models.builtin", group="embody
 SIMULATORS = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl.envs", entry=SimulatorEntry)
 """Simulator backends."""
 
-ALGORITHMS = Registry("algorithm", home="embodyrl.pipelines.builtin", group="embodyrl.algorithms", entry=AlgorithmEntry)
+ALGORITHMS = Registry(
+    "algorithm",
+    home="embodyrl.pipelines.builtin:declare_algorithms",
+    group="embodyrl.algorithms",
+    entry=AlgorithmEntry,
+)
 """Iterations, each as a list of stages."""
 
 ADVANTAGES = Registry(
@@ -396,7 +401,7 @@ ENCODERS = Registry(
 )
 """Encoders of the observations of an episode. Target: callable (images, proprio, dim=) -> vector `[E]`."""
 
-STAGES = Registry("stage", home="embodyrl.pipelines.builtin_stages", group="embodyrl.stages", entry=StageEntry)
+STAGES = Registry("stage", home="embodyrl.pipelines.builtin:declare_stages", group="embodyrl.stages", entry=StageEntry)
 """Stage functions of an iteration. Target: callable (iteration) -> None."""
 
 OPTIMIZERS = Registry("optimizer", home="embodyrl.engine.builtin", group="embodyrl.optimizers", entry=Entry)

@@ -1,15 +1,14 @@
-"""The iterations that come with embodyrl, each as a list of stages.
+"""The iterations that come with embodyrl, each as a list of stages, and the stages, each with what it reads, writes and
+changes.
 
-What a stage reads, writes and changes is declared in `builtin_stages.py`, what it does is in `stages.py`, and with
-which settings is in configs/algorithm/.
+What a stage does is in `stages.py`, and with which settings is in configs/algorithm/. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import embodyrl.pipelines.rules  # noqa: F401 - adds its rules
 from embodyrl.config.schema import Config
 from embodyrl.pipelines.pipeline import Stage
-from embodyrl.registry import ALGORITHMS, Requirement
+from embodyrl.registry import ALGORITHMS, STAGES, Requirement
 
 COLLECT = Stage("rollout", "collect")
 COLLECT_WITH_CRITIC = Stage("rollout", "collect", writes=("values", "next_values"))
@@ -39,23 +38,87 @@ def sft(config: Config) -> list[Stage]:
     return [Stage("update", "sft_step")]
 
 
-for name, stages, critic, summary in (
-    ("ppo", ppo, True, "proximal policy optimisation with a critic"),
-    ("grpo", grpo, False, "group-relative policy optimisation, no critic"),
-    ("dapo", dapo, False, "grpo with dynamic sampling: groups that teach nothing are replaced"),
-    # The stages of GRPO, with another advantage (Hu 2025, Ahmadian et al. 2024), loss (Liu et al. 2025) or reward.
-    ("reinforce_pp", grpo, False, "REINFORCE++: returns normalised over the batch, no critic"),
-    ("rloo", grpo, False, "REINFORCE leave-one-out: each episode against the others of its group, no critic"),
-    ("cpgd", grpo, False, "clipped policy gradient with policy drift, no critic"),
-    ("srpo", grpo, False, "self-referential: failures are paid by their distance to the batch's own successes"),
-):
-    ALGORITHMS.register(name, target=stages, critic=critic, summary=summary)
+def declare_algorithms() -> None:
+    """Iterations, and the config rules about them."""
+    import embodyrl.pipelines.rules  # noqa: F401 - adds its rules; a simulator process with a stage of its own needs none
 
-ALGORITHMS.register(
-    "sft",
-    target=sft,
-    requires=[Requirement(module="pyarrow", install="pip install 'embodyrl[data]'")],
-    demonstrations=True,
-    check="embodyrl.data.check:check",
-    summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
-)
+    for name, stages, critic, summary in (
+        ("ppo", ppo, True, "proximal policy optimisation with a critic"),
+        ("grpo", grpo, False, "group-relative policy optimisation, no critic"),
+        ("dapo", dapo, False, "grpo with dynamic sampling: groups that teach nothing are replaced"),
+        # The stages of GRPO, with another advantage (Hu 2025, Ahmadian et al. 2024), loss (Liu et al. 2025) or reward.
+        ("reinforce_pp", grpo, False, "REINFORCE++: returns normalised over the batch, no critic"),
+        ("rloo", grpo, False, "REINFORCE leave-one-out: each episode against the others of its group, no critic"),
+        ("cpgd", grpo, False, "clipped policy gradient with policy drift, no critic"),
+        ("srpo", grpo, False, "self-referential: failures are paid by their distance to the batch's own successes"),
+    ):
+        ALGORITHMS.register(name, target=stages, critic=critic, summary=summary)
+    ALGORITHMS.register(
+        "sft",
+        target=sft,
+        requires=[Requirement(module="pyarrow", install="pip install 'embodyrl[data]'")],
+        demonstrations=True,
+        check="embodyrl.data.check:check",
+        summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
+    )
+
+
+# ---- stages
+
+OBSERVATIONS = ("proprio?", "images?")
+EVERY_STEP = ("step_proprio?", "step_images?")
+CRITIC = ("values?", "next_values?")
+OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
+ORIGIN = ("episode", "group", "start_state?", "seed?", "version")
+ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task_index", "actions", "logprobs", "trace", *OUTCOME, *ORIGIN)
+
+
+def declare_stages() -> None:
+    """Stage functions."""
+    STAGES.register(
+        "collect",
+        target="embodyrl.pipelines.stages:collect",
+        reads=("policy",),
+        writes=ROLLOUT,
+        changes=("simulators",),
+        summary="run the policy in the simulators",
+    )
+    STAGES.register(
+        "filter_groups",
+        target="embodyrl.pipelines.stages:filter_groups",
+        reads=("policy",),
+        changes=("simulators", *ROLLOUT, *CRITIC),
+        summary="algorithm.filter: keep groups worth learning from, and collect again until there are enough",
+    )
+    STAGES.register(
+        "shape_rewards",
+        target="embodyrl.pipelines.stages:shape_rewards",
+        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", "group"),
+        writes=("shaped_rewards",),
+        summary="algorithm.reward: what is learned from",
+    )
+    STAGES.register(
+        "estimate_advantages",
+        target="embodyrl.pipelines.stages:estimate_advantages",
+        reads=("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC),
+        writes=("advantages", "returns"),
+        summary="algorithm.advantage: from rewards to advantages and returns",
+    )
+    STAGES.register(
+        "update",
+        target="embodyrl.pipelines.stages:update",
+        reads=(
+            *OBSERVATIONS,
+            *("task_index", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "values?"),
+            *("advantages", "returns"),
+        ),
+        changes=("policy", "simulators"),
+        summary="algorithm.loss: learn from the batch",
+    )
+    STAGES.register(
+        "sft_step",
+        target="embodyrl.pipelines.stages:sft_step",
+        reads=("demonstrations",),
+        changes=("policy",),
+        summary="section data: learn from demonstrations",
+    )

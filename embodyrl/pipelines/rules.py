@@ -1,4 +1,4 @@
-"""Config rules about the stages of an iteration; `builtin.py` adds them when the algorithms are declared."""
+"""Config rules about the stages of an iteration; `builtin.py` adds them when it declares the algorithms."""
 
 from __future__ import annotations
 
