@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from embodyrl.cli import checkup
-from embodyrl.cli.checkup import CheckResult, Started, Status
-from embodyrl.cli.probe import ProbeFailed
+from embodyrl.cli.checkup import CheckResult, ProbeFailed, Started, Status
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Device
 from embodyrl.placement.graphics import RenderingCheck

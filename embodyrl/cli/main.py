@@ -268,11 +268,11 @@ def doctor(
 @app.command()
 def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
     """Print the stages of an iteration and the columns they pass on, as a Mermaid chart."""
-    from embodyrl.cli import graph as drawing
     from embodyrl.config import load_config
+    from embodyrl.pipelines.pipeline import build_pipeline
 
     source, overrides = split_arguments(words)
-    drawing.show(load_config(source, overrides, trust=trust))
+    typer.echo(build_pipeline(load_config(source, overrides, trust=trust).config).to_mermaid(), nl=False)
 
 
 @app.command("list")

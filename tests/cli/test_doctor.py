@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from embodyrl.cli import checkup
-from embodyrl.cli.checkup import CheckResult, Status
+from embodyrl.cli.checkup import CheckResult, Probe, ProbeFailed, Status
 from embodyrl.cli.doctor import verdict
-from embodyrl.cli.probe import Probe, ProbeFailed
 from embodyrl.envs.mujoco import rendering
 from embodyrl.placement.plan import Inventory
 from embodyrl.registry import SIMULATORS
