@@ -1,14 +1,19 @@
-"""Callbacks: objects that are called after iterations and evaluations, and may stop the run."""
+"""Callbacks: objects that are called after iterations and evaluations, and may stop the run. Every run has one of its
+own, which warns about metrics; beside it there are reports on the run's simulator processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from embodyrl.config.schema import Config, OldLogprobs
 from embodyrl.errors import UserError, near_match
 
-if TYPE_CHECKING:  # both import torch, which a module that only defines callbacks need not
+if TYPE_CHECKING:  # these import torch, which a module that only defines callbacks need not
+    from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.envs.manager import EnvManager
     from embodyrl.runner.evaluation import Evaluation
+    from embodyrl.runner.state import Progress
     from embodyrl.runner.stopping import Stopper
 
 
@@ -117,3 +122,153 @@ def _check_answer(callback: object, name: str, answer: object) -> None:
             f"{type(callback).__name__}.{name} returned {answer!r:.60}: return False to stop the run, and True or "
             "nothing to go on"
         )
+
+
+# ---- what every run warns about and reports
+
+OFFLOADED = {
+    "simulators": "the simulators are gone while the policy learns",
+    "optimizer": "the optimiser's state is away while the policy acts",
+    "reference": "the reference policy is away but for scoring a batch",
+}
+"""Messages about offloading, by the name in `memory/<name>_freed_mib`."""
+RATIO_ERROR = 1e-2
+"""Largest distance of a probability ratio from 1, before any weight changed, without a warning. A clip is about 0.2."""
+IDLE_ITERATIONS = 3
+"""Number of iterations in a row without anything to learn from after which there is a warning."""
+SHOWN_SLOTS = 8
+"""Number of envs that a message names at most."""
+
+
+class Warnings(Callback):
+    """Warns about an iteration's metrics; each warning is shown once.
+
+    Args:
+        config: of the run.
+        precision: data type of forward passes, for people.
+        message: shows a line.
+    """
+
+    def __init__(self, config: Config, precision: str, message: Callable[[str], None]) -> None:
+        self._config = config
+        self._precision = precision
+        self._message = message
+        self._said: set[str] = set()
+        self._idle = 0
+
+    def warn(self, kind: str, text: str) -> None:
+        """Show a warning, unless one of this kind was shown before."""
+        self._once(kind, f"warning: {text}")
+
+    def on_iteration(self, metrics: Mapping[str, float]) -> None:
+        """See `Callback`."""
+        for name, text in OFFLOADED.items():
+            freed = metrics.get(f"memory/{name}_freed_mib")
+            if freed is not None:
+                self._once(f"offload {name}", f"offload: {text}, which frees {freed:.0f} MiB")
+        self._warn_if_nothing_is_learned(metrics)
+        self._warn_if_ratios_start_elsewhere(metrics)
+
+    def _once(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._message(text)
+
+    def _warn_if_nothing_is_learned(self, metrics: Mapping[str, float]) -> None:
+        """Warn after `IDLE_ITERATIONS` iterations in a row without anything to learn from."""
+        self._idle = self._idle + 1 if metrics.get("train/epochs") == 0 else 0
+        if self._idle == IDLE_ITERATIONS:
+            self._message(
+                f"warning: nothing was learned in {IDLE_ITERATIONS} iterations, because the episodes of each group end "
+                f"alike (success {metrics.get('env/success_once', 0.0):.2f}): start from a policy that sometimes "
+                f"succeeds (model.checkpoint), choose easier tasks, or a reward that tells episodes apart "
+                f"(algorithm.reward=dense)"
+            )
+
+    def _warn_if_ratios_start_elsewhere(self, metrics: Mapping[str, float]) -> None:
+        """Warn if the update's forward passes do not give the rollout's log-probs."""
+        error = metrics.get("train/ratio_error_first_minibatch", 0.0)
+        if error <= RATIO_ERROR:
+            return
+        remedy = (
+            "algorithm.old_logprobs=recompute computes them again as the update does (one forward pass more), "
+            "engine.precision=float32 rounds less"
+        )
+        if self._precision == "float32":  # whose rounding is a thousand times smaller
+            remedy = "check that the policy's `evaluate` gives the log-probs of `act` for the same inputs and trace"
+        if self._config.algorithm.old_logprobs is OldLogprobs.recompute:
+            remedy = "they were computed again, so the policy's `evaluate` gives other log-probs for the same chunks"
+        self.warn(
+            "ratio_error",
+            f"probability ratios are off 1 by up to {error:.2g} in iteration {metrics['iteration']:.0f}, before any "
+            f"weight changed, because the update computes other log-probs than the rollout "
+            f"({self._precision}): {remedy}",
+        )
+
+
+class SimulatorHealth:
+    """Reports simulator processes that died, and slots that were not restored bit for bit, over all ranks.
+
+    Args:
+        manager: the simulators of this rank.
+        engine: knows the other ranks.
+        progress: counts both.
+        name: of the simulator.
+        message: says a line.
+    """
+
+    def __init__(
+        self, manager: EnvManager, engine: HybridEngine, progress: Progress, name: str, message: Callable[[str], None]
+    ) -> None:
+        self._manager = manager
+        self._ranks = engine.ranks
+        self._progress = progress
+        self._name = name
+        self._message = message
+        manager.count_restarts(progress.restarts)
+
+    def report(self) -> dict[str, float]:
+        """Report the deaths and mismatches since the last call; returns metrics. All ranks must call it."""
+        return self._report_deaths() | self.report_mismatches()
+
+    def _report_deaths(self) -> dict[str, float]:
+        """Report the simulator processes that died and were replaced."""
+        own = [str(death) for death in self._manager.take_deaths()]
+        deaths = [death for each in self._ranks.gather_values(own) for death in each]
+        for death in deaths:
+            self._message(f"replaced a simulator process; its episodes are invalid. {death}")
+        self._progress.restarts += len(deaths)
+        self._manager.count_restarts(self._progress.restarts)
+        return {"env/restarts": float(self._progress.restarts)} if self._progress.restarts else {}
+
+    def report_mismatches(self, changed: str = "") -> dict[str, float]:
+        """Report once that slots are not restored bit for bit; returns metrics. All ranks must call it.
+
+        Args:
+            changed: differences of the simulators to those that saved the states, if there are any.
+        """
+        first = self._ranks.rank * self._manager.num_envs
+        own = [first + slot for slot in self._manager.take_mismatches()]
+        slots = [slot for each in self._ranks.gather_values(own) for slot in each]
+        self._progress.restore_mismatches += len(slots)
+        if slots and self._progress.comes_back:
+            # A mismatch that another version explains is no fault of the simulator, so the next one is reported too.
+            why = (
+                f"They were saved with other simulators: {changed}"
+                if changed
+                else "Its episodes depend on more than start state, seed and actions. Until they do not, evaluations "
+                "and resumes invalidate what is in progress (see 'The one rule' in docs/simulators.md); "
+                "env/restore_mismatches counts, workers/env-*.log names the episodes"
+            )
+            self._message(
+                f"warning: simulator {self._name!r} did not restore its saved states bit for bit in {len(slots)} envs "
+                f"({_some(slots)}). Their episodes are invalid: nothing is learned from them. " + why
+            )
+            self._progress.comes_back = bool(changed)
+        count = self._progress.restore_mismatches
+        return {"env/restore_mismatches": float(count)} if count else {}
+
+
+def _some(slots: Sequence[int]) -> str:
+    """Return the numbers of the first of these slots as text."""
+    return ", ".join(map(str, slots[:SHOWN_SLOTS])) + (", ..." if len(slots) > SHOWN_SLOTS else "")

@@ -21,10 +21,9 @@ from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.rollout.collector import Collector
-from embodyrl.runner.callbacks import Callbacks
+from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
 from embodyrl.runner.checkpoint import Retention
 from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluate, evaluation_noise, held_out_episodes
-from embodyrl.runner.health import SimulatorHealth, Warnings
 from embodyrl.runner.rescue import iterate_or_rescue
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.saver import Saved, Saver, Snapshot
