@@ -1,10 +1,12 @@
-"""The iteration loop."""
+"""The iteration loop, and its end when memory runs out."""
 
 from __future__ import annotations
 
+import gc
 import json
 import platform
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from embodyrl.config import LoadedConfig, config_hash
-from embodyrl.config.schema import KeepBest
+from embodyrl.config.schema import Config, KeepBest, Offload
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import EnvManager
@@ -20,11 +22,11 @@ from embodyrl.envs.states import changes, simulator_versions
 from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
+from embodyrl.registry import SupportedModel
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
 from embodyrl.runner.checkpoint import Retention
 from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluate, evaluation_noise, held_out_episodes
-from embodyrl.runner.rescue import iterate_or_rescue
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.saver import Saved, Saver, Snapshot
 from embodyrl.runner.state import Progress, TrainerState, check_alike, join_slots, own_slots
@@ -116,7 +118,7 @@ class Runner:
                 # The order matters: evaluation before saving, so that a checkpoint holds its metrics and `best` can be
                 # chosen; all ranks come to every line, since each may exchange something.
                 self._refuse_offload()
-                metrics = iterate_or_rescue(self)
+                metrics = self._iterate_or_rescue()
                 if self._is_evaluation_due():
                     metrics |= self._evaluate()
                 self._log(metrics | self._simulators.report())
@@ -127,7 +129,26 @@ class Runner:
         self._callbacks.raise_fault()
         return self.stopper.exit_code
 
-    def iterate(self) -> dict[str, float]:
+    def _iterate_or_rescue(self) -> dict[str, float]:
+        """Run one iteration; returns its metrics.
+
+        Raises:
+            OutOfMemoryError: memory ran out. The iterations before are saved, if that was possible.
+        """
+        try:
+            return self._iterate()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            release(error)
+            reason = reason_of(error)
+        fate = self._rescue()  # outside of the handler, which would hold on to what the iteration used
+        raise OutOfMemoryError(
+            f"memory ran out in iteration {self.progress.iteration + 1}: {reason}. {fate}. Less memory is needed with "
+            f"{remedies(self.config)}: embodyrl resume {self.run_dir} KEY=VALUE"
+        )
+
+    def _iterate(self) -> dict[str, float]:
         """Run one iteration of the pipeline; returns its metrics."""
         iteration = Iteration(
             config=self.config,
@@ -186,7 +207,7 @@ class Runner:
         """
         if self.progress.comes_back or not self.config.env.offload:
             return
-        if not self.is_saved:
+        if not self._is_saved:
             self._save()
         self._report_saved(self._saver.wait())
         raise RunError(
@@ -216,7 +237,7 @@ class Runner:
 
     def _finish(self) -> None:
         """Save the last iterations if they are not saved yet, and write summary and report."""
-        if not self.is_saved:
+        if not self._is_saved:
             self._save()
         with self.clock.measure(Phase.save):
             self._report_saved(self._saver.wait())
@@ -251,14 +272,24 @@ class Runner:
                 self._report_saved(self._saver.save(snapshot))
         self._saved_at = self.progress.iteration
 
-    def save_without_copy(self) -> None:
-        """Write a checkpoint of this moment in the foreground, in as little memory as possible."""
-        self._saver.wait()
-        if (snapshot := self._snapshot()) is not None:
-            self._report_saved([self._saver.save_now(snapshot)])
+    def _rescue(self) -> str:
+        """Save outside of the usual turn, in as little memory as possible and without the episodes in progress; returns
+        the outcome for people. The last iteration may have made some of its optimiser steps, which does no harm."""
+        if self._is_saved:
+            return "The iteration before it is saved"
+        if self.ranks.size > 1:
+            return "What was learned since the last checkpoint is lost, because the other ranks cannot be asked for it"
+        self.collector.give_up_episodes()
+        try:
+            self._saver.wait()
+            if (snapshot := self._snapshot()) is not None:
+                self._report_saved([self._saver.save_now(snapshot)])
+        except (RunError, RuntimeError, MemoryError) as error:
+            return f"What was learned since the last checkpoint is lost, because saving failed as well ({error})"
+        return "What was learned before it is saved"
 
     @property
-    def is_saved(self) -> bool:
+    def _is_saved(self) -> bool:
         """True if the last iteration is in a checkpoint."""
         return self._saved_at >= self.progress.iteration
 
@@ -370,3 +401,55 @@ class Runner:
 def is_due(iteration: int, every: int) -> bool:
     """Return whether something that happens every `every` iterations (0: never) happens after `iteration`."""
     return every > 0 and iteration % every == 0
+
+
+# ---- running out of memory
+
+
+class OutOfMemoryError(RunError):
+    """Raised when memory of the machine or of the GPU runs out; its text names settings that need less."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out. Torch has a class for it only on GPUs."""
+    on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def release(error: BaseException) -> None:
+    """Free the locals of the functions that failed, so that there is memory to save with."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type."""
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def remedies(config: Config) -> str:
+    """Return the settings that need less memory and are not in use yet, for people."""
+    engine, helps = config.engine, []
+    if (size := _samples_at_once(config)) > 1:
+        helps.append(f"engine.micro_batch_size={size // 2}")
+    if not engine.gradient_checkpointing and SupportedModel.entry(config.model.name).blocks is not False:
+        helps.append("engine.gradient_checkpointing=true")
+    if engine.offload is not Offload.all:
+        helps.append("engine.offload=all")
+    if not config.env.offload:
+        helps.append("env.offload=true")
+    if config.run.save_async:
+        helps.append("run.save_async=false")
+    return ", ".join(helps)
+
+
+def _samples_at_once(config: Config) -> int:
+    """Return the number of chunks or demonstrated samples that go through the model together in learning."""
+    if config.engine.micro_batch_size is not None:
+        return config.engine.micro_batch_size
+    if config.data.path is not None:
+        return config.data.batch_size
+    rollout = config.rollout
+    return config.env.num_envs * rollout.episodes_per_slot * rollout.num_chunks // config.algorithm.minibatches

@@ -17,7 +17,7 @@ from small_runs import SMALL
 from embodyrl.cli import train
 from embodyrl.config import load_config
 from embodyrl.runner.checkpoint import find
-from embodyrl.runner.rescue import remedies
+from embodyrl.runner.runner import remedies
 
 pytestmark = pytest.mark.faults
 
