@@ -24,8 +24,7 @@ from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import build_policy
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.runner.checkpoint import Retention
-from embodyrl.runner.saver import Saver, Snapshot
-from embodyrl.runner.state import TrainerState
+from embodyrl.runner.state import Saver, Snapshot, TrainerState
 
 MIB = 2**20
 SPEC = SimulatorSpec(

@@ -28,8 +28,16 @@ from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
 from embodyrl.runner.checkpoint import Retention
 from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluate, evaluation_noise, held_out_episodes
 from embodyrl.runner.rundir import RunDir
-from embodyrl.runner.saver import Saved, Saver, Snapshot
-from embodyrl.runner.state import Progress, TrainerState, check_alike, join_slots, own_slots
+from embodyrl.runner.state import (
+    Progress,
+    Saved,
+    Saver,
+    Snapshot,
+    TrainerState,
+    check_alike,
+    join_slots,
+    own_slots,
+)
 from embodyrl.runner.stopping import Stopper, end_program
 from embodyrl.tracking import Sink
 from embodyrl.tracking.clock import Phase, divide_waiting

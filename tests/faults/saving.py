@@ -94,8 +94,7 @@ def make_snapshot(folder: Path) -> Any:
     from engines import make_policy
 
     from embodyrl.config import load_config
-    from embodyrl.runner.saver import Snapshot
-    from embodyrl.runner.state import TrainerState
+    from embodyrl.runner.state import Snapshot, TrainerState
 
     torch.set_num_threads(1)
     return Snapshot(
@@ -137,7 +136,7 @@ def number_of(place: Path) -> int:
 def saving(folder: Path, snapshot: Any, first: int, in_background: bool) -> Iterator[tuple[int, int]]:
     """A process that saves one iteration after the other and says which ones are published: its id, and where to read
     what it says."""
-    from embodyrl.runner.saver import Saver
+    from embodyrl.runner.state import Saver
 
     reading, writing_end = os.pipe()
     if (pid := os.fork()) == 0:
