@@ -5,6 +5,7 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,8 @@ from embodyrl.algorithms.levels import (
 )
 from embodyrl.algorithms.losses import sequence_numbers, token_weights
 from embodyrl.algorithms.options import EncodingRewardConfig, asks_for, call_with, options_of
-from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardConfig, RewardLevel
+from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardLevel
 from embodyrl.pipelines.pipeline import Iteration
-from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
 from embodyrl.rollout.episodes import Rollout
 
@@ -75,7 +75,7 @@ def filter_groups(iteration: Iteration) -> None:
     succeeded = False
     while True:
         collected = _batch(iteration)
-        kept.append(informative_groups(collected, config))
+        kept.append(informative_groups(collected, iteration.components.filter, config))
         succeeded = succeeded or bool((collected["success"] & executed_in(collected)).any())
         slots = sum(batch.size[1] for batch in kept)
         if not slots:
@@ -117,8 +117,8 @@ def _warn_of_no_group(iteration: Iteration, succeeded: bool) -> None:
     )
 
 
-def informative_groups(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
-    """Return the slots of the groups that the filter keeps."""
+def informative_groups(batch: TrajectoryBatch, function: Callable[..., Tensor], config: Config) -> TrajectoryBatch:
+    """Return the slots of the groups that a filter keeps."""
     settings, size = config.algorithm.filter, config.rollout.group_size
     executed = executed_in(batch)
     outcomes = {
@@ -128,7 +128,7 @@ def informative_groups(batch: TrajectoryBatch, config: Config) -> TrajectoryBatc
         "played": batch["valid"].any(0),
     }
     of_groups = {name: column.view(-1, size) for name, column in outcomes.items()}
-    keep: Tensor = call_with(FILTERS.load(settings.name), of_groups, options_of(settings))
+    keep = call_with(function, of_groups, options_of(settings))
     return batch.take(torch.nonzero(keep.repeat_interleave(size)).squeeze(1), "B")
 
 
@@ -137,21 +137,20 @@ def shape_rewards(iteration: Iteration) -> None:
     task_index, actions, rewards, success, terminated, truncated, episode and group that the reward function names;
     writes `shaped_rewards` `[K, B, C]`."""
     settings, batch = iteration.config.algorithm, _batch(iteration)
-    function = REWARDS.load(settings.reward.name)
+    function, encode = iteration.components.reward, iteration.components.encoder
     executed = executed_in(batch)
     columns = {name: batch[name] for name in batch.columns()} | {"executed": executed}
     if asks_for(function, "embeddings"):
-        columns["embeddings"] = episode_embeddings(batch, settings.reward)
+        assert encode is not None and isinstance(settings.reward, EncodingRewardConfig), "the config rules ask for it"
+        columns["embeddings"] = episode_embeddings(batch, encode, settings.reward)
     shaped = (call_with(function, columns, options_of(settings.reward)) - settings.time_penalty) * executed
     batch["shaped_rewards"] = shaped
     iteration.metrics["rollout/shaped_reward_per_step"] = float(shaped.sum() / executed.sum().clamp(min=1))
 
 
-def episode_embeddings(batch: TrajectoryBatch, settings: RewardConfig) -> Tensor:
+def episode_embeddings(batch: TrajectoryBatch, encode: Callable[..., Tensor], settings: EncodingRewardConfig) -> Tensor:
     """Return a vector for every slot's episode, `[B, E]`, from frames spread evenly over its chunks; 0 for an episode
     that was lost."""
-    assert isinstance(settings, EncodingRewardConfig), "the config rules ask for it"
-    encode = ENCODERS.load(settings.encoder)
     embeddings: list[Tensor | None] = []
     for slot in range(batch.size[1]):
         decided = torch.nonzero(batch["valid"][:, slot]).squeeze(1)
@@ -175,8 +174,8 @@ def estimate_advantages(iteration: Iteration) -> None:
     steps = steps_of_actions(batch, settings) if of_actions else steps_of_decisions(batch, settings)
     steps["rewards"] = steps["rewards"] * settings.reward_scale
     columns: dict[str, Any] = steps | {"group_size": iteration.config.rollout.group_size}
-    estimate, options = ADVANTAGES.load(settings.advantage.name), options_of(settings.advantage)
-    advantages, returns = (column.float() for column in call_with(estimate, columns, options))
+    estimated = call_with(iteration.components.advantage, columns, options_of(settings.advantage))
+    advantages, returns = (column.float() for column in estimated)
     valid = steps["valid"]
     # Before normalisation, which changes what the advantages are, not how good the critic was.
     if "values" in batch and bool(valid.any()):

@@ -21,7 +21,7 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.states import changes, simulator_versions
 from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
-from embodyrl.pipelines.pipeline import Iteration, Pipeline
+from embodyrl.pipelines.pipeline import Components, Iteration, Pipeline
 from embodyrl.registry import SupportedModel
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
@@ -87,7 +87,8 @@ class Runner:
         self.ranks = engine.ranks
         self.clock = engine.clock
         self.collector = collector
-        self.pipeline = pipeline
+        self.pipeline = pipeline.loaded()
+        self.components = Components.of(self.config.algorithm)
         self.demonstrations = demonstrations
         self.sinks = sinks
         self.progress = progress
@@ -160,6 +161,7 @@ class Runner:
         """Run one iteration of the pipeline; returns its metrics."""
         iteration = Iteration(
             config=self.config,
+            components=self.components,
             collector=self.collector,
             engine=self.engine,
             demonstrations=self.demonstrations,

@@ -17,7 +17,7 @@ from demonstrations import write_numbered, write_pendulum
 from embodyrl.config import load_config
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.errors import PolicyError
-from embodyrl.pipelines.pipeline import Iteration, build_pipeline
+from embodyrl.pipelines.pipeline import Components, Iteration, build_pipeline
 from embodyrl.runner.build import build_engine, open_demonstrations
 
 SMALL = [
@@ -57,9 +57,11 @@ def learn(manager: EnvManager, config, iterations: int) -> tuple[list[dict[str, 
     """Run the graph; returns the metrics and the weights afterwards, in one row."""
     engine = build_engine(config, manager, weights=None)
     demonstrations = open_demonstrations(config, manager, engine)
-    pipeline, history = build_pipeline(config), []
+    pipeline, components, history = build_pipeline(config), Components.of(config.algorithm), []
     for _ in range(iterations):
-        iteration = Iteration(config=config, collector=None, engine=engine, demonstrations=demonstrations)
+        iteration = Iteration(
+            config=config, components=components, collector=None, engine=engine, demonstrations=demonstrations
+        )
         pipeline.run(iteration)
         history.append(iteration.metrics)
     return history, torch.cat([each.detach().flatten() for each in engine.policy.parameters()])

@@ -16,7 +16,7 @@ from embodyrl.config import load_config
 from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
-from embodyrl.pipelines.pipeline import Iteration
+from embodyrl.pipelines.pipeline import Components, Iteration
 from embodyrl.pipelines.stages import (
     decisions_to_learn_from,
     episode_embeddings,
@@ -101,11 +101,17 @@ def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
     first = collector.collect()
     return Iteration(
         config=config,
+        components=Components.of(config.algorithm),
         collector=collector,  # type: ignore[arg-type]
         engine=Idle(),  # type: ignore[arg-type]
         batch=first.batch,
         rollouts=[first],
     )
+
+
+def kept_of(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
+    """The groups that the config's filter keeps."""
+    return informative_groups(batch, FILTERS.load(config.algorithm.filter.name), config)
 
 
 MIXED, SOLVED, FAILED = [True, False], [True, True], [False, False]
@@ -162,7 +168,7 @@ def test_an_iteration_without_a_group_learns_nothing_and_goes_on() -> None:
 
 def test_lost_episodes_do_not_make_a_group_informative() -> None:
     batch = batch_of([6, 0, 6, 6, 0, 0], [True, False, True, False, False, False])
-    assert informative_groups(batch, config_of(*DAPO))["steps"].sum() == 12
+    assert kept_of(batch, config_of(*DAPO))["steps"].sum() == 12
 
 
 def test_groups_are_not_told_apart_by_the_order_of_their_rewards() -> None:
@@ -172,15 +178,15 @@ def test_groups_are_not_told_apart_by_the_order_of_their_rewards() -> None:
         rewards = torch.rand(6, generator=generator)
         shuffled = torch.stack([rewards[torch.randperm(6, generator=generator)] for _ in range(4)])
         batch["rewards"] = shuffled.view(4, 3, 2).transpose(0, 1).contiguous()
-        assert informative_groups(batch, config).size[1] == 0
+        assert kept_of(batch, config).size[1] == 0
     batch["rewards"][0, 0, 0] += 1e-3
-    assert informative_groups(batch, config).size[1] == 2
+    assert kept_of(batch, config).size[1] == 2
 
 
 def test_success_is_judged_before_shaping() -> None:
     # A time penalty makes the returns of a group differ; its successes do not.
     batch = batch_of([6, 4], SOLVED)
-    assert informative_groups(batch, config_of(*DAPO, "algorithm.time_penalty=0.5")).size[1] == 0
+    assert kept_of(batch, config_of(*DAPO, "algorithm.time_penalty=0.5")).size[1] == 0
 
 
 def test_shaped_rewards_are_paid_for_executed_actions_alone() -> None:
@@ -258,7 +264,9 @@ def test_an_encoder_of_ones_own_sees_frames_spread_over_the_episode(monkeypatch:
     monkeypatch.setattr(ENCODERS, "_entries", {entry.name: entry for entry in ENCODERS.entries()})
     ENCODERS.register("frames_themselves", target=frames_themselves, summary="a test")
     config = config_of("algorithm=srpo", "rollout.group_size=2", "algorithm.reward.encoder=frames_themselves")
-    embeddings = episode_embeddings(batch_of([6, 2, 0], [True, False, False]), config.algorithm.reward)
+    embeddings = episode_embeddings(
+        batch_of([6, 2, 0], [True, False, False]), frames_themselves, config.algorithm.reward
+    )
     assert embeddings.shape == (3, 64)
     assert sorted(set(embeddings[0].tolist())) == [1, 4, 7] and set(embeddings[1].tolist()) == {2}
     assert not embeddings[2].any()
@@ -321,7 +329,14 @@ def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
     engine = build_engine(config, manager, weights=None)
     collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=False, seed=1)
     first = collector.collect()
-    iteration = Iteration(config=config, collector=collector, engine=engine, batch=first.batch, rollouts=[first])
+    iteration = Iteration(
+        config=config,
+        components=Components.of(config.algorithm),
+        collector=collector,
+        engine=engine,
+        batch=first.batch,
+        rollouts=[first],
+    )
     filter_groups(iteration)
     assert iteration.metrics["filter/groups_learned"] == 2 and collector.surplus is None
     assert iteration.batch is not None and iteration.batch.equals(first.batch)
@@ -361,7 +376,14 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
     first.batch["success"] = torch.zeros(3, 4, 2, dtype=torch.bool)
     first.batch["success"][torch.tensor([0, 1, 2, 1]), torch.arange(4), torch.tensor([0, 1, 0, 0])] = True
     before = bits_of(engine)
-    iteration = Iteration(config=config, collector=collector, engine=engine, batch=first.batch, rollouts=[first])
+    iteration = Iteration(
+        config=config,
+        components=Components.of(config.algorithm),
+        collector=collector,
+        engine=engine,
+        batch=first.batch,
+        rollouts=[first],
+    )
     for stage in (shape_rewards, estimate_advantages):
         stage(iteration)
     assert not first.batch["advantages"].any()

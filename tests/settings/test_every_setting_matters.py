@@ -24,7 +24,7 @@ from embodyrl.config.schema import (
 )
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.pipelines.pipeline import Iteration, build_pipeline
+from embodyrl.pipelines.pipeline import Components, Iteration, build_pipeline
 from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.build import build_engine
@@ -189,9 +189,9 @@ def learn(config: Config, managers: dict[int, EnvManager]) -> torch.Tensor:
     engine = build_engine(config, manager, weights=None)
     critic = ADVANTAGES.entry(config.algorithm.advantage.name).critic
     collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=critic, seed=config.seed)
-    pipeline = build_pipeline(config)
+    pipeline, components = build_pipeline(config), Components.of(config.algorithm)
     for _ in range(3):
-        pipeline.run(Iteration(config=config, collector=collector, engine=engine))
+        pipeline.run(Iteration(config=config, components=components, collector=collector, engine=engine))
     return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach()
 
 
