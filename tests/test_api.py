@@ -167,17 +167,45 @@ def test_a_config_that_is_wrong_says_so_however_it_is_given(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-class Misspelt:
+class Misspelt(embodyrl.Callback):
     def on_iterations(self, metrics: Any) -> None: ...
+
+
+class Deaf(embodyrl.Callback):
+    def iteration(self, metrics: Any) -> None: ...
+
+
+class Short:
+    def on_iteration(self) -> None: ...
+
+
+class Long:
+    def on_iteration(self, metrics: Any) -> None: ...
+
+    def on_evaluation(self, iteration: int, result: Any) -> None: ...
+
+
+class Number:
+    on_evaluation = 3
 
 
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
         (print, "callbacks is a builtin_function_or_method: give a list"),
-        ([print], r"callbacks\[0\] is a builtin_function_or_method without on_iteration or on_evaluation"),
+        (
+            [print],
+            r"callbacks\[0\] \(builtin_function_or_method\) has no method on_iteration or on_evaluation: give an",
+        ),
         ([embodyrl.Callback], r"is the class Callback: give an object, Callback\(\)"),
         ([Misspelt()], "has a method 'on_iterations', which is never called - did you mean 'on_iteration'"),
+        ([Deaf()], "has no method on_iteration or on_evaluation - did you mean 'on_iteration'"),
+        (
+            [Short()],
+            r"\(Short\)\.on_iteration takes \(\).*, but .* one argument: define it as on_iteration\(self, metrics\)",
+        ),
+        ([Long()], r"\(Long\)\.on_evaluation takes \(iteration.*define it as on_evaluation\(self, result\)"),
+        ([Number()], r"\(Number\)\.on_evaluation is a int: make it a method that takes 'result'"),
     ],
 )
 def test_a_callback_that_is_none_is_refused_before_anything_starts(callbacks, message: str, tmp_path: Path) -> None:

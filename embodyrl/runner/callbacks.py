@@ -3,6 +3,7 @@ own, which warns about metrics; beside it there are reports on the run's simulat
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,14 +41,16 @@ class Callback:
         """Handle an evaluation: the one before training, one in between, or the last."""
 
 
-METHODS = ("on_iteration", "on_evaluation")
+METHODS = {"on_iteration": "metrics", "on_evaluation": "result"}
+"""The methods of a callback, with the argument of each."""
 
 
 def check_callbacks(callbacks: object) -> None:
     """Check the callbacks before anything starts.
 
     Raises:
-        CallbackError: `callbacks` is no sequence, or one of them has none of the methods, or a misspelt one.
+        CallbackError: `callbacks` is no sequence, or one of them is a class, has none of the methods, a misspelt one,
+            or one that cannot be called with its argument.
     """
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise CallbackError(f"callbacks is a {type(callbacks).__name__}: give a list of objects")
@@ -55,18 +58,44 @@ def check_callbacks(callbacks: object) -> None:
         who = f"callbacks[{index}]"
         if isinstance(callback, type):
             raise CallbackError(f"{who} is the class {callback.__name__}: give an object, {callback.__name__}()")
-        own = [name for name in dir(callback) if name.startswith("on_") and name not in METHODS]
+        who += f" ({type(callback).__name__})"
+        own = [name for name in dir(callback) if not name.startswith("_") and not hasattr(Callback, name)]
         for name in own:
-            if near := near_match(name, METHODS):
-                raise CallbackError(
-                    f"{who} ({type(callback).__name__}) has a method {name!r}, which is never called - "
-                    f"did you mean {near!r}?"
-                )
-        if not any(callable(getattr(callback, name, None)) for name in METHODS):
+            if name.startswith("on_") and (near := near_match(name, METHODS)):
+                raise CallbackError(f"{who} has a method {name!r}, which is never called - did you mean {near!r}?")
+        methods = {name: getattr(callback, name) for name in METHODS if _is_own(callback, name)}
+        if not methods and type(callback) is not Callback:  # which stands for no callback
+            near = next((near for name in own if (near := near_match(name, METHODS))), None)
+            hint = f" - did you mean {near!r}?" if near else ""
             raise CallbackError(
-                f"{who} is a {type(callback).__name__} without {' or '.join(METHODS)}: give an object that has one of "
-                "them (embodyrl.Callback is a base class)"
+                f"{who} has no method {' or '.join(METHODS)}{hint}: give an object that has one of them "
+                "(embodyrl.Callback is a base class)"
             )
+        for name, method in methods.items():
+            _check_signature(f"{who}.{name}", method, METHODS[name])
+
+
+def _is_own(callback: object, name: str) -> bool:
+    """Return whether an object has a method other than the one of `Callback`, which does nothing."""
+    method = getattr(callback, name, None)
+    return method is not None and getattr(method, "__func__", None) is not getattr(Callback, name)
+
+
+def _check_signature(who: str, method: object, argument: str) -> None:
+    """Raise `CallbackError` for what cannot be called with one argument."""
+    if not callable(method):
+        raise CallbackError(f"{who} is a {type(method).__name__}: make it a method that takes {argument!r}")
+    try:
+        signature = inspect.signature(method)
+    except ValueError:  # some functions of C have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = who.rpartition(".")[2]
+        raise CallbackError(
+            f"{who} takes {signature}, but is called with one argument: define it as {name}(self, {argument})"
+        ) from None
 
 
 class Callbacks:
