@@ -21,7 +21,7 @@ from embodyrl.pipelines.pipeline import build_pipeline
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, own_share
 from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
-from embodyrl.runner.rundir import RunDir
+from embodyrl.runner.rundir import WORKER_LOGS, RunDir
 from embodyrl.runner.stopping import end_program
 from embodyrl.tracking import Sink, SinkContext
 from embodyrl.tracking.report import GRAPH_FILE
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks
     from embodyrl.runner.runner import Runner
 
-WORKER_LOGS = "workers"
 CONSOLE = "console"
 """The sink that shows a run on the screen."""
 

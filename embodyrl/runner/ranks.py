@@ -16,8 +16,8 @@ from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import Peers, RankInfo, use_own_gpu
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
-from embodyrl.runner.build import PROGRAM, WORKER_LOGS, Host, open_runner
-from embodyrl.runner.rundir import SOURCES, RunDir, read_config
+from embodyrl.runner.build import PROGRAM, Host, open_runner
+from embodyrl.runner.rundir import SOURCES, WORKER_LOGS, RunDir, read_config
 
 if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks

@@ -1,4 +1,4 @@
-"""The run directory: created once, never overwritten, used by one process at a time."""
+"""The run directory: created once, its results never overwritten, used by one process at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from embodyrl.config import LoadedConfig, load_config, to_commented_yaml, to_plain
@@ -19,12 +20,21 @@ from embodyrl.errors import UserError
 from embodyrl.files import write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
 from embodyrl.placement.ranks import MEETING_FILE
-from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY
-from embodyrl.tracking.report import VIDEOS
+from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY, entries_in, is_file
+from embodyrl.tracking.report import GRAPH_FILE, VIDEOS
+from embodyrl.tracking.sinks import METRICS_FILE
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 LOG_FILE = "run.log"
+WORKER_LOGS = "workers"
+NO_RESULTS = b"no results yet\n"
+"""Contents of the lock file until the first row of metrics."""
+OF_A_START = (
+    *(LOCK_FILE, CONFIG_FILE, ORIGIN_FILE, LOG_FILE, GRAPH_FILE, METRICS_FILE),
+    *(f"{WORKER_LOGS}/*.log", "tensorboard/events.out.*"),
+)
+"""Files of a run without results; anything else in the folder is somebody's own."""
 
 
 SOURCES: Sequence[KeyPath] = [("model", name) for name in BROUGHT]
@@ -58,7 +68,8 @@ class RunDir:
 
     @classmethod
     def create(cls, config: Config) -> RunDir:
-        """Make the folder that the config asks for.
+        """Make the folder that the config asks for. A start that failed before it had any result leaves the folder to
+        the next one.
 
         Raises:
             RunDirError: `run.dir` exists and is not empty.
@@ -67,10 +78,12 @@ class RunDir:
             path = _make_numbered(Path("runs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S"))
         else:
             path = Path(config.run.dir)
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if path.exists() and not _is_free(path):
                 raise RunDirError(f"{path} exists already and is never overwritten: {_what_to_do_with(path)}")
             path.mkdir(parents=True, exist_ok=True)
-        return cls(path)
+        directory = cls(path)
+        directory._begin()
+        return directory
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -97,6 +110,19 @@ class RunDir:
         directory.path, directory._lock = path, None
         return directory
 
+    def _begin(self) -> None:
+        """Remove the files of an earlier start, and note that there are no results."""
+        for entry in entries_in(self.path):
+            if entry.name != LOCK_FILE and _is_of_a_start(entry.relative_to(self.path)):
+                entry.unlink()
+        assert self._lock is not None, "this process has made the folder"
+        os.pwrite(self._lock, NO_RESULTS, 0)
+
+    def keep(self) -> None:
+        """Note that there are results: no start may take this folder any more."""
+        if self._lock is not None:
+            os.ftruncate(self._lock, 0)
+
     def _clear(self) -> None:
         """Remove unfinished files of a process that was killed."""
         for pattern in (".*.tmp", f"{VIDEOS}/.*.partial", MEETING_FILE):
@@ -115,6 +141,22 @@ class RunDir:
         """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether a folder is empty, or holds nothing but the files of a start that had no results."""
+    if not path.is_dir():
+        return False
+    if not any(path.iterdir()):
+        return True
+    lock, entries = path / LOCK_FILE, entries_in(path)
+    if lock not in entries or not is_file(lock) or lock.read_bytes() != NO_RESULTS:
+        return False
+    return all(_is_of_a_start(entry.relative_to(path)) for entry in entries)
+
+
+def _is_of_a_start(name: Path) -> bool:
+    return any(fnmatch(str(name), pattern) for pattern in OF_A_START)
 
 
 def _what_to_do_with(path: Path) -> str:

@@ -390,6 +390,7 @@ class Runner:
         }
 
     def _log(self, metrics: dict[str, float]) -> None:
+        self.directory.keep()
         for sink in self.sinks:
             sink.log(self.progress.iteration, metrics)
         if "time/iteration" in metrics:  # not for an evaluation before training

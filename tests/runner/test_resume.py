@@ -116,6 +116,23 @@ def test_a_run_directory_is_never_overwritten(small_run: Callable[..., Run]) -> 
     assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
 
 
+def test_a_start_without_results_leaves_its_folder_to_the_next(small_run: Callable[..., Run], tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(UserError, match="nonsense"):
+        small_run("run", "env.kwargs={nonsense: 1}", "tracking.sinks=[jsonl,tensorboard]")
+    assert "failed: " in (path / "run.log").read_text()
+    own = path / "workers" / "notes.txt"
+    own.write_text("somebody's own")
+    with pytest.raises(RunDirError, match="never overwritten"):
+        small_run("run", "run.iterations=1")
+    assert "nonsense" in (path / "config.yaml").read_text() and own.read_text() == "somebody's own"
+    own.unlink()
+    run = small_run("run", "run.iterations=1")
+    assert "nonsense" not in (path / "run.log").read_text() and len(run.metrics()) == 2
+    with pytest.raises(RunDirError, match="never overwritten"):
+        small_run("run")
+
+
 def test_a_run_that_saved_nothing_says_what_to_do_with_its_folder(small_run: Callable[..., Run]) -> None:
     run = small_run("run", "run.iterations=1")
     shutil.rmtree(run.path / "checkpoints")
