@@ -9,8 +9,8 @@ from embodyrl.version import __version__
 
 if TYPE_CHECKING:
     from embodyrl import envs, models
-    from embodyrl.api import ConfigSource, Run, evaluate, load_policy, make_envs, resume, train
-    from embodyrl.config import ConfigError, load_config
+    from embodyrl.api import ConfigSource, Run, evaluate, load_config, load_policy, make_envs, resume, train
+    from embodyrl.config import ConfigError
     from embodyrl.envs import EpisodeSpec, Observation
     from embodyrl.errors import RunError, UserError
     from embodyrl.runner.callbacks import Callback
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from embodyrl.runner.playing import Envs, LoadedPolicy
 
 _HOMES = {
-    **dict.fromkeys(("ConfigSource", "Run", "evaluate", "load_policy", "make_envs", "resume", "train"), "api"),
-    **dict.fromkeys(("ConfigError", "load_config"), "config"),
+    **dict.fromkeys(
+        ("ConfigSource", "Run", "evaluate", "load_config", "load_policy", "make_envs", "resume", "train"), "api"
+    ),
+    "ConfigError": "config",
     **dict.fromkeys(("EpisodeSpec", "Observation"), "envs"),
     **dict.fromkeys(("RunError", "UserError"), "errors"),
     "Callback": "runner.callbacks",

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import yaml
 
-from embodyrl.config import ConfigError, ConfigUse, LoadedConfig, list_options, load_config, to_plain
+from embodyrl.config import ConfigError, ConfigUse, LoadedConfig, list_options, to_plain
 from embodyrl.config.files import list_experiments
-from embodyrl.config.issues import Location
+from embodyrl.config.issues import KeyPath, Location
+from embodyrl.config.load import load_config as load_file
 from embodyrl.config.plugins import TRAINING_FILE
 from embodyrl.config.schema import Config
 from embodyrl.config.values import escape
 from embodyrl.envs import SimulatorSpec
-from embodyrl.errors import UserError, did_you_mean, without_controls
+from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging, without_controls
 from embodyrl.models.saved import from_own_folder
 from embodyrl.runner.build import Host, Offers, build_engine, build_saved, open_simulators, settings_of_torch_kept
 from embodyrl.runner.callbacks import check_callbacks
@@ -43,6 +45,27 @@ RECORDED_EPISODES = 4
 """Episodes on a video of an evaluation if the config records none."""
 IN_PYTHON = "config"
 """Name in messages of a config that is no file."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def for_users(function: Callable[P, R]) -> Callable[P, R]:
+    """Let errors whose text says everything leave a function without the frames of this package, and without the errors
+    that they were made of: the text, with a simulator's own traceback if it has one, is what there is to read.
+    `EMBODYRL_DEBUG=1` keeps both."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (UserError, RunError) as error:
+            if is_debugging():
+                raise
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 class Run:
@@ -110,6 +133,7 @@ class Run:
         return _load(*_saved(self.path, (), None, trust=self._is_own, progress=False), self._spec)
 
 
+@for_users
 def train(
     config: ConfigSource,
     overrides: Sequence[str] = (),
@@ -135,10 +159,11 @@ def train(
     """
     check_callbacks(callbacks)
     rows = Rows()
-    loaded = load(config, overrides, use=ConfigUse.run, trust=trust)
+    loaded = load_config(config, overrides, use=ConfigUse.run, trust=trust)
     return _run(start(loaded, _host(progress, rows, callbacks)), rows)
 
 
+@for_users
 def resume(
     run_dir: str | Path,
     overrides: Sequence[str] = (),
@@ -163,6 +188,7 @@ def resume(
     return _run(ending, rows)
 
 
+@for_users
 def evaluate(
     path: str | Path,
     overrides: Sequence[str] = (),
@@ -218,6 +244,7 @@ def evaluate(
     return result
 
 
+@for_users
 def load_policy(
     path: str | Path,
     overrides: Sequence[str] = (),
@@ -239,6 +266,7 @@ def load_policy(
     return _load(loaded, weights, path, None if envs is None else envs.spec)
 
 
+@for_users
 def make_envs(
     config: ConfigSource,
     num_envs: int | None = None,
@@ -297,29 +325,40 @@ class Rows:
         """Rows are in memory."""
 
 
-def load(
-    config: ConfigSource,
+@for_users
+def load_config(
+    source: ConfigSource | None,
     overrides: Sequence[str] = (),
     *,
+    plugin_dir: Path | None = None,
     use: ConfigUse = ConfigUse.check,
-    not_needed: Sequence[tuple[str | int, ...]] = (),
+    not_needed: Sequence[KeyPath] = (),
     trust: bool = False,
 ) -> LoadedConfig:
-    """Load and check a config from any source; see `config.load_config`.
+    """Load and check a config from any source; the other arguments are those of `config.load_config`.
+
+    Args:
+        source: see `ConfigSource`; None: the default experiment.
+        overrides: settings to change, as on the command line.
+        plugin_dir: folder of plug-ins; by default that of a file, and the working directory for anything else.
+        use: purpose of the config.
+        not_needed: settings whose faults are ignored.
+        trust: see `train`.
 
     Raises:
         ConfigError: lists every issue.
+        UserError: the source is nothing that a config can be read from.
     """
     overrides = _checked(overrides)
-    if isinstance(config, LoadedConfig):
+    if isinstance(source, LoadedConfig):
         if not overrides:
-            return config
-        config = config.config
-    if isinstance(config, str | Path):
-        return load_config(config, overrides, use=use, not_needed=not_needed, trust=trust)
-    settings = escape(to_plain(config)) if isinstance(config, Config) else config
+            return source
+        source = source.config
+    if source is None or isinstance(source, str | Path):
+        return load_file(source, overrides, plugin_dir=plugin_dir, use=use, not_needed=not_needed, trust=trust)
+    settings = escape(to_plain(source)) if isinstance(source, Config) else source
     if not isinstance(settings, Mapping):
-        raise UserError(f"the config is a {type(config).__name__}: give a path, a shipped experiment's name, or a dict")
+        raise UserError(f"the config is a {type(source).__name__}: give a path, a shipped experiment's name, or a dict")
     try:
         text = yaml.safe_dump(_plain(settings), sort_keys=False)
     except yaml.representer.RepresenterError as error:
@@ -328,7 +367,9 @@ def load(
         path = Path(folder) / "config.yaml"
         path.write_text(text)
         try:
-            loaded = load_config(path, overrides, plugin_dir=Path.cwd(), use=use, not_needed=not_needed, trust=trust)
+            loaded = load_file(
+                path, overrides, plugin_dir=plugin_dir or Path.cwd(), use=use, not_needed=not_needed, trust=trust
+            )
         except ConfigError as error:  # lines of a temporary file would only confuse
             own = [fault.location is not None and fault.location.file == str(path) for fault in error.faults]
             raise ConfigError(
@@ -389,9 +430,9 @@ def _saved(
             raise UserError(f"{path} is no folder: give the folder of the weights")
         quoted = str(path).replace("\\", "\\\\").replace("'", "\\'")
         named = [f"model.checkpoint='{quoted}'", *overrides]
-        return load(config, named, use=ConfigUse.run, not_needed=unread, trust=trust), None, path
+        return load_config(config, named, use=ConfigUse.run, not_needed=unread, trust=trust), None, path
     if (path / TRAINING_FILE).is_file():
-        loaded = load_config(path / TRAINING_FILE, overrides, not_needed=[*unread, *SOURCES], trust=trust)
+        loaded = load_file(path / TRAINING_FILE, overrides, not_needed=[*unread, *SOURCES], trust=trust)
         model = from_own_folder(loaded.config.model, path)
         return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, model=model)), None, path
     found = find(path)
@@ -434,7 +475,7 @@ class Offered:
 def _environment(config: ConfigSource, overrides: list[str], trust: bool) -> LoadedConfig:
     """Load a config for its section `env`; the other sections need not fit it."""
     if not isinstance(config, str | Path):
-        return load(config, overrides, use=ConfigUse.show, trust=trust)
+        return load_config(config, overrides, use=ConfigUse.show, trust=trust)
     path, name = Path(config), str(config)
     if path.is_dir() or path.name in ("last", "best"):
         place = find(path).place
@@ -442,9 +483,9 @@ def _environment(config: ConfigSource, overrides: list[str], trust: bool) -> Loa
     known = list_options("env")
     if name in known:
         defaults = [{"env": name}, {"model": "mlp"}, {"algorithm": "ppo"}, "_self_"]
-        return load({"defaults": defaults}, overrides, use=ConfigUse.show, trust=trust)
+        return load_config({"defaults": defaults}, overrides, use=ConfigUse.show, trust=trust)
     experiments = [found.removeprefix("experiment/") for found in list_experiments()]
     if not path.is_file() and name.removeprefix("experiment/") not in experiments:
         hint = did_you_mean(name, [*known, *experiments], lead=" - ")
         raise UserError(f"there is no environment {name!r}{hint} (shipped: {', '.join(known)})")
-    return load_config(config, overrides, use=ConfigUse.show, trust=trust)
+    return load_file(config, overrides, use=ConfigUse.show, trust=trust)

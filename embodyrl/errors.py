@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -75,6 +76,11 @@ class RunError(RuntimeError):
         return str(self)
 
 
+def is_debugging() -> bool:
+    """Return whether errors are shown with all that led to them (`EMBODYRL_DEBUG=1`)."""
+    return os.environ.get("EMBODYRL_DEBUG") == "1"
+
+
 def explain(error: UserError | RunError) -> int:
     """Print an error to stderr; returns its exit code."""
     if isinstance(error, UserError):
@@ -82,5 +88,6 @@ def explain(error: UserError | RunError) -> int:
     else:
         prefix, text, exit_code = UserError.prefix, error.for_people, 1
     notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    text = text.rstrip("\n")  # the traceback of a simulator ends with some
     sys.stderr.write(without_controls(f"{prefix}{text}{notes}\n"))
     return exit_code

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,10 @@ def test_a_config_that_is_wrong_says_so_however_it_is_given(tmp_path: Path) -> N
         embodyrl.train("gym_pendulum", "seed=3")
     with pytest.raises(embodyrl.UserError, match="the config is a int"):
         embodyrl.train(3)  # type: ignore[arg-type]
+    for load in (embodyrl.load_config, embodyrl.make_envs):
+        with pytest.raises(embodyrl.UserError, match="the config is a list: give a path, a shipped experiment's name"):
+            load([own])  # type: ignore[arg-type]
+    assert embodyrl.load_config({**own, "seed": 3}, ["run.iterations=7"]).config.run.iterations == 7
     with pytest.raises(embodyrl.UserError, match=r"the config holds .*: use numbers"):
         embodyrl.train({**own, "seed": object()})
     with pytest.raises(CheckpointError, match="nowhere does not exist"):
@@ -165,6 +170,23 @@ def test_a_config_that_is_wrong_says_so_however_it_is_given(tmp_path: Path) -> N
     with pytest.raises(embodyrl.UserError, match="no environment 'metaworld/rech' - did you mean 'metaworld/reach'"):
         embodyrl.make_envs("metaworld/rech")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_error_shows_the_callers_own_line_and_no_other_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulator's refusal comes through three processes' worth of frames, of which its text needs none."""
+
+    def refused() -> tuple[list[str], bool]:
+        with pytest.raises(embodyrl.UserError, match="nonsense") as caught:
+            pendulum(tmp_path / "run", "env.kwargs={nonsense: 1}")
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        return [Path(frame.filename).name for frame in frames], caught.value.__suppress_context__
+
+    names, alone = refused()
+    assert set(names) == {"test_api.py", "api.py"} and names.count("api.py") == 1 and alone
+    monkeypatch.setenv("EMBODYRL_DEBUG", "1")
+    assert "session.py" in refused()[0]
 
 
 class Misspelt(embodyrl.Callback):

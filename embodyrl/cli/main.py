@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated
 
 import typer
 
 from embodyrl.cli.arguments import ConfigArguments, Elsewhere, ImageFormat, Keep, Trust, check_options, split_arguments
-from embodyrl.errors import RunError, UserError, explain, without_controls
+from embodyrl.errors import RunError, UserError, explain, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.version import __version__
 
@@ -305,6 +307,16 @@ def common(
     """Options before the command."""
 
 
+def frames_of_plugin(error: Exception) -> TracebackType | None:
+    """Return an error's traceback from the first frame that is neither in this package nor in what is installed, or
+    None."""
+    known = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<frozen")
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(known):
+        trace = trace.tb_next
+    return trace
+
+
 def main() -> None:
     """Run a command; the entry point. Errors that a user can fix become one line and an exit code."""
     try:
@@ -312,9 +324,15 @@ def main() -> None:
             check_options(sys.argv[1:])
             app(prog_name="embodyrl")
     except (UserError, RunError) as error:
-        if os.environ.get("EMBODYRL_DEBUG") == "1":
+        if is_debugging():
             raise
         sys.exit(explain(error))
+    except Exception as error:
+        own = frames_of_plugin(error)
+        if own is None or is_debugging():
+            raise
+        traceback.print_exception(type(error), error, own)  # whoever wrote the plug-in need not read how it was called
+        sys.exit(1)
     except Interrupted as error:
         sys.stderr.write(f"{error}\n")
         sys.stdout.flush()

@@ -159,6 +159,8 @@ def test_a_failing_stage_is_named_on_the_screen(tmp_path: Path) -> None:
     done = embodyrl(tmp_path, "run", "my.yaml")
     assert done.returncode == 1
     assert "has no column 'reward' (has: " in done.stderr and "(in stage 'reward'" in done.stderr
+    first = next(line for line in done.stderr.splitlines() if line.startswith("  File "))
+    assert str(tmp_path / "my_stages.py") in first, "frames that led to the plug-in's own are left out"
 
 
 @pytest.mark.parametrize(
