@@ -18,7 +18,7 @@ from embodyrl.config.fields import Setting, class_at, docs_of, settings_of
 from embodyrl.config.files import UNREADABLE, PlainLoader
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.schema import Config
-from embodyrl.config.values import Interpolation, escape, is_missing, nested
+from embodyrl.config.values import Interpolation, escape, is_missing, legal_values, nested
 
 
 def build_config(data: Mapping[str, Any]) -> Config:
@@ -184,8 +184,8 @@ _WIDTH = 110
 
 
 def to_commented_yaml(config: Config) -> str:
-    """Write the whole config, one key per line, with each setting's documentation above it. It loads as an equal
-    config."""
+    """Write the whole config, one key per line, with each setting's documentation and limits above it. It loads as an
+    equal config."""
     return "\n".join(_section(config, "")) + "\n"
 
 
@@ -197,12 +197,22 @@ def _section(section: Any, indent: str) -> Iterator[str]:
         if not indent and dataclasses.is_dataclass(value):
             yield ""
         width = _WIDTH - len(indent) - 2
-        yield from (f"{indent}# {line}" for line in textwrap.wrap(docs.get(field.name, ""), width))
+        text = docs.get(field.name, "")
+        text = " ".join([text, *_limits(settings_of(schema)[field.name], text)])
+        yield from (f"{indent}# {line}" for line in textwrap.wrap(text, width))
         if dataclasses.is_dataclass(value):
             yield f"{indent}{field.name}:"
             yield from _section(value, indent + "  ")
         else:
             yield from _entry(field.name, value, indent)
+
+
+def _limits(setting: Setting, docs: str) -> Iterator[str]:
+    """Yield the legal values of a setting in brackets, unless its documentation explains every choice."""
+    entries = typing.get_args(setting.kinds[0])
+    legal = legal_values(entries or setting.kinds, setting.field.metadata)
+    if legal and not all(f"{choice}:" in docs for choice in legal.removeprefix("one of ").split(", ")):
+        yield f"[each {legal}]" if entries else f"[{legal}]"
 
 
 def _entry(key: str, value: Any, indent: str) -> Iterator[str]:

@@ -187,6 +187,14 @@ def _check_range(value: float, limits: Mapping[str, Any]) -> ConfigIssue | None:
     return None
 
 
+def legal_values(kinds: tuple[Any, ...], limits: Mapping[str, Any]) -> str:
+    """Describe the values that `check_value` accepts, apart from their type; empty if that is all."""
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return f"one of {', '.join(member.name for member in kind)}"
+    return ", or ".join(part for part in (_range(limits).removeprefix(" of").strip(), *limits.get("words", ())) if part)
+
+
 def _range(limits: Mapping[str, Any]) -> str:
     """Return the legal range as text, with a leading space."""
     parts = [f"of {limits['low']:g} or more"] if limits.get("low") is not None else []

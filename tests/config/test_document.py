@@ -80,7 +80,21 @@ def test_one_key_per_line_each_with_its_documentation():
     keys = [index for index, line in enumerate(lines) if line and not line.lstrip().startswith("#")]
     assert all(lines[index - 1].lstrip().startswith("#") for index in keys)
     assert all(len(line) <= 120 for line in lines)
-    assert "  # Discount factor." in lines
+    assert "  # Discount factor. [from 0 to 1]" in lines
+
+
+def test_limits_and_choices_follow_the_documentation_unless_it_explains_each_choice():
+    text = " ".join(
+        line.strip().removeprefix("# ") for line in to_commented_yaml(load_config(None).config).splitlines()
+    )
+    for shown in (
+        "Nonlinearity between the layers. [one of tanh, relu, elu] activation:",
+        "of usable cores. [1 or more, or auto] workers:",
+        "of the value network. [each 1 or more] hidden_sizes:",
+        "Learning rate at the start. [above 0 and up to 10] lr:",
+        "off: no binding. numa:",
+    ):
+        assert shown in text
 
 
 def test_documentation_comes_from_base_classes_too():
