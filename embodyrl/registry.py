@@ -29,9 +29,22 @@ def _entry_points() -> Any:  # the class differs between Python 3.11 and 3.12
 
 
 def load_target(target: str) -> Any:
-    """Import `module:object` and return the object."""
+    """Import `module:object` and return the object.
+
+    Raises:
+        PluginError: there is no such module, or no such object in it.
+    """
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and lacks another one
+        raise PluginError(f"{target!r} cannot be imported: there is no module {error.name!r}") from error
+    if not hasattr(found, attribute):
+        hint = did_you_mean(attribute, vars(found), lead=" - ")
+        raise PluginError(f"{target!r} cannot be imported: module {module!r} has no {attribute!r}{hint}")
+    return getattr(found, attribute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +103,7 @@ class Entry:
 
         Raises:
             MissingPackageError: a required package is not installed.
+            PluginError: the target names nothing.
         """
         missing = self.missing()
         if missing:

@@ -38,6 +38,19 @@ def test_a_component_is_imported_only_when_it_is_loaded(shelf: Registry) -> None
     assert shelf.load("hammer").__name__ == "Hammer"
 
 
+def test_a_target_that_names_nothing_says_so(shelf: Registry, tmp_path: Path) -> None:
+    shelf.register("chisel", target="tools:Hamer", summary="cuts stone")
+    shelf.register("plane", target="shed.tools:Plane", summary="smooths")
+    shelf.register("rasp", target="rasps:Rasp", summary="scrapes")
+    (tmp_path / "rasps.py").write_text("import iron_that_is_not_there\n")
+    with pytest.raises(PluginError, match=r"'tools:Hamer' .* module 'tools' has no 'Hamer' - did you mean 'Hammer'"):
+        shelf.load("chisel")
+    with pytest.raises(PluginError, match=r"'shed\.tools:Plane' cannot be imported: there is no module 'shed'"):
+        shelf.load("plane")
+    with pytest.raises(ModuleNotFoundError, match="iron_that_is_not_there"):
+        shelf.load("rasp")
+
+
 def test_an_unknown_name_brings_the_near_match_and_the_list(shelf: Registry) -> None:
     message = r"tool 'hamer' is not registered - did you mean 'hammer'\? \(registered: hammer, saw\)"
     with pytest.raises(UnknownNameError, match=message):

@@ -163,6 +163,19 @@ def test_a_failing_stage_is_named_on_the_screen(tmp_path: Path) -> None:
     assert str(tmp_path / "my_stages.py") in first, "frames that led to the plug-in's own are left out"
 
 
+def test_a_stage_that_cannot_be_imported_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "my_stages.py").write_text(
+        "from embodyrl.registry import STAGES\n"
+        "STAGES.register('look', 'my_stages:loook', reads=('rewards',), summary='looks at rewards')\n"
+        "def look(iteration): ...\n"
+    )
+    (tmp_path / "my.yaml").write_text(SMALL + "plugins: [my_stages]\npipeline: {insert: [{name: a, stage: look}]}\n")
+    done = embodyrl(tmp_path, "run", "my.yaml")
+    message = "error: 'my_stages:loook' cannot be imported: module 'my_stages' has no 'loook' - did you mean 'look'?"
+    assert done.returncode == 1 and message in done.stderr and not (tmp_path / "out" / "checkpoints").exists()
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == ""
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
