@@ -24,6 +24,7 @@ from embodyrl.registry import ALGORITHMS, STAGES
 if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.data.batches import Demonstrations
     from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.pipelines.stages import Components
     from embodyrl.rollout.batch import TrajectoryBatch
     from embodyrl.rollout.collector import Collector
     from embodyrl.rollout.episodes import Rollout
@@ -39,6 +40,8 @@ class Iteration:
     """Resources and data of the stages of one iteration."""
 
     config: Config
+    components: Components
+    """Functions that the config chooses; they stay the same for the whole run."""
     collector: Collector
     """The resource `simulators`."""
     engine: HybridEngine

@@ -5,6 +5,7 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from embodyrl.algorithms.advantages import explained_variance, normalize
-from embodyrl.algorithms.levels import (
+from embodyrl.algorithms.columns import (
+    Bound,
     decision_rewards,
     executed_actions,
     expand_to_level,
@@ -23,12 +25,34 @@ from embodyrl.algorithms.levels import (
     valid_at,
 )
 from embodyrl.algorithms.losses import sequence_numbers, token_weights
-from embodyrl.algorithms.options import EncodingRewardConfig, asks_for, call_with, options_of
+from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardConfig, RewardLevel
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
 from embodyrl.rollout.episodes import Rollout
+
+
+class Components:
+    """The reward, filter and advantage that `algorithm` chooses; each is loaded when a stage first uses it."""
+
+    def __init__(self, settings: AlgorithmConfig) -> None:
+        self._settings = settings
+
+    @cached_property
+    def reward(self) -> Bound[Tensor]:
+        """Rewards `[K, B, C]`."""
+        return Bound(REWARDS.load(self._settings.reward.name), self._settings.reward)
+
+    @cached_property
+    def filter(self) -> Bound[Tensor]:
+        """Which of `P` groups to keep, bool `[P]`."""
+        return Bound(FILTERS.load(self._settings.filter.name), self._settings.filter)
+
+    @cached_property
+    def advantage(self) -> Bound[tuple[Tensor, Tensor]]:
+        """Advantages and returns, `[K, B]`, or `[K*C, B]` with `algorithm.reward_level: action`."""
+        return Bound(ADVANTAGES.load(self._settings.advantage.name), self._settings.advantage)
 
 
 def collect(iteration: Iteration) -> None:
@@ -75,7 +99,7 @@ def filter_groups(iteration: Iteration) -> None:
     succeeded = False
     while True:
         collected = _batch(iteration)
-        kept.append(informative_groups(collected, config))
+        kept.append(informative_groups(collected, iteration.components.filter, size))
         succeeded = succeeded or bool((collected["success"] & executed_in(collected)).any())
         slots = sum(batch.size[1] for batch in kept)
         if not slots:
@@ -117,9 +141,8 @@ def _warn_of_no_group(iteration: Iteration, succeeded: bool) -> None:
     )
 
 
-def informative_groups(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
-    """Return the slots of the groups that the filter keeps."""
-    settings, size = config.algorithm.filter, config.rollout.group_size
+def informative_groups(batch: TrajectoryBatch, keeps: Bound[Tensor], size: int) -> TrajectoryBatch:
+    """Return the slots of the groups that a filter keeps; `size` slots are a group."""
     executed = executed_in(batch)
     outcomes = {
         "success": (batch["success"] & executed).any(2).any(0),
@@ -128,21 +151,19 @@ def informative_groups(batch: TrajectoryBatch, config: Config) -> TrajectoryBatc
         "played": batch["valid"].any(0),
     }
     of_groups = {name: column.view(-1, size) for name, column in outcomes.items()}
-    keep: Tensor = call_with(FILTERS.load(settings.name), of_groups, options_of(settings))
-    return batch.take(torch.nonzero(keep.repeat_interleave(size)).squeeze(1), "B")
+    return batch.take(torch.nonzero(keeps(of_groups).repeat_interleave(size)).squeeze(1), "B")
 
 
 def shape_rewards(iteration: Iteration) -> None:
     """Compute the rewards to learn from by `algorithm.reward`. Reads steps, valid, and those of observations,
     task_index, actions, rewards, success, terminated, truncated, episode and group that the reward function names;
     writes `shaped_rewards` `[K, B, C]`."""
-    settings, batch = iteration.config.algorithm, _batch(iteration)
-    function = REWARDS.load(settings.reward.name)
+    settings, batch, reward = iteration.config.algorithm, _batch(iteration), iteration.components.reward
     executed = executed_in(batch)
     columns = {name: batch[name] for name in batch.columns()} | {"executed": executed}
-    if asks_for(function, "embeddings"):
+    if reward.takes("embeddings"):
         columns["embeddings"] = episode_embeddings(batch, settings.reward)
-    shaped = (call_with(function, columns, options_of(settings.reward)) - settings.time_penalty) * executed
+    shaped = (reward(columns) - settings.time_penalty) * executed
     batch["shaped_rewards"] = shaped
     iteration.metrics["rollout/shaped_reward_per_step"] = float(shaped.sum() / executed.sum().clamp(min=1))
 
@@ -175,8 +196,7 @@ def estimate_advantages(iteration: Iteration) -> None:
     steps = steps_of_actions(batch, settings) if of_actions else steps_of_decisions(batch, settings)
     steps["rewards"] = steps["rewards"] * settings.reward_scale
     columns: dict[str, Any] = steps | {"group_size": iteration.config.rollout.group_size}
-    estimate, options = ADVANTAGES.load(settings.advantage.name), options_of(settings.advantage)
-    advantages, returns = (column.float() for column in call_with(estimate, columns, options))
+    advantages, returns = (column.float() for column in iteration.components.advantage(columns))
     valid = steps["valid"]
     # Before normalisation, which changes what the advantages are, not how good the critic was.
     if "values" in batch and bool(valid.any()):

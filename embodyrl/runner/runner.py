@@ -20,6 +20,7 @@ from embodyrl.envs.states import changes, simulator_versions
 from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
+from embodyrl.pipelines.stages import Components
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.callbacks import Callbacks
 from embodyrl.runner.checkpoint import Retention
@@ -79,6 +80,7 @@ class Runner:
         self.clock = engine.clock
         self.collector = collector
         self.pipeline = pipeline
+        self._components = Components(self.config.algorithm)
         self.demonstrations = demonstrations
         self.sinks = sinks
         self.progress = progress
@@ -132,6 +134,7 @@ class Runner:
         """Run one iteration of the pipeline; returns its metrics."""
         iteration = Iteration(
             config=self.config,
+            components=self._components,
             collector=self.collector,
             engine=self.engine,
             demonstrations=self.demonstrations,

@@ -59,7 +59,9 @@ def learn(manager: EnvManager, config, iterations: int) -> tuple[list[dict[str, 
     demonstrations = open_demonstrations(config, manager, engine)
     pipeline, history = build_pipeline(config), []
     for _ in range(iterations):
-        iteration = Iteration(config=config, collector=None, engine=engine, demonstrations=demonstrations)
+        iteration = Iteration(
+            config=config, components=None, collector=None, engine=engine, demonstrations=demonstrations
+        )
         pipeline.run(iteration)
         history.append(iteration.metrics)
     return history, torch.cat([each.detach().flatten() for each in engine.policy.parameters()])

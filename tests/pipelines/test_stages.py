@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.arguments import GIVEN
+from embodyrl.algorithms.options import GIVEN
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.pipelines.stages import (
+    Components,
     decisions_to_learn_from,
     episode_embeddings,
     estimate_advantages,
@@ -101,6 +102,7 @@ def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
     first = collector.collect()
     return Iteration(
         config=config,
+        components=Components(config.algorithm),
         collector=collector,  # type: ignore[arg-type]
         engine=Idle(),  # type: ignore[arg-type]
         batch=first.batch,
@@ -160,9 +162,13 @@ def test_an_iteration_without_a_group_learns_nothing_and_goes_on() -> None:
         assert iteration.metrics["train/epochs"] == 0
 
 
+def kept_of(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
+    return informative_groups(batch, Components(config.algorithm).filter, config.rollout.group_size)
+
+
 def test_lost_episodes_do_not_make_a_group_informative() -> None:
     batch = batch_of([6, 0, 6, 6, 0, 0], [True, False, True, False, False, False])
-    assert informative_groups(batch, config_of(*DAPO))["steps"].sum() == 12
+    assert kept_of(batch, config_of(*DAPO))["steps"].sum() == 12
 
 
 def test_groups_are_not_told_apart_by_the_order_of_their_rewards() -> None:
@@ -172,15 +178,15 @@ def test_groups_are_not_told_apart_by_the_order_of_their_rewards() -> None:
         rewards = torch.rand(6, generator=generator)
         shuffled = torch.stack([rewards[torch.randperm(6, generator=generator)] for _ in range(4)])
         batch["rewards"] = shuffled.view(4, 3, 2).transpose(0, 1).contiguous()
-        assert informative_groups(batch, config).size[1] == 0
+        assert kept_of(batch, config).size[1] == 0
     batch["rewards"][0, 0, 0] += 1e-3
-    assert informative_groups(batch, config).size[1] == 2
+    assert kept_of(batch, config).size[1] == 2
 
 
 def test_success_is_judged_before_shaping() -> None:
     # A time penalty makes the returns of a group differ; its successes do not.
     batch = batch_of([6, 4], SOLVED)
-    assert informative_groups(batch, config_of(*DAPO, "algorithm.time_penalty=0.5")).size[1] == 0
+    assert kept_of(batch, config_of(*DAPO, "algorithm.time_penalty=0.5")).size[1] == 0
 
 
 def test_shaped_rewards_are_paid_for_executed_actions_alone() -> None:
@@ -321,7 +327,14 @@ def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
     engine = build_engine(config, manager, weights=None)
     collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=False, seed=1)
     first = collector.collect()
-    iteration = Iteration(config=config, collector=collector, engine=engine, batch=first.batch, rollouts=[first])
+    iteration = Iteration(
+        config=config,
+        components=Components(config.algorithm),
+        collector=collector,
+        engine=engine,
+        batch=first.batch,
+        rollouts=[first],
+    )
     filter_groups(iteration)
     assert iteration.metrics["filter/groups_learned"] == 2 and collector.surplus is None
     assert iteration.batch is not None and iteration.batch.equals(first.batch)
@@ -361,7 +374,14 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
     first.batch["success"] = torch.zeros(3, 4, 2, dtype=torch.bool)
     first.batch["success"][torch.tensor([0, 1, 2, 1]), torch.arange(4), torch.tensor([0, 1, 0, 0])] = True
     before = bits_of(engine)
-    iteration = Iteration(config=config, collector=collector, engine=engine, batch=first.batch, rollouts=[first])
+    iteration = Iteration(
+        config=config,
+        components=Components(config.algorithm),
+        collector=collector,
+        engine=engine,
+        batch=first.batch,
+        rollouts=[first],
+    )
     for stage in (shape_rewards, estimate_advantages):
         stage(iteration)
     assert not first.batch["advantages"].any()

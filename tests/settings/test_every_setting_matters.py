@@ -25,6 +25,7 @@ from embodyrl.config.schema import (
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.pipelines.pipeline import Iteration, build_pipeline
+from embodyrl.pipelines.stages import Components
 from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.build import build_engine
@@ -190,8 +191,9 @@ def learn(config: Config, managers: dict[int, EnvManager]) -> torch.Tensor:
     critic = ADVANTAGES.entry(config.algorithm.advantage.name).critic
     collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=critic, seed=config.seed)
     pipeline = build_pipeline(config)
+    components = Components(config.algorithm)
     for _ in range(3):
-        pipeline.run(Iteration(config=config, collector=collector, engine=engine))
+        pipeline.run(Iteration(config=config, components=components, collector=collector, engine=engine))
     return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach()
 
 
