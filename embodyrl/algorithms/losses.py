@@ -1,8 +1,8 @@
 """Policy losses, entry by entry, and the value loss.
 
-A policy loss takes log-probs at the level `algorithm.logprob_level` (see `levels`); every tensor has that shape, and so
-have its result and metrics. `token_weights` decides which entries count and how much: a loss needs no mask, unless it
-compares whole sequences.
+A policy loss takes log-probs at the level `algorithm.logprob_level` (see `columns`); every tensor has that shape, and
+so have its result and metrics. `token_weights` decides which entries count and how much: a loss needs no mask, unless
+it compares whole sequences.
 
 Shapes: `M` chunks of a minibatch; `K` chunks, `B` slots of a rollout.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from embodyrl.algorithms.levels import require_same_shape
+from embodyrl.algorithms.columns import require_same_shape
 from embodyrl.config.schema import Aggregation, Excess, KLEstimator, Proximal
 
 LOG_RATIO_LIMIT = 20.0

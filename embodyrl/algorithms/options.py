@@ -1,14 +1,13 @@
-"""Options of the components that come with embodyrl, each its own; checks of them; and calling a component with the
-options and columns that it names."""
+"""Options of the components that come with embodyrl, each its own; the columns that a component's function may name
+besides; and checks of both. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import (
@@ -21,11 +20,11 @@ from embodyrl.config.schema import (
     LossConfig,
     NormLevel,
     RewardConfig,
+    RewardLevel,
     setting,
 )
-from embodyrl.errors import UserError, did_you_mean
-
-R = TypeVar("R")
+from embodyrl.errors import did_you_mean
+from embodyrl.registry import ADVANTAGES, FILTERS, LOSSES, REWARDS, Registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,51 +170,106 @@ def check_accuracy(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-# ---- calling a component
+# ---- the columns that functions may name, and whether a function can be called with them
+
+COMPONENTS: Mapping[str, Registry[Any]] = {
+    "reward": REWARDS,
+    "filter": FILTERS,
+    "advantage": ADVANTAGES,
+    "loss": LOSSES,
+}
+"""The sections of `algorithm` whose components are functions."""
+
+GIVEN: Mapping[str, tuple[str, ...]] = {
+    "reward": (
+        *("rewards", "success", "terminated", "truncated", "steps", "valid", "executed"),
+        *("actions", "task_index", "proprio", "images", "episode", "group", "embeddings"),
+    ),
+    "filter": ("success", "total_reward", "played"),
+    "advantage": (*("rewards", "valid", "ended", "terminated", "discounts", "values", "next_values", "group_size"),),
+    "loss": (
+        *("logprobs", "old_logprobs", "proximal_logprobs", "reference_logprobs", "advantages", "valid", "weights"),
+        *("executed", "sequence", "version", "task_index", "proprio", "images", "returns", "old_values"),
+    ),
+}
+"""The columns that each of them may name besides its own options; docs/algorithms.md describes them."""
+
+BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class SignatureError(UserError):
-    """Raised when a registered function names an argument that is not available."""
+def check_signature(key: str, config: Config) -> Iterator[ConfigIssue]:
+    """Check that the function of `algorithm.<key>` can be called in a run. Built-in ones are not checked here, since
+    that would import torch; tests check them."""
+    section, registry = getattr(config.algorithm, key), COMPONENTS[key]
+    if section.name not in registry or (entry := registry.entry(section.name)).source == "built-in" or entry.missing():
+        return
+    what = f"{registry.kind} {entry.name!r}"
+    try:
+        parameters = inspect.signature(entry.load()).parameters
+    except Exception as error:  # whatever a stranger's module raises, or what is no function
+        message = f"{what} cannot be loaded: {type(error).__name__}: {error}"
+        yield ConfigIssue(f"algorithm.{key}.name", message, "fix its registration")
+        return
+    for parameter in parameters.values():
+        yield from _check_argument(key, parameter, config, what)
+    yield from _check_use(key, section, parameters, what)
 
 
-def options_of(section: Any) -> dict[str, Any]:
-    """Return a component's own options by name, from its section of the config (`config.algorithm.loss`)."""
-    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section) if field.name != "name"}
+def _check_argument(key: str, parameter: inspect.Parameter, config: Config, what: str) -> Iterator[ConfigIssue]:
+    """Check that an argument of a function is available."""
+    options = option_names(getattr(config.algorithm, key))
+    where, name, given = f"algorithm.{key}.name", parameter.name, GIVEN[key]
+    if parameter.kind not in BY_NAME:
+        message = f"{what} takes {parameter}, but is called by name"
+        yield ConfigIssue(where, message, "name each column and option that it needs")
+    elif name in options and name in given:
+        yield ConfigIssue(where, f"option {name!r} of {what} has the name of a column", "rename the option")
+    elif name in options or parameter.default is not inspect.Parameter.empty:
+        return
+    elif name not in given:
+        hint = did_you_mean(name, [*given, *options], otherwise="make it an option of its own, or give it a default")
+        listed = f"{', '.join(given)}; options of its own: {', '.join(options) or 'none'}"
+        yield ConfigIssue(where, f"{what} names {name!r}, which is not there for it", f"{hint} (there are {listed})")
+    else:
+        why, remedy = _absent(name, config) if key != "advantage" else _absent_for_advantages(name, config)
+        if why:
+            yield ConfigIssue(where, f"{what} names {name!r}, but {why}", remedy)
 
 
-def call_with(function: Callable[..., R], columns: Mapping[str, Any], options: Mapping[str, Any]) -> R:
-    """Call `function` with those columns and options that its keyword arguments name.
-
-    A loss, advantage estimator, reward or filter lists what it needs as keyword-only arguments, and nothing else, so
-    that its signature is its documentation. `arguments` has checked before the run that they are available.
-
-    Args:
-        function: of the component.
-        columns: of the batch.
-        options: the component's own, see `options_of`; no other component's.
-
-    Raises:
-        SignatureError: an argument without default is not available; lists those that are.
-    """
-    available, arguments = {**columns, **options}, {}
-    for name, parameter in _parameters(function).items():
-        if name in available:
-            arguments[name] = available[name]
-        elif parameter.default is inspect.Parameter.empty:
-            hint = did_you_mean(name, list(available), lead=" - ")
-            raise SignatureError(
-                f"{function.__module__}.{function.__qualname__} asks for {name!r}, which is not available{hint} "
-                f"(available: {', '.join(sorted(available))})"
-            )
-    return function(**arguments)
+def _absent(name: str, config: Config) -> tuple[str, str]:
+    """Return the reason why a run with this config lacks a column, and a remedy; two empty texts if it has it."""
+    algorithm, advantage = config.algorithm, config.algorithm.advantage.name
+    if name in ("values", "next_values", "returns", "old_values"):
+        if advantage in ADVANTAGES and not ADVANTAGES.entry(advantage).critic:
+            return f"advantage {advantage!r} is registered as one without critic", "choose or register one with critic"
+    elif name == "reference_logprobs" and algorithm.kl_coef == 0.0:
+        return "there is no reference policy", "set algorithm.kl_coef above 0"
+    elif name == "images" and not config.env.cameras:
+        return "there are no images", "name some in env.cameras"
+    elif name == "embeddings" and not isinstance(algorithm.reward, EncodingRewardConfig):
+        remedy = "derive them from embodyrl.algorithms.options.EncodingRewardConfig"
+        return "its options do not say how episodes are encoded", remedy
+    return "", ""
 
 
-def asks_for(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a registered function names this argument, so that expensive columns are computed only for
-    functions that use them."""
-    return name in _parameters(function)
+def _absent_for_advantages(name: str, config: Config) -> tuple[str, str]:
+    """Do what `_absent` does, for a column that an advantage estimator names."""
+    of_decisions = ("terminated", "values", "next_values")
+    if name in of_decisions and config.algorithm.reward_level is RewardLevel.action:
+        return "actions have none (algorithm.reward_level is 'action')", "set algorithm.reward_level to chunk"
+    return _absent(name, config)
 
 
-@functools.cache  # looking it up takes as long as several operations on a small minibatch
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
+def _check_use(key: str, section: Any, named: Mapping[str, Any], what: str) -> Iterator[ConfigIssue]:
+    """Check that a function names its options."""
+    read_by_stage = option_names(EncodingRewardConfig) if isinstance(section, EncodingRewardConfig) else []
+    for option in option_names(section):
+        if option not in named and option not in read_by_stage:
+            message = f"option {option!r} of {what} has no use: its function does not name it"
+            hint = did_you_mean(option, list(named), otherwise="let the function name it, or remove the option")
+            yield ConfigIssue(f"algorithm.{key}.name", message, hint)
+
+
+def option_names(section: Any) -> list[str]:
+    """Return the names of a component's own options, from its section of the config or the section's class."""
+    return [field.name for field in dataclasses.fields(section) if field.name != "name"]

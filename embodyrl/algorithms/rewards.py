@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from embodyrl.algorithms.advantages import mean, variance
-from embodyrl.algorithms.levels import in_chunks, in_time
+from embodyrl.algorithms.columns import in_chunks, in_time
 from embodyrl.config.schema import Compat, FilterMetric
 from embodyrl.seeding import derive_seed
 

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.algorithms.levels import logprobs_at_level
+from embodyrl.algorithms.columns import Bound, logprobs_at_level
 from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
-from embodyrl.algorithms.options import asks_for, call_with, options_of
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, OldLogprobs, Proximal
 from embodyrl.engine.compute import (
     Streams,
@@ -104,8 +103,7 @@ class HybridEngine:
         """Time by phase of the thread that made the engine."""
         self.modes = Modes(self.clock)
         self.algorithm = algorithm
-        self.loss = loss
-        self._loss_options = options_of(algorithm.loss)
+        self.loss = Bound(loss, algorithm.loss)
         self.reference = reference_of(policy, adapted=config.lora.rank > 0) if algorithm.kl_coef > 0.0 else None
         """The policy at the start of the run; None if `algorithm.kl_coef` is 0."""
         if saved is not None:
@@ -135,7 +133,7 @@ class HybridEngine:
         )
         self.modes.around[Mode.train].append(self.offload.optimizer_here)
         self._micro_batch_size = config.micro_batch_size
-        self._whole_episodes = asks_for(loss, "sequence")
+        self._whole_episodes = self.loss.takes("sequence")
         self._streams = Streams(seed, self.device, ranks)
 
     def rollout_mode(self) -> AbstractContextManager[None]:
@@ -177,7 +175,7 @@ class HybridEngine:
         Args:
             batch: `[M]` chunks: observation columns, `task_index`, `trace`, `version`, `sequence` (number of the
                 episode that each belongs to), `executed` `[M, C]`, and with a critic `returns` and `old_values`. At the
-                level of `algorithm.logprob_level` (see `algorithms.levels`): `old_logprobs`, `advantages`, `valid`
+                level of `algorithm.logprob_level` (see `algorithms.columns`): `old_logprobs`, `advantages`, `valid`
                 (the entries that count), `weights` (see `algorithms.losses.token_weights`).
             task_descriptions: those that the column `task_index` refers to.
 
@@ -235,7 +233,7 @@ class HybridEngine:
                 most = -(-length(columns) // settings.minibatches)  # no more memory than a minibatch needs
                 parts = self._micro_batches(numbered(columns), whole=False, most=most)
                 columns["reference_logprobs"] = self._score(reference, parts, columns, task_descriptions)
-        if asks_for(self.loss, "proximal_logprobs") and settings.proximal is Proximal.recompute:
+        if self.loss.takes("proximal_logprobs") and settings.proximal is Proximal.recompute:
             columns["proximal_logprobs"] = self._score_as_learned(columns, task_descriptions, drawn)
         if settings.old_logprobs is OldLogprobs.recompute:
             # Chunks of earlier policies keep the rollout's log-probs: the weights that chose them are gone.
@@ -296,13 +294,13 @@ class HybridEngine:
         logprobs, evaluated = self._logprobs(self.policy, part, task_descriptions)
         entropy = logprobs_at_level(settings.logprob_level, evaluated.entropy, part["executed"])
 
-        # The registered loss gets the columns, and those of its own options, that it names.
+        # The registered loss takes the columns that it names, besides options of its own.
         known = part | {"logprobs": logprobs}
-        if asks_for(self.loss, "proximal_logprobs") and "proximal_logprobs" not in part:
+        if self.loss.takes("proximal_logprobs") and "proximal_logprobs" not in part:
             known["proximal_logprobs"] = proximal_logprobs(
                 logprobs, part["old_logprobs"], part["version"], self.version + 1, settings.proximal
             )
-        output = call_with(self.loss, known, self._loss_options)
+        output = self.loss(known)
 
         # KL(pi_old || pi) is estimated by r - 1 - log r, which is never negative (Schulman 2020, k3).
         difference = log_ratio(logprobs.detach(), part["old_logprobs"])

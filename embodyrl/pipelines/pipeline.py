@@ -14,17 +14,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.schema import AlgorithmConfig, Config, InsertedStage
+from embodyrl.config.schema import Config, InsertedStage
 from embodyrl.errors import UnknownNameError, UserError, did_you_mean
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, ENCODERS, FILTERS, REWARDS, STAGES
+from embodyrl.registry import ALGORITHMS, STAGES
 
 if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.data.batches import Demonstrations
     from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.pipelines.stages import Components
     from embodyrl.rollout.batch import TrajectoryBatch
     from embodyrl.rollout.collector import Collector
     from embodyrl.rollout.episodes import Rollout
@@ -35,36 +35,13 @@ RESOURCES = ("simulators", "policy", "demonstrations")
 NAME = re.compile(r"[A-Za-z]\w*")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Components:
-    """The functions that the section `algorithm` names, imported once for all iterations; docs/algorithms.md describes
-    them. The loss is the engine's."""
-
-    reward: Callable[..., Any]
-    advantage: Callable[..., Any]
-    filter: Callable[..., Any]
-    encoder: Callable[..., Any] | None
-    """None unless the reward has one."""
-
-    @classmethod
-    def of(cls, settings: AlgorithmConfig) -> Components:
-        """Import the components; see `registry.Entry.load` for what is raised."""
-        encoder = settings.reward.encoder if isinstance(settings.reward, EncodingRewardConfig) else None
-        return cls(
-            reward=REWARDS.load(settings.reward.name),
-            advantage=ADVANTAGES.load(settings.advantage.name),
-            filter=FILTERS.load(settings.filter.name),
-            encoder=None if encoder is None else ENCODERS.load(encoder),
-        )
-
-
 @dataclass(kw_only=True)
 class Iteration:
     """Resources and data of the stages of one iteration."""
 
     config: Config
     components: Components
-    """Functions that the config names."""
+    """Functions that the config chooses; they stay the same for the whole run."""
     collector: Collector
     """The resource `simulators`."""
     engine: HybridEngine

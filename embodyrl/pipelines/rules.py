@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from embodyrl.algorithms.arguments import COMPONENTS, objections
+from embodyrl.algorithms.options import COMPONENTS, check_signature
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact, rule
 from embodyrl.config.schema import Config
@@ -74,5 +74,4 @@ def _check_critic(config: Config, collecting: list[Stage]) -> Iterator[ConfigIss
 def components_get_what_they_name(config: Config) -> Iterator[ConfigIssue]:
     """Check that losses, advantages, rewards and filters can be called with the columns available to them."""
     for key in COMPONENTS:
-        for message, remedy in objections(key, config):
-            yield ConfigIssue((f"algorithm.{key}.name",), message, remedy)
+        yield from check_signature(key, config)

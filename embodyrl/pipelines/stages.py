@@ -6,6 +6,7 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from embodyrl.algorithms.advantages import explained_variance, normalize
-from embodyrl.algorithms.levels import (
+from embodyrl.algorithms.columns import (
+    Bound,
     decision_rewards,
     executed_actions,
     expand_to_level,
@@ -24,11 +26,38 @@ from embodyrl.algorithms.levels import (
     valid_at,
 )
 from embodyrl.algorithms.losses import sequence_numbers, token_weights
-from embodyrl.algorithms.options import EncodingRewardConfig, asks_for, call_with, options_of
+from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardLevel
 from embodyrl.pipelines.pipeline import Iteration
+from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
 from embodyrl.rollout.episodes import Rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """The functions that the section `algorithm` chooses, with their options; docs/algorithms.md describes them. The
+    loss is the engine's."""
+
+    reward: Bound[Tensor]
+    """Rewards `[K, B, C]`."""
+    encoder: Callable[..., Tensor] | None
+    """Of episodes, for a reward that names `embeddings`; None unless the reward has one."""
+    filter: Bound[Tensor]
+    """Which of `P` groups to keep, bool `[P]`."""
+    advantage: Bound[tuple[Tensor, Tensor]]
+    """Advantages and returns, `[K, B]`, or `[K*C, B]` with `algorithm.reward_level: action`."""
+
+    @classmethod
+    def of(cls, settings: AlgorithmConfig) -> Components:
+        """Import the components, once for all iterations; see `registry.Entry.load` for what is raised."""
+        encoder = settings.reward.encoder if isinstance(settings.reward, EncodingRewardConfig) else None
+        return cls(
+            reward=Bound(REWARDS.load(settings.reward.name), settings.reward),
+            encoder=None if encoder is None else ENCODERS.load(encoder),
+            filter=Bound(FILTERS.load(settings.filter.name), settings.filter),
+            advantage=Bound(ADVANTAGES.load(settings.advantage.name), settings.advantage),
+        )
 
 
 def collect(iteration: Iteration) -> None:
@@ -75,7 +104,7 @@ def filter_groups(iteration: Iteration) -> None:
     succeeded = False
     while True:
         collected = _batch(iteration)
-        kept.append(informative_groups(collected, iteration.components.filter, config))
+        kept.append(informative_groups(collected, iteration.components.filter, size))
         succeeded = succeeded or bool((collected["success"] & executed_in(collected)).any())
         slots = sum(batch.size[1] for batch in kept)
         if not slots:
@@ -117,9 +146,8 @@ def _warn_of_no_group(iteration: Iteration, succeeded: bool) -> None:
     )
 
 
-def informative_groups(batch: TrajectoryBatch, function: Callable[..., Tensor], config: Config) -> TrajectoryBatch:
-    """Return the slots of the groups that a filter keeps."""
-    settings, size = config.algorithm.filter, config.rollout.group_size
+def informative_groups(batch: TrajectoryBatch, keeps: Bound[Tensor], size: int) -> TrajectoryBatch:
+    """Return the slots of the groups that a filter keeps; `size` slots are a group."""
     executed = executed_in(batch)
     outcomes = {
         "success": (batch["success"] & executed).any(2).any(0),
@@ -128,8 +156,7 @@ def informative_groups(batch: TrajectoryBatch, function: Callable[..., Tensor], 
         "played": batch["valid"].any(0),
     }
     of_groups = {name: column.view(-1, size) for name, column in outcomes.items()}
-    keep = call_with(function, of_groups, options_of(settings))
-    return batch.take(torch.nonzero(keep.repeat_interleave(size)).squeeze(1), "B")
+    return batch.take(torch.nonzero(keeps(of_groups).repeat_interleave(size)).squeeze(1), "B")
 
 
 def shape_rewards(iteration: Iteration) -> None:
@@ -137,13 +164,13 @@ def shape_rewards(iteration: Iteration) -> None:
     task_index, actions, rewards, success, terminated, truncated, episode and group that the reward function names;
     writes `shaped_rewards` `[K, B, C]`."""
     settings, batch = iteration.config.algorithm, _batch(iteration)
-    function, encode = iteration.components.reward, iteration.components.encoder
+    reward, encode = iteration.components.reward, iteration.components.encoder
     executed = executed_in(batch)
     columns = {name: batch[name] for name in batch.columns()} | {"executed": executed}
-    if asks_for(function, "embeddings"):
+    if reward.takes("embeddings"):
         assert encode is not None and isinstance(settings.reward, EncodingRewardConfig), "the config rules ask for it"
         columns["embeddings"] = episode_embeddings(batch, encode, settings.reward)
-    shaped = (call_with(function, columns, options_of(settings.reward)) - settings.time_penalty) * executed
+    shaped = (reward(columns) - settings.time_penalty) * executed
     batch["shaped_rewards"] = shaped
     iteration.metrics["rollout/shaped_reward_per_step"] = float(shaped.sum() / executed.sum().clamp(min=1))
 
@@ -174,8 +201,7 @@ def estimate_advantages(iteration: Iteration) -> None:
     steps = steps_of_actions(batch, settings) if of_actions else steps_of_decisions(batch, settings)
     steps["rewards"] = steps["rewards"] * settings.reward_scale
     columns: dict[str, Any] = steps | {"group_size": iteration.config.rollout.group_size}
-    estimated = call_with(iteration.components.advantage, columns, options_of(settings.advantage))
-    advantages, returns = (column.float() for column in estimated)
+    advantages, returns = (column.float() for column in iteration.components.advantage(columns))
     valid = steps["valid"]
     # Before normalisation, which changes what the advantages are, not how good the critic was.
     if "values" in batch and bool(valid.any()):

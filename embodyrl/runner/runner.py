@@ -21,7 +21,8 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.states import changes, simulator_versions
 from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
-from embodyrl.pipelines.pipeline import Components, Iteration, Pipeline
+from embodyrl.pipelines.pipeline import Iteration, Pipeline
+from embodyrl.pipelines.stages import Components
 from embodyrl.registry import SupportedModel
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings

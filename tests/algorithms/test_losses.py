@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.levels import LevelError
+from embodyrl.algorithms.columns import LevelError
 from embodyrl.algorithms.losses import (
     LossOutput,
     cpgd,
@@ -18,7 +18,6 @@ from embodyrl.algorithms.losses import (
     token_weights,
     value_loss,
 )
-from embodyrl.algorithms.options import SignatureError, asks_for, call_with
 from embodyrl.config.schema import Aggregation, Excess, KLEstimator, Proximal
 
 
@@ -272,20 +271,3 @@ def test_losses_do_not_broadcast() -> None:
         run_ppo(torch.zeros(4, 1), torch.zeros(4))
     with pytest.raises(LevelError, match=r"returns \(2, 1\)"):
         value_loss(torch.zeros(2), torch.zeros(2), torch.zeros(2, 1), clip=None, huber=None)
-
-
-def test_a_function_gets_what_it_names_and_no_more() -> None:
-    def estimator(*, rewards: int, scale: int = 2) -> int:
-        return rewards * scale
-
-    assert call_with(estimator, {"rewards": 3, "values": 9}, {}) == 6
-    assert call_with(estimator, {"rewards": 3}, {"scale": 5, "other": 1}) == 15
-    assert asks_for(estimator, "rewards") and not asks_for(estimator, "values")
-
-
-def test_an_argument_that_nobody_provides_is_named_with_a_near_match() -> None:
-    def estimator(*, reward: int) -> int:
-        return reward
-
-    with pytest.raises(SignatureError, match=r"asks for 'reward', which is not available - did you mean 'rewards'\?"):
-        call_with(estimator, {"rewards": 3}, {})

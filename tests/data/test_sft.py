@@ -17,7 +17,8 @@ from demonstrations import write_numbered, write_pendulum
 from embodyrl.config import load_config
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.errors import PolicyError
-from embodyrl.pipelines.pipeline import Components, Iteration, build_pipeline
+from embodyrl.pipelines.pipeline import Iteration, build_pipeline
+from embodyrl.pipelines.stages import Components
 from embodyrl.runner.build import build_engine, open_demonstrations
 
 SMALL = [

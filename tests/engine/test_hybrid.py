@@ -8,8 +8,8 @@ import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, weights
 
-from embodyrl.algorithms.arguments import GIVEN
 from embodyrl.algorithms.losses import LossOutput
+from embodyrl.algorithms.options import GIVEN
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import draw_minibatches, to_columns

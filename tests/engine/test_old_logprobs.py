@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from vla import CHUNK, SPEC, make_oft
 
-from embodyrl.algorithms.levels import logprobs_at_level
+from embodyrl.algorithms.columns import Bound, logprobs_at_level
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import (
     AlgorithmConfig,
@@ -148,7 +148,7 @@ def test_the_proximal_policy_starts_at_exactly_one() -> None:
         return loss(**columns)
 
     engine = make_engine(tiny_pi0(), algorithm={"loss": "decoupled_ppo", "proximal": Proximal.recompute})
-    engine.loss = noting
+    engine.loss = Bound(noting, engine.algorithm.loss)
     engine.update(rollout(engine), TASK_DESCRIPTIONS)
     assert seen[0] == 0.0 and seen[1] > 0.0
 

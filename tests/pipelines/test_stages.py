@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.arguments import GIVEN
+from embodyrl.algorithms.options import GIVEN
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
-from embodyrl.pipelines.pipeline import Components, Iteration
+from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.pipelines.stages import (
+    Components,
     decisions_to_learn_from,
     episode_embeddings,
     estimate_advantages,
@@ -109,11 +110,6 @@ def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
     )
 
 
-def kept_of(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
-    """The groups that the config's filter keeps."""
-    return informative_groups(batch, FILTERS.load(config.algorithm.filter.name), config)
-
-
 MIXED, SOLVED, FAILED = [True, False], [True, True], [False, False]
 
 
@@ -164,6 +160,10 @@ def test_an_iteration_without_a_group_learns_nothing_and_goes_on() -> None:
         for stage in (filter_groups, shape_rewards, estimate_advantages, update):
             stage(iteration)
         assert iteration.metrics["train/epochs"] == 0
+
+
+def kept_of(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
+    return informative_groups(batch, Components.of(config.algorithm).filter, config.rollout.group_size)
 
 
 def test_lost_episodes_do_not_make_a_group_informative() -> None:

@@ -24,7 +24,8 @@ from embodyrl.config.schema import (
 )
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.pipelines.pipeline import Components, Iteration, build_pipeline
+from embodyrl.pipelines.pipeline import Iteration, build_pipeline
+from embodyrl.pipelines.stages import Components
 from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.collector import Collector
 from embodyrl.runner.build import build_engine

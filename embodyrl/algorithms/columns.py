@@ -1,4 +1,4 @@
-"""Conversions between the levels of log-probs, entropies, rewards and advantages.
+"""Columns of a batch: how a component's function gets those that it names, and conversions between their levels.
 
 | level | shape | one number for |
 |---|---|---|
@@ -12,10 +12,67 @@ would silently become `[M, M]`, so a shape that does not fit is an error that na
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.options import option_names
 from embodyrl.config.schema import Level
+from embodyrl.errors import UserError, did_you_mean
+
+R = TypeVar("R")
+
+
+class SignatureError(UserError):
+    """Raised when a registered function names an argument that is not available."""
+
+
+class Bound(Generic[R]):
+    """A component's function with its options; it is called with columns and takes those that the function names.
+
+    A loss, advantage estimator, reward or filter lists what it needs as keyword-only arguments, and nothing else, so
+    that its signature is its documentation. The signature is read here, once: that takes as long as several operations
+    on a small minibatch.
+
+    Args:
+        function: of the component.
+        section: of the config with its options (`config.algorithm.loss`).
+    """
+
+    def __init__(self, function: Callable[..., R], section: Any) -> None:
+        options, parameters = option_names(section), inspect.signature(function).parameters
+        self._function = function
+        self._options = {name: getattr(section, name) for name in parameters if name in options}
+        self._required = {
+            name: parameter.default is inspect.Parameter.empty
+            for name, parameter in parameters.items()
+            if name not in options
+        }
+
+    def takes(self, column: str) -> bool:
+        """Return whether the function names this column, so that an expensive one is computed only where it is used."""
+        return column in self._required
+
+    def __call__(self, columns: Mapping[str, Any]) -> R:
+        """Call the function with those of the columns that it names.
+
+        Raises:
+            SignatureError: one without default is not there; lists those that are.
+        """
+        taken = dict(self._options)
+        for name, required in self._required.items():
+            if name in columns:
+                taken[name] = columns[name]
+            elif required:
+                hint = did_you_mean(name, list(columns), lead=" - ")
+                raise SignatureError(
+                    f"{self._function.__module__}.{self._function.__qualname__} asks for {name!r}, which is not "
+                    f"available{hint} (available: {', '.join(sorted({*columns, *self._options}))})"
+                )
+        return self._function(**taken)
 
 
 class LevelError(ValueError):

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
-from embodyrl.algorithms.levels import (
+from embodyrl.algorithms.columns import (
+    Bound,
     LevelError,
+    SignatureError,
     decision_rewards,
     executed_actions,
     expand_to_level,
@@ -15,7 +19,7 @@ from embodyrl.algorithms.levels import (
     tokens,
     valid_at,
 )
-from embodyrl.config.schema import Level
+from embodyrl.config.schema import Level, LossConfig
 
 ENTRIES = torch.arange(1.0, 13.0).view(2, 6)
 """Two decisions of C = 3 actions with D = 2 entries."""
@@ -91,3 +95,34 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         in_time(torch.zeros(2, 3))
     with pytest.raises(LevelError, match=r"\(5, 3\), expected \[K\*2, B\]"):
         in_chunks(torch.zeros(5, 3), 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleConfig(LossConfig):
+    scale: int = 5
+    other: int = 1
+
+
+def test_a_function_gets_what_it_names_and_no_more() -> None:
+    def estimator(*, rewards: int, scale: int = 2) -> int:
+        return rewards * scale
+
+    bound = Bound(estimator, LossConfig())
+    assert bound({"rewards": 3, "values": 9}) == 6
+    assert bound({"rewards": 3, "scale": 4}) == 12  # a column may fill an argument with a default
+    assert bound.takes("rewards") and bound.takes("scale") and not bound.takes("values")
+    own = Bound(estimator, ScaleConfig())
+    assert own({"rewards": 3}) == 15
+    assert not own.takes("scale")
+
+
+def test_an_argument_that_nobody_provides_is_named_with_a_near_match() -> None:
+    def estimator(*, reward: int, scale: int) -> int:
+        return reward
+
+    with pytest.raises(SignatureError) as caught:
+        Bound(estimator, ScaleConfig())({"rewards": 3, "valid": 1})
+    assert str(caught.value).endswith(
+        "estimator asks for 'reward', which is not available - did you mean 'rewards'? (available: rewards, scale, "
+        "valid)"
+    )
