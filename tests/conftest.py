@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import hypothesis
 import psutil
 import pytest
 
+gc.disable()  # until all tests are collected: what they import stays, and looking through it again and again takes long
 # One thread for what is small, also where several processes test at a time; read when torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parent))  # where `programs` is
@@ -66,6 +68,12 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--list-skipped")
     if file is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SkippedTests(file))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but not among what is imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
