@@ -13,12 +13,13 @@ import hypothesis
 import psutil
 import pytest
 
-gc.disable()  # until all tests are collected: what they import stays, and looking through it again and again takes long
 # One thread for what is small, also where several processes test at a time; read when torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parent))  # where `programs` is
 
 import programs
+
+gc.disable()  # until all tests are collected: what they import stays, and looking through it again and again takes long
 
 # Tests that say no number of random cases themselves; `--hypothesis-profile=all` is for `make test-all`.
 hypothesis.settings.register_profile("few", max_examples=15, deadline=None)
