@@ -9,6 +9,9 @@ ARGS ?=
 SETUP := $(PYTHON) scripts/setup.py --torch $(TORCH)
 BIN := .venv/bin
 
+# Commands and tests start many interpreters: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all check bench setup all-extras libero clean
 

@@ -2,9 +2,10 @@
 
     python3 scripts/setup.py [--torch auto|cpu|cuda] [--venv DIR] [--wheel FILE] [EXTRA ...]
 
-Needs nothing but Python's standard library, and no root. With `uv` on the PATH it is `uv` that installs, else pip. A
-second call with the same pyproject.toml, constraints.txt and extras returns at once. A call that was cut short is
-repaired by the next one, and two calls at the same time take turns. What was printed is in `<venv>/setup.log`.
+Needs nothing but Python's standard library, and no root. It installs with pip, which follows the machine's settings of
+package indexes. A second call with the same pyproject.toml, constraints.txt and extras returns at once. A call that was
+cut short is repaired by the next one, and two calls at the same time take turns. What was printed is in
+`<venv>/setup.log`.
 """
 
 import sys
@@ -41,10 +42,10 @@ CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 PIP_ZIPAPP = "https://bootstrap.pypa.io/pip/pip.pyz"
 REMEDIES = {
     r"No space left": "The disk is full: free some space (about 3 GB; 10 GB with CUDA) and run the same command again.",
-    r"name resolution|Name or service|[Cc]onnect|Max retries|Retrying \(|timed out|SSLError|dns error": (
+    r"name resolution|Name or service|[Cc]onnect|Max retries|Retrying \(|timed out|SSLError": (
         "A package index could not be reached: check the network and its proxy settings, then run it again."
     ),
-    r"No matching distribution|no version of|no wheels|conflicting|ResolutionImpossible|unsatisfiable": (
+    r"No matching distribution|conflicting|ResolutionImpossible": (
         "The package index does not offer what constraints.txt asks for, for this Python and this machine: try another "
         "Python (make PYTHON=python3.11 ...), check the index settings, and undo changes of the requirements."
     ),
@@ -70,7 +71,6 @@ class Venv:
         self.path, self.python, self.stamp = path, path / "bin" / "python", path / ".setup.json"
         self.log_path = path / "setup.log"
         self.mark = path / ".made-by-setup"
-        self.uv = shutil.which("uv")
 
     def state(self) -> dict[str, Any]:
         """Return what the last set-up left; empty if there was none, or it was cut short."""
@@ -107,11 +107,7 @@ class Venv:
 
     def install(self, *words: str) -> str | None:
         """Install packages at the versions of constraints.txt; returns None, or the output of what failed."""
-        words = ("install", "-c", "constraints.txt", *words)
-        if not self.uv:
-            return self.run(self.python, "-m", "pip", *words)
-        # From whichever index has the wanted version, as with pip.
-        return self.run(self.uv, "pip", *words, "--python", self.python, "--index-strategy", "unsafe-best-match")
+        return self.run(self.python, "-m", "pip", "install", "-c", "constraints.txt", *words)
 
     def must_install(self, what: str, *words: str) -> None:
         """Announce and install packages.
@@ -148,7 +144,7 @@ def watch(process: subprocess.Popen[bytes], log_path: Path) -> int:
 
 
 def prepare(venv: Venv, made_here: bool) -> None:
-    """Make sure that the environment exists and starts, and that pip is in it unless `uv` installs.
+    """Make sure that the environment exists, starts, and has pip.
 
     Args:
         venv: the environment.
@@ -168,13 +164,10 @@ def prepare(venv: Venv, made_here: bool) -> None:
         say(f"creating {venv.path.name} with Python {sys.version.split()[0]}")
         venv.path.mkdir(parents=True, exist_ok=True)
         venv.mark.touch()
-        with_uv = [venv.uv or "", "venv", "--allow-existing", "--python", sys.executable]
-        output = venv.run(*(with_uv if venv.uv else [sys.executable, "-m", "venv", "--without-pip"]), str(venv.path))
+        output = venv.run(sys.executable, "-m", "venv", "--without-pip", str(venv.path))
         if output is not None:
-            raise SetupError(
-                f"{output}\nThis Python cannot make environments: apt install python3-venv, or install uv."
-            )
-    if not venv.uv and venv.run(venv.python, "-m", "pip", "--version") is not None:
+            raise SetupError(f"{output}\nThis Python cannot make environments: apt install python3-venv.")
+    if venv.run(venv.python, "-m", "pip", "--version") is not None:
         bootstrap_pip(venv)
 
 

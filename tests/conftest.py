@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parent))  # where `programs` is
 
 import programs
+
+gc.disable()  # until all tests are collected: what they import stays, and looking through it again and again takes long
 
 # Tests that say no number of random cases themselves; `--hypothesis-profile=all` is for `make test-all`.
 hypothesis.settings.register_profile("few", max_examples=15, deadline=None)
@@ -66,6 +69,12 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--list-skipped")
     if file is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SkippedTests(file))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but not among what is imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -153,6 +153,7 @@ def close() -> None:
 def serve(line: socket.socket) -> dict[str, Any]:
     """Fork a process for each request. Returns in such a process only: what it was asked to be."""
     hear_signals()
+    gc.disable()  # until a program begins: nothing that is imported is garbage
     warm_up()
     done = set(sys.modules)
     while True:
@@ -168,7 +169,7 @@ def serve(line: socket.socket) -> dict[str, Any]:
             line.send(json.dumps({"error": repr(error)}).encode())
             continue
         done.update(modules)
-        gc.freeze()  # the collector would write to all pages, and unshare them
+        gc.freeze()  # a program's collector would write to all pages, and unshare them
         if (tasks := len(os.listdir("/proc/self/task"))) > 1:
             line.send(json.dumps({"error": f"importing {modules} started {tasks - 1} thread(s)"}).encode())
             continue
@@ -181,6 +182,7 @@ def serve(line: socket.socket) -> dict[str, Any]:
                 time.sleep(0.0005)
             for fd in (reader, line.detach()):
                 os.close(fd)
+            gc.enable()
             become(request, fds)
             os.write(writer, str(os.getpid()).encode())  # not before its session and group are what they will be
             os.close(writer)

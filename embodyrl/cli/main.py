@@ -185,7 +185,6 @@ def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust:
     from embodyrl.config import ConfigUse, load_config
     from embodyrl.config.rules import checkpoint_notes
     from embodyrl.config.schema import LEFT_OPEN
-    from embodyrl.models.saved import other_options
 
     source, overrides = split_arguments(words)
     loaded = load_config(source, overrides, use=ConfigUse.elsewhere if elsewhere else ConfigUse.check, trust=trust)
@@ -194,8 +193,11 @@ def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust:
         typer.echo(f"note: {note}")
     if loaded.config.model.checkpoint == LEFT_OPEN:
         typer.echo("note: model.checkpoint is left open; to run, name the folder of the weights: model.checkpoint=DIR")
-    if changed := other_options(loaded.config.model):
-        typer.echo(without_controls(f"note: the checkpoint was saved with other options: {', '.join(changed)}"))
+    elif loaded.config.model.checkpoint is not None:
+        from embodyrl.models.saved import other_options
+
+        if changed := other_options(loaded.config.model):
+            typer.echo(without_controls(f"note: the checkpoint was saved with other options: {', '.join(changed)}"))
     for note in checkpoint_notes(loaded.config):
         typer.echo(f"note: {note}")
     function = loaded.config.pipeline.function
