@@ -25,7 +25,7 @@ def declare_losses() -> None:
         target="embodyrl.algorithms.losses:decoupled_ppo",
         options="embodyrl.algorithms.options:DecoupledPPOLossConfig",
         whole=False,
-        summary="PPO for decisions of an older policy, clipped around a proximal one (Hilton et al. 2021)",
+        summary="PPO for chunks of an older policy, clipped around a proximal one (Hilton et al. 2021)",
     )
     LOSSES.register(
         "cpgd",
@@ -104,7 +104,7 @@ def declare_rewards() -> None:
         "difference",
         target="embodyrl.algorithms.rewards:difference",
         whole=True,
-        summary="what the simulator's own reward gained over the action before",
+        summary="gain of the simulator's own reward over the action before",
     )
     REWARDS.register(
         "srpo",

@@ -160,7 +160,7 @@ def expand_to_level(level: Level, column: Tensor, executed: Tensor, tokens_per_a
         )
     if level is Level.chunk:
         if per_action:
-            raise LevelError("advantages of actions cannot be spread over decisions: use log-probs of actions")
+            raise LevelError("advantages of actions do not fit one log-prob per chunk: use log-probs of actions")
         return column
     by_action = column if per_action else column.unsqueeze(-1).expand_as(executed)
     return by_action if level is Level.action else by_action.unsqueeze(-1).expand(*executed.shape, tokens_per_action)

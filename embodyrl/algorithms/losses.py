@@ -101,14 +101,15 @@ def decoupled_ppo(
     """PPO around a proximal policy, for chunks that an older behaviour policy chose: Hilton et al. (2021),
     arXiv:2110.00641, eq. 4; with a bounded weight as in Fu et al. (2025), arXiv:2505.24298, section 5.2.
 
-    The ratio is pi / pi_prox; the clipped surrogate is weighed by w = pi_prox / pi_behaviour.
+    The ratio is pi / pi_prox; the clipped surrogate is weighted by w = pi_prox / pi_behaviour.
 
     Args:
+        old_logprobs: of the behaviour policy.
         proximal_logprobs: under the policy that this update starts from.
         behaviour_cap: largest w that is trusted; None: any.
         behaviour_excess: treatment of entries with a larger w: mask (they count 0, but stay in the mean's denominator)
             or clamp (their w becomes the cap).
-        old_logprobs: of the behaviour policy. The others as in `ppo`.
+        The others as in `ppo`.
     """
     require_same_shape(
         logprobs=logprobs, old_logprobs=old_logprobs, proximal_logprobs=proximal_logprobs, advantages=advantages
@@ -163,7 +164,8 @@ def cpgd(
     pi / pi_old - 1 cut off at 2.
 
     Args:
-        drift_coef: weight of the drift. The others as in `ppo`.
+        drift_coef: weight of the drift.
+        The others as in `ppo`.
     """
     require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     # The limits are PPO's own on the ratio, r > 1 + high and r < 1 - low, put in terms of log pi.
@@ -211,8 +213,8 @@ def gspo(
 def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
     """Estimate KL(pi || pi_ref) from actions of pi, entry by entry (Schulman 2020, "Approximating KL divergence").
 
-    With d = log pi - log pi_ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. As a loss k2 has the gradient of the KL
-    divergence, k3 nearly, and k1 none at all in the mean; k1 is useful only as a number to report.
+    With d = log pi - log pi_ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. The expected gradient of k2 is that of
+    KL(pi || pi_ref), the one of k3 that of KL(pi_ref || pi), and the one of k1 is 0: k1 is only a number to report.
     """
     require_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
     difference = logprobs - reference_logprobs

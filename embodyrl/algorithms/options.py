@@ -3,8 +3,10 @@ besides; and checks of both. Nothing here imports torch."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -194,33 +196,48 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
 }
 """The columns that each of them may name besides its own options; docs/algorithms.md describes them."""
 
+RESULTS: Mapping[str, tuple[str, str]] = {
+    "reward": ("Tensor", "the rewards, a Tensor [K, B, C]"),
+    "filter": ("Tensor", "which groups to keep, a Tensor of bool [P]"),
+    "advantage": ("tuple", "advantages and returns, two Tensors [T, B]"),
+    "loss": ("LossOutput", "LossOutput(losses=..., metrics={...}) of embodyrl.algorithms.losses"),
+}
+"""The type that each of them returns, and what it is, for messages."""
+
 BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def check_signature(key: str, config: Config) -> Iterator[ConfigIssue]:
     """Check that the function of `algorithm.<key>` can be called in a run. Built-in ones are not checked here, since
     that would import torch; tests check them."""
-    section, registry = getattr(config.algorithm, key), COMPONENTS[key]
+    section, registry, where = getattr(config.algorithm, key), COMPONENTS[key], f"algorithm.{key}.name"
     if section.name not in registry or (entry := registry.entry(section.name)).source == "built-in" or entry.missing():
         return
     what = f"{registry.kind} {entry.name!r}"
     try:
-        parameters = inspect.signature(entry.load()).parameters
+        function = entry.load()
+        signature = inspect.signature(function)
     except Exception as error:  # whatever a stranger's module raises, or what is no function
         message = f"{what} cannot be loaded: {type(error).__name__}: {error}"
-        yield ConfigIssue(f"algorithm.{key}.name", message, "fix its registration")
+        yield ConfigIssue(where, message, "fix its registration")
         return
-    for parameter in parameters.values():
+    for parameter in signature.parameters.values():
         yield from _check_argument(key, parameter, config, what)
-    yield from _check_use(key, section, parameters, what)
+    yield from _check_use(key, section, signature.parameters, what)
+    found, (result, remedy) = _result_of(function, signature), RESULTS[key]
+    if found in {name for name, _ in RESULTS.values()} - {result}:
+        yield ConfigIssue(where, f"{what} returns a {found}", f"return {remedy}")
 
 
 def _check_argument(key: str, parameter: inspect.Parameter, config: Config, what: str) -> Iterator[ConfigIssue]:
     """Check that an argument of a function is available."""
     options = option_names(getattr(config.algorithm, key))
     where, name, given = f"algorithm.{key}.name", parameter.name, GIVEN[key]
-    if parameter.kind not in BY_NAME:
-        message = f"{what} takes {parameter}, but is called by name"
+    if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+        message = f"{what} takes {name!r} by its position, but is called by name"
+        yield ConfigIssue(where, message, "remove the `/` from its arguments")
+    elif parameter.kind not in BY_NAME:
+        message = f"{what} takes {str(parameter).partition(':')[0]}, but gets only what it names"
         yield ConfigIssue(where, message, "name each column and option that it needs")
     elif name in options and name in given:
         yield ConfigIssue(where, f"option {name!r} of {what} has the name of a column", "rename the option")
@@ -268,6 +285,31 @@ def _check_use(key: str, section: Any, named: Mapping[str, Any], what: str) -> I
             message = f"option {option!r} of {what} has no use: its function does not name it"
             hint = did_you_mean(option, list(named), otherwise="let the function name it, or remove the option")
             yield ConfigIssue(f"algorithm.{key}.name", message, hint)
+
+
+def _result_of(function: Any, signature: inspect.Signature) -> str:
+    """Return the name of the type that a function returns: `tuple` if a `return` of it lists several values, else as it
+    is annotated; empty if nothing says."""
+    if _lists_several(function):
+        return "tuple"
+    annotation = signature.return_annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return text.partition("[")[0].rpartition(".")[2]
+
+
+def _lists_several(function: Any) -> bool:
+    """Return whether a `return` of a function lists several values, as far as its source can be read."""
+    try:
+        nodes: list[ast.AST] = [*ast.parse(textwrap.dedent(inspect.getsource(function))).body]
+    except (OSError, TypeError, SyntaxError):  # typed into an interpreter, no Python, part of a longer expression
+        return False
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            return True
+        inside = [*ast.iter_child_nodes(node)]
+        nodes += [each for each in inside if not isinstance(each, ast.FunctionDef | ast.Lambda | ast.ClassDef)]
+    return False
 
 
 def option_names(section: Any) -> list[str]:

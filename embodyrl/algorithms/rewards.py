@@ -16,11 +16,15 @@ from embodyrl.config.schema import Compat, FilterMetric
 from embodyrl.seeding import derive_seed
 
 SIIRL_RADIUS = 0.5
+"""Largest distance of neighbours with `compat: siirl` [standard deviations]."""
 RADIUS_SHARE = 0.5
+"""The same otherwise, as a share of the root mean square distance between successes."""
 MIN_NEIGHBOURS = 2
 """Points, itself included, that make a point the core of a cluster."""
 NOISE = -1
+"""Number of the cluster of points that belong to none."""
 MIN_RANGE = 1e-6
+"""Distances that differ by less count as equal."""
 SMALL = 8
 """Images are averaged down to this many pixels each way."""
 

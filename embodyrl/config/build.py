@@ -18,7 +18,7 @@ from embodyrl.config.fields import Setting, class_at, docs_of, settings_of
 from embodyrl.config.files import UNREADABLE, PlainLoader
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.schema import Config
-from embodyrl.config.values import Interpolation, escape, is_missing, legal_values, nested
+from embodyrl.config.values import Interpolation, choices_in, choose, escape, is_missing, legal_values, nested, written
 
 
 def build_config(data: Mapping[str, Any]) -> Config:
@@ -35,7 +35,7 @@ def build_section(section: type, data: Mapping[str, Any]) -> Any:
 
 
 def _built(setting: Setting, value: Any) -> Any:
-    """Build the value of a setting from plain data: sections from mappings, enums from names, numbers of the declared
+    """Build the value of a setting from plain data: sections from mappings, enums from texts, numbers of the declared
     type, and copies of lists and mappings."""
     if value is None:
         return None
@@ -54,8 +54,8 @@ def _built(setting: Setting, value: Any) -> Any:
 def _single(kinds: tuple[Any, ...], value: Any) -> Any:
     """Build a single value of one of these types."""
     for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
-            return kind[value]
+        if isinstance(value, str) and choices_in(kind):
+            return choose(kind, value)
     if float in kinds and int not in kinds and isinstance(value, int):
         return float(value)
     return copy.deepcopy(value)
@@ -122,7 +122,7 @@ def _salvage(section: type, data: Any, path: KeyPath, doubtful: set[KeyPath]) ->
         elif name in given and (is_sound or (setting.kinds == (str,) and _is_text(given[name]))):
             usable[name] = given[name]
         elif setting.required:
-            usable[name] = _STAND_INS.get(setting.kinds[0], [])
+            usable[name] = _stand_in(setting.kinds[0])
             doubtful.add(here)
     return usable
 
@@ -132,6 +132,13 @@ def _is_text(value: Any) -> bool:
 
 
 _STAND_INS: dict[Any, Any] = {str: "", int: 1, float: 1.0, bool: False}
+
+
+def _stand_in(kind: Any) -> Any:
+    """Return a legal value of a type, for a required setting that has none."""
+    if choices := choices_in(kind):
+        return choices[0]
+    return _STAND_INS.get(kind, {} if typing.get_origin(kind) is dict else [])
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -158,7 +165,7 @@ def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_plain(value)
     if isinstance(value, Enum):
-        return value.name
+        return written(value)
     if isinstance(value, dict):
         return {key: _to_plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -198,7 +205,7 @@ def _section(section: Any, indent: str) -> Iterator[str]:
             yield ""
         width = _WIDTH - len(indent) - 2
         text = docs.get(field.name, "")
-        text = " ".join([text, *_limits(settings_of(schema)[field.name], text)])
+        text = " ".join([text, *_limits(settings_of(schema)[field.name], text)]).strip()
         yield from (f"{indent}# {line}" for line in textwrap.wrap(text, width))
         if dataclasses.is_dataclass(value):
             yield f"{indent}{field.name}:"
@@ -209,7 +216,8 @@ def _section(section: Any, indent: str) -> Iterator[str]:
 
 def _limits(setting: Setting, docs: str) -> Iterator[str]:
     """Yield the legal values of a setting in brackets, unless its documentation explains every choice."""
-    entries = typing.get_args(setting.kinds[0])
+    kind = setting.kinds[0]
+    entries = () if choices_in(kind) else typing.get_args(kind)
     legal = legal_values(entries or setting.kinds, setting.field.metadata)
     if legal and not all(f"{choice}:" in docs for choice in legal.removeprefix("one of ").split(", ")):
         yield f"[each {legal}]" if entries else f"[{legal}]"
@@ -242,7 +250,7 @@ def _inline(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Enum):
-        return _text(value.name)
+        return _text(written(value))
     if isinstance(value, float):
         return _float(value)
     if isinstance(value, Interpolation):

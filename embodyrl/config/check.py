@@ -9,6 +9,7 @@ from typing import Any
 
 from embodyrl.config.compose import COMPONENTS, Settings
 from embodyrl.config.fields import (
+    OptionsError,
     Setting,
     all_paths,
     choices_of,
@@ -24,11 +25,13 @@ from embodyrl.config.files import UNREADABLE, list_options
 from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.renames import new_name_of, renamed_below, renamed_component
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
-from embodyrl.errors import UserError, has_controls, near_match, without_controls
+from embodyrl.errors import has_controls, near_match, without_controls
 from embodyrl.registry import Registry
 
 
-def check_settings(settings: Settings, schema: type, whole: Location, incomplete: Collection[str]) -> list[ConfigIssue]:
+def check_settings(
+    settings: Settings, schema: type, whole: Location, incomplete: Collection[str], *, all_imported: bool = True
+) -> list[ConfigIssue]:
     """Check each setting: known key, type, limits, registered name. Rules between settings are in `rules`.
 
     Args:
@@ -36,8 +39,10 @@ def check_settings(settings: Settings, schema: type, whole: Location, incomplete
         schema: the dataclass of the whole config.
         whole: location for settings that are missing from the config.
         incomplete: top-level sections in which missing settings are not reported.
+        all_imported: every plug-in could be imported; else an unknown component may be one of theirs, and is not
+            reported.
     """
-    checker = _Checker(settings, schema, whole, incomplete)
+    checker = _Checker(settings, schema, whole, incomplete, all_imported)
     checker.section(schema, settings.data, ())
     return checker.faults
 
@@ -49,11 +54,14 @@ MOST_GUESSES = 100
 class _Checker:
     """One walk over the settings."""
 
-    def __init__(self, settings: Settings, schema: type, whole: Location, incomplete: Collection[str]) -> None:
+    def __init__(
+        self, settings: Settings, schema: type, whole: Location, incomplete: Collection[str], all_imported: bool
+    ) -> None:
         self.settings = settings
         self.schema = schema
         self.whole = whole
         self.incomplete = incomplete
+        self.all_imported = all_imported
         self.faults: list[ConfigIssue] = []
         self.known = list(all_paths(schema, settings.data))
 
@@ -72,14 +80,16 @@ class _Checker:
         """Check a section: its keys, then each of its settings."""
         try:
             chosen = options_class(section, data)
-        except UserError as error:
-            self.fault((*path, "name"), str(error), "fix the component's registration")
-            chosen = None
+        except OptionsError as error:
+            for issue in error.issues:
+                self.fault((*path, "name"), issue.message, issue.hint)
+            return  # which keys are legal is not known
         settings = dict(settings_of(chosen or section))
         candidates = [chosen] if chosen else choices_of(section)
         legal = {name for candidate in candidates for name in settings_of(candidate)}
+        any_key = chosen is None and is_component(section)  # options of a component that is not registered
         for key in data:
-            if key not in legal:
+            if key not in legal and not any_key:
                 self.unknown_key(sorted(legal), (*path, key))
         for name, setting in settings.items():
             if name in data:
@@ -196,12 +206,19 @@ class _Checker:
         if problem is not None:
             self.fault(path, f"{dotted(path)} {problem.message}", problem.hint)
         elif setting.registry is not None:
-            self.component(setting.registry, value, path)
+            self.component(setting.registry, setting.field.metadata["registry"], value, path)
 
-    def component(self, registry: Registry[Any], name: str, path: KeyPath) -> None:
-        """Check that a component is registered and the packages it needs are installed."""
+    def component(self, registry: Registry[Any], variable: str, name: str, path: KeyPath) -> None:
+        """Check that a component is registered, in the registry that `variable` names, and the packages it needs are
+        installed."""
         if name not in registry:
-            self.fault(path, registry.unknown(name), renamed_component(registry.kind, name))
+            remedy = renamed_component(registry.kind, name)
+            if not remedy and near_match(name, registry.names()) is None:
+                if not self.all_imported:
+                    return
+                whose = "one of the plug-ins" if self.settings.get(("plugins",)) else "a module listed under `plugins:`"
+                remedy = f"if it is yours, {whose} must call {variable}.register({name!r}, ...)"
+            self.fault(path, registry.unknown(name), remedy)
             return
         for requirement in registry.entry(name).missing():
             message = f"{registry.kind} {name!r} is not installed (it needs the package {requirement.module!r})"

@@ -7,15 +7,18 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
+from enum import Enum
 from typing import Any
 
 import embodyrl.registry
-from embodyrl.config.issues import KeyPath
+from embodyrl.config.issues import ConfigIssue, KeyPath
+from embodyrl.config.values import check_value, choices_in
 from embodyrl.errors import UserError
 from embodyrl.registry import Registry
 
@@ -155,7 +158,7 @@ def options_class(section: type, data: Any) -> type | None:
     None if the section names no registered component.
 
     Raises:
-        UserError: the component's options cannot be imported, or are no subclass of `section`.
+        OptionsError: the component's options cannot be imported, or cannot be part of a config.
     """
     registry = registry_of(section)
     if registry is None:
@@ -163,15 +166,22 @@ def options_class(section: type, data: Any) -> type | None:
     name = chosen_name(section, data)
     if name is None or name not in registry:
         return None
+    what = f"the options of {registry.kind} {name!r}"
     try:
         options = registry.entry(name).load_options() or section
-        settings_of(options)
-    except Exception as error:
-        raise UserError(f"the options of {registry.kind} {name!r} cannot be loaded: {error!r}") from error
-    if not issubclass(options, section):
-        wanted = f"{section.__module__}.{section.__qualname__}"
-        raise UserError(f"the options of {registry.kind} {name!r} ({options.__qualname__}) are no subclass of {wanted}")
+    except Exception as error:  # whatever a stranger's module raises
+        issue = ConfigIssue((), f"{what} cannot be loaded: {error!r}", "fix the component's registration")
+        raise OptionsError([issue]) from error
+    if not _is_subclass(options, section):
+        wanted, found = f"{section.__module__}.{section.__qualname__}", getattr(options, "__qualname__", "no class")
+        raise OptionsError([ConfigIssue((), f"{what} ({found}) are no subclass of {wanted}", "derive them from it")])
+    if issues := check_options(options):
+        raise OptionsError(issues)
     return options
+
+
+def _is_subclass(options: object, section: type) -> bool:
+    return isinstance(options, type) and issubclass(options, section)
 
 
 def choices_of(section: type) -> list[type]:
@@ -234,3 +244,122 @@ def defaults_below(root: type, data: Any) -> dict[str, Any]:
         elif name not in given and not setting.required:
             filled[name] = setting.default
     return {**given, **filled}
+
+
+# ---- dataclasses of options that others write
+
+SINGLE = (bool, int, float, str)
+TYPES = (
+    'bool, int, float, str, a StrEnum, Literal["a", "b"], a frozen dataclass, or list[...] or dict[str, ...] of one of '
+    "these; each also with `| None`"
+)
+"""Types of options, for messages."""
+INSTEAD = {
+    **dict.fromkeys(("dict", "mapping"), "dict[str, float]"),
+    **dict.fromkeys(("list", "tuple", "set", "sequence", "ndarray", "tensor"), "list[float]"),
+    **dict.fromkeys(("float16", "float32", "float64", "floating", "number"), "float"),
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "integer"), "int"),
+    "path": "str",
+}
+"""The option types nearest to common others, by their last name in lower case."""
+
+
+class OptionsError(UserError):
+    """Raised for a component's options that cannot be part of a config.
+
+    Args:
+        issues: all of them; `where` is left to the caller.
+    """
+
+    def __init__(self, issues: Sequence[ConfigIssue]) -> None:
+        self.issues = tuple(issues)
+        super().__init__("; ".join(map(str, issues)))
+
+
+@functools.cache
+def check_options(options: type) -> Sequence[ConfigIssue]:
+    """Return the faults of a component's options: fields with a type that no setting can have, defaults that their own
+    type or limits exclude, and values that are no field. `where` is left to the caller."""
+    if "__dataclass_fields__" not in vars(options) and inspect.get_annotations(options):
+        message = f"{options.__qualname__} is no dataclass, so that what it declares is no option"
+        return [ConfigIssue((), message, "write @dataclass(frozen=True, kw_only=True) above it")]
+    try:
+        settings = settings_of(options)
+    except Exception as error:  # a name that is not defined, or an annotation that is no type
+        message = f"the annotations of {options.__qualname__} cannot be read: {type(error).__name__}: {error}"
+        return [ConfigIssue((), message, "import types of options where the class is, not under TYPE_CHECKING")]
+    found = [issue for setting in settings.values() for issue in _check_option(setting, options.__qualname__)]
+    for name, value in vars(options).items():
+        if name not in settings and not name.startswith("_") and isinstance(value, (*SINGLE, list, dict)):
+            message = f"{name!r} of {options.__qualname__} has no type, so that it is no option"
+            found.append(ConfigIssue((), message, f"write `{name}: {type(value).__name__} = setting({value!r})`"))
+    return found
+
+
+def _check_option(setting: Setting, owner: str) -> Iterator[ConfigIssue]:
+    """Check the type and the default of one option of the class `owner`."""
+    what = f"option {setting.name!r} of {owner}"
+    if not _is_supported(setting):
+        kind = setting.field.type
+        text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+        hint = f"declare it as {TYPES}"
+        if instead := INSTEAD.get(re.split(r"[\[ ]", text)[0].rpartition(".")[2].lower()):
+            hint = f"write `{setting.name}: {instead}`, or {hint}"
+        if set(setting.kinds) & {int, float} and str in setting.kinds:
+            hint = 'name the legal texts, as in `setting(1, words=("auto",))`'
+        yield ConfigIssue((), f"{what} has the type {text}, which no option can have", hint)
+    elif setting.section is not None:
+        yield from check_options(setting.section)
+    elif not setting.required:
+        problem = _check_default(setting)
+        if problem is not None:
+            yield ConfigIssue((), f"the default of {what} {problem.message}", problem.hint)
+
+
+def _is_supported(setting: Setting) -> bool:
+    """Return whether a config can hold values of the setting's type."""
+    if len(setting.kinds) != 1:  # only of numbers, or a number or one of some words
+        texts = {str} if setting.field.metadata.get("words") else set()
+        return bool(setting.kinds) and set(setting.kinds) <= {int, float} | texts
+    [kind] = setting.kinds
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is list:
+        return _is_single(arguments[0]) or _is_section(arguments[0])
+    if typing.get_origin(kind) is dict:
+        return arguments[0] is str and (_is_single(arguments[1]) or arguments[1] is Any)
+    return _is_single(kind) or _is_section(kind)
+
+
+def _is_single(kind: Any) -> bool:
+    return kind in SINGLE or (bool(choices_in(kind)) and all(isinstance(each, str) for each in choices_in(kind)))
+
+
+def _is_section(kind: Any) -> bool:
+    is_section = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    return is_section and bool(kind.__dataclass_params__.frozen)
+
+
+def _check_default(setting: Setting) -> ConfigIssue | None:
+    """Return what is wrong with a default, or None."""
+    default, [kind, *_] = setting.default, setting.kinds
+    if default is None:
+        name = setting.field.type if isinstance(setting.field.type, str) else inspect.formatannotation(kind)
+        return None if setting.nullable else ConfigIssue((), "is None", f"write `{setting.name}: {name} | None`")
+    kinds, values = setting.kinds, [default]
+    if typing.get_origin(kind) in (list, dict):
+        if not isinstance(default, typing.get_origin(kind)):
+            hint = "write setting([...])" if typing.get_origin(kind) is list else "write setting({...})"
+            return ConfigIssue((), f"= {default!r} is no {typing.get_origin(kind).__name__}", hint)
+        kinds = typing.get_args(kind)[-1:]
+        values = list(default.values() if isinstance(default, dict) else default)
+    if kinds == (Any,) or _is_section(kinds[0]):
+        return None
+    for value in values:
+        if isinstance(value, Enum) and isinstance(value, kinds[0]):
+            continue
+        if isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
+            members = ", ".join(f"{kinds[0].__name__}.{member.name}" for member in kinds[0])
+            return ConfigIssue((), f"= {value!r} is no {kinds[0].__name__}", f"write one of {members}")
+        if problem := check_value(value, kinds, setting.field.metadata, None):
+            return problem
+    return None

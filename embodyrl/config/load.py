@@ -128,7 +128,8 @@ def _finish(
     if doubts is not None:
         modules = dict.fromkeys(name for _, name in named_modules(settings))
         _refuse(source, doubts, "run the Python code of", list(modules), "that code")
-    faults += import_plugins(settings, source.plugin_dir)
+    failed = import_plugins(settings, source.plugin_dir)
+    faults += failed
     if saved is not None:
         convert_saved(settings, Config)
     faults += _apply(settings, others)
@@ -138,7 +139,7 @@ def _finish(
         _refuse(source, doubts, "read environment variables for", texts, "it")
     faults += resolved.faults
     environment = {path: (text, settings.get(path)) for path, text in resolved.environment.items()}
-    faults += check_settings(settings, Config, composed.whole, composed.incomplete)
+    faults += check_settings(settings, Config, composed.whole, composed.incomplete, all_imported=not failed)
     config, doubtful = build_draft(settings.data, {fault.path for fault in faults}, composed.incomplete)
     faults += check_rules(config, composed, doubtful, use)
     inherited = [] if use is ConfigUse.show else list(inherited_values(config, composed))

@@ -106,18 +106,30 @@ def _import(name: str, folder: Path) -> tuple[str, str] | None:
             )
         return f"plug-in {name!r} needs {error.name!r}, which is not installed", f"pip install {error.name}"
     except Exception as error:  # a plug-in may raise anything
-        return f"plug-in {name!r} failed while it was imported: {_describe(error)}", "fix the module"
+        text = _describe(error, Path(where_from(name) or folder).parent)
+        remedy = next((remedy for part, remedy in _OF_DATACLASSES.items() if part in text), "fix the module")
+        return f"plug-in {name!r} failed while it was imported: {text}", remedy
     return None
 
 
-def _describe(error: Exception) -> str:
-    """Return the exception in one line, with the line of the plug-in that raised it."""
+_OF_DATACLASSES = {
+    "cannot inherit non-frozen dataclass": "write @dataclass(frozen=True, kw_only=True) above the class",
+    "non-default argument": "write @dataclass(frozen=True, kw_only=True) above the class",
+    "is a field but has no type annotation": "write its type, as in `width: float = setting(0.2)`",
+    "mutable default": "write setting(...) around the default, which copies lists and maps for every instance",
+}
+"""Remedies for what Python's `dataclass` says of options, by a part of its text."""
+
+
+def _describe(error: Exception, folder: Path) -> str:
+    """Return the exception in one line, with the last line in the plug-in's folder that led to it."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     program = str(Path(embodyrl.__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = [frame for frame in frames if "importlib" not in frame.filename]
     outside = [frame for frame in frames if not frame.filename.startswith(program)]
-    own = outside or [frame for frame in frames if frame.filename != __file__]
+    own = [frame for frame in outside if frame.filename.startswith(f"{folder}{os.sep}")] or outside or frames
     place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 

@@ -37,11 +37,15 @@ def setting(
 ) -> Any:
     """Return a dataclass field with its legal values.
 
+    Its type is bool, int, float, str, a `StrEnum` (a config writes the values of its members), a `Literal` of texts, a
+    frozen dataclass, or a list or a dict with text keys of one of these; each may be `| None`, which a config writes as
+    null. `int | str` and `float | str` take numbers and the words in `words`.
+
     Args:
         default: the default; without one the setting is required. Lists and maps are copied for every instance.
         low, high: inclusive bounds (for lists: of every entry).
         above, below: exclusive bounds.
-        words: for `int | str` fields, the strings that are legal.
+        words: for `int | str` and `float | str` fields, the strings that are legal.
         registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
         of_tasks: for options of simulators whose value depends on the tasks: severity of leaving a value that a group
             file wrote for other tasks. None: the value does not depend on tasks.

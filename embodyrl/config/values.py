@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import typing
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.errors import did_you_mean, has_controls, without_controls
+from embodyrl.errors import did_you_mean, has_controls, near_match, without_controls
 
 LARGEST_TEXT = 1_000_000
 """Most characters of a config, and of the values of its interpolations."""
@@ -79,6 +80,26 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def written(member: Enum) -> str:
+    """Return the text that stands for an enum's member in a config: its value, or its name if the value is no text."""
+    return member.value if isinstance(member.value, str) else member.name
+
+
+def choices_in(kind: Any) -> list[str]:
+    """Return the texts that are legal for an enum or a `Literal`; empty for other types."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [written(member) for member in kind]
+    return list(typing.get_args(kind)) if typing.get_origin(kind) is typing.Literal else []
+
+
+def choose(kind: Any, text: str) -> Any:
+    """Return the member of an enum or the value of a `Literal` that a text stands for; None if there is none. Names of
+    members are read too, because earlier versions wrote them."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        return text if text in choices_in(kind) else None
+    return next((member for member in kind if written(member) == text), None) or kind.__members__.get(text)
+
+
 def check_interpolations(text: str) -> ConfigIssue | None:
     """Return what is wrong with the `${...}` in a text, or None."""
     if "${" in text:
@@ -108,10 +129,10 @@ def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], e
         return _wrong(f"= {without_controls(show(value))} holds control characters", WITHOUT_CONTROLS)
     words = limits.get("words") or ()
     if words and isinstance(value, str):
-        return _check_word(value, words, limits)
+        return _check_word(value, words, kinds, limits)
     for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, Enum):
-            return _check_enum(value, kind)
+        if choices_in(kind):
+            return _check_choice(value, kind)
     if kinds == (bool,):
         return (
             None if isinstance(value, bool) else _wrong(f"must be a switch, got {show(value)}", "write true or false")
@@ -126,24 +147,30 @@ def _not_text(value: Any) -> ConfigIssue:
     return _wrong(f"must be text, got {show(value)}", quoted or "write a single name")
 
 
-def _check_enum(value: Any, kind: type[Enum]) -> ConfigIssue | None:
-    allowed = [member.name for member in kind]
-    if isinstance(value, str) and value in allowed:
+def _check_choice(value: Any, kind: Any) -> ConfigIssue | None:
+    allowed = choices_in(kind)
+    if isinstance(value, str) and choose(kind, value) is not None:
         return None
-    written = value.lower() if isinstance(value, str) else ""
-    remedy = did_you_mean(written, allowed, otherwise="choose one of them")
+    by_lower_case = {each.lower(): each for each in allowed}
+    near = near_match(value.lower(), by_lower_case) if isinstance(value, str) else None
+    remedy = f"did you mean {by_lower_case[near]!r}?" if near else "choose one of them"
     if isinstance(value, bool):
         remedy = "choose one of them (YAML reads on, off, yes and no as true and false unless they are in quotes)"
+    elif str(value) in allowed:
+        remedy = "put it in quotes"
     return _wrong(f"must be one of {', '.join(allowed)}; got {show(value)}", remedy)
 
 
-def _check_word(value: str, words: tuple[str, ...], limits: Mapping[str, Any]) -> ConfigIssue | None:
+def _check_word(
+    value: str, words: tuple[str, ...], kinds: tuple[Any, ...], limits: Mapping[str, Any]
+) -> ConfigIssue | None:
     if value in words:
         return None
+    wanted = f"{'a number' if float in kinds else 'a whole number'} or {_either(words)}"
     if _as_number(value) is not None:
-        return _wrong(f"must be a whole number or {_either(words)}, got the text {show(value)}", "remove the quotes")
+        return _wrong(f"must be {wanted}, got the text {show(value)}", "remove the quotes")
     remedy = did_you_mean(value, words, otherwise=f"write a number{_range(limits)}, or {_either(words)}")
-    return _wrong(f"must be a whole number or {_either(words)}, got {show(value)}", remedy)
+    return _wrong(f"must be {wanted}, got {show(value)}", remedy)
 
 
 def _either(words: tuple[str, ...]) -> str:
@@ -189,9 +216,8 @@ def _check_range(value: float, limits: Mapping[str, Any]) -> ConfigIssue | None:
 
 def legal_values(kinds: tuple[Any, ...], limits: Mapping[str, Any]) -> str:
     """Describe the values that `check_value` accepts, apart from their type; empty if that is all."""
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, Enum):
-            return f"one of {', '.join(member.name for member in kind)}"
+    if choices := [choice for kind in kinds for choice in choices_in(kind)]:
+        return f"one of {', '.join(choices)}"
     return ", or ".join(part for part in (_range(limits).removeprefix(" of").strip(), *limits.get("words", ())) if part)
 
 

@@ -61,7 +61,7 @@ def test_advantages_are_spread_down_and_never_up() -> None:
     assert expand_to_level(Level.token, of_decisions, EXECUTED, 2)[1].tolist() == [[2, 2]] * 3
     assert expand_to_level(Level.action, of_actions, EXECUTED, 2).tolist() == of_actions.tolist()
     assert expand_to_level(Level.token, of_actions, EXECUTED, 2)[1].tolist() == [[3, 3], [4, 4], [5, 5]]
-    with pytest.raises(LevelError, match="advantages of actions cannot be spread over decisions"):
+    with pytest.raises(LevelError, match="advantages of actions do not fit one log-prob per chunk"):
         expand_to_level(Level.chunk, of_actions, EXECUTED, 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import programs
@@ -10,6 +11,7 @@ import pytest
 
 from embodyrl.config import ConfigUse, load_config, renames, to_commented_yaml, to_plain
 from embodyrl.config.build import differences
+from embodyrl.registry import LOSSES
 
 PPO = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
 OLD = Path(__file__).parent / "saved_by_an_earlier_version.yaml"
@@ -275,3 +277,303 @@ def test_options_of_a_saved_policy_and_metrics_are_read_by_the_tables(renamed):
     assert found == {"name": "mlp", "hidden_sizes": [8]}
     assert renames.newest_metric("train/rounds") == "train/epochs" and renames.newest_metric("loss") == "loss"
     assert renames.newest_metric("time/phase/x") == "time/part/x"
+
+
+OPTIONS = """
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import Any, Literal
+
+import numpy as np
+
+from embodyrl.algorithms.losses import LossOutput
+from embodyrl.config.schema import LossConfig, RewardConfig, setting
+from embodyrl.registry import LOSSES
+
+
+class Mode(StrEnum):
+    HARD = "hard"
+    SOFT = "soft"
+
+
+class Number(Enum):
+    one = 1
+    two = 2
+
+
+@dataclass
+class Thawed:
+    size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MyConfig(LossConfig):
+    OPTION
+
+
+def mine(*, logprobs, option):
+    return LossOutput(losses=logprobs)
+
+
+LOSSES.register("mine", target=mine, options=MyConfig, whole=False, summary="mine")
+"""
+NUMBERS = itertools.count()
+EACH = (
+    'declare it as bool, int, float, str, a StrEnum, Literal["a", "b"], a frozen dataclass, or list[...] or '
+    "dict[str, ...] of one of these; each also with `| None`"
+)
+
+
+def with_plugin(workplace, module: str) -> str:
+    """Write a plug-in under a name that no other test has imported; returns a config that chooses its loss."""
+    name = f"module_{next(NUMBERS)}"
+    workplace.write(module, f"{name}.py")
+    return f"{PPO}plugins: [{name}]\nalgorithm: {{loss: mine}}\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "kind", "remedy"),
+    [
+        ("option: dict = setting({})", "dict", f"write `option: dict[str, float]`, or {EACH}"),
+        (
+            "option: Mapping[str, int] = setting({})",
+            "Mapping[str, int]",
+            f"write `option: dict[str, float]`, or {EACH}",
+        ),
+        ("option: dict[int, str] = setting({})", "dict[int, str]", f"write `option: dict[str, float]`, or {EACH}"),
+        ("option: list = setting([])", "list", f"write `option: list[float]`, or {EACH}"),
+        ("option: list[list[int]] = setting([])", "list[list[int]]", f"write `option: list[float]`, or {EACH}"),
+        ("option: tuple[int, int] = setting((1, 2))", "tuple[int, int]", f"write `option: list[float]`, or {EACH}"),
+        ("option: np.float32 = setting(1.0)", "np.float32", f"write `option: float`, or {EACH}"),
+        ("option: np.int64 | None = setting(None)", "np.int64 | None", f"write `option: int`, or {EACH}"),
+        ("option: np.ndarray = setting()", "np.ndarray", f"write `option: list[float]`, or {EACH}"),
+        ("option: Any = setting(1)", "Any", EACH),
+        ("option: object = setting(1)", "object", EACH),
+        ("option: None = setting(None)", "None", EACH),
+        ("option: bool | float = setting(1.0)", "bool | float", EACH),
+        ("option: Literal[1, 2] = setting(1)", "Literal[1, 2]", EACH),
+        ("option: Thawed = field(default_factory=Thawed)", "Thawed", EACH),
+        (
+            "option: int | str = setting('auto')",
+            "int | str",
+            'name the legal texts, as in `setting(1, words=("auto",))`',
+        ),
+    ],
+)
+def test_an_option_of_a_type_that_no_yaml_can_give_is_refused(workplace, option, kind, remedy):
+    assert workplace.faults(with_plugin(workplace, OPTIONS.replace("OPTION", option))) == [
+        f"my.yaml:3:19: option 'option' of MyConfig has the type {kind}, which no option can have - {remedy}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "option = 0.2",
+            "'option' of MyConfig has no type, so that it is no option - write `option: float = setting(0.2)`",
+        ),
+        (
+            "option: float = setting(0.0, above=0.0)",
+            "the default of option 'option' of MyConfig = 0.0 is too small - use a value above 0",
+        ),
+        (
+            "option: float = setting(None)",
+            "the default of option 'option' of MyConfig is None - write `option: float | None`",
+        ),
+        (
+            "option: list[float] = setting([1.0, 'a'])",
+            "the default of option 'option' of MyConfig must be a number, got the text \"a\" - write a number",
+        ),
+        (
+            "option: list[float] = setting((1.0, 2.0))",
+            "the default of option 'option' of MyConfig = (1.0, 2.0) is no list - write setting([...])",
+        ),
+        (
+            "option: Mode = setting('hard')",
+            "the default of option 'option' of MyConfig = 'hard' is no Mode - write one of Mode.HARD, Mode.SOFT",
+        ),
+        (
+            "option: Undefined = setting(1)",
+            "the annotations of MyConfig cannot be read: NameError: name 'Undefined' is not defined - import types of "
+            "options where the class is, not under TYPE_CHECKING",
+        ),
+    ],
+)
+def test_an_option_that_can_never_be_right_is_refused(workplace, option, message):
+    assert workplace.faults(with_plugin(workplace, OPTIONS.replace("OPTION", option))) == [f"my.yaml:3:19: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "option: list[int] = []",
+            "ValueError: mutable default <class 'list'> for field option is not allowed: use default_factory "
+            "({place}:36) - write setting(...) around the default, which copies lists and maps for every instance",
+        ),
+        (
+            "option = setting(1)",
+            "TypeError: 'option' is a field but has no type annotation ({place}:36) - write its type, as in "
+            "`width: float = setting(0.2)`",
+        ),
+    ],
+)
+def test_what_python_itself_refuses_comes_with_the_line_of_the_plugin(workplace, option, message):
+    text = with_plugin(workplace, OPTIONS.replace("OPTION", option))
+    [module] = workplace.folder.glob("module_*.py")
+    assert workplace.faults(text) == [
+        f"my.yaml:2:11: plug-in {module.stem!r} failed while it was imported: {message.format(place=module)}"
+    ]
+
+
+def test_a_decorator_that_is_not_that_of_options_is_answered_with_the_right_one(workplace):
+    right = "@dataclass(frozen=True, kw_only=True)\nclass MyConfig"
+    text = OPTIONS.replace("OPTION", "option: int = setting(1)")
+    [fault] = workplace.faults(with_plugin(workplace, text.replace(right, "@dataclass(kw_only=True)\nclass MyConfig")))
+    assert "TypeError: cannot inherit non-frozen dataclass from a frozen one" in fault
+    assert fault.endswith(" - write @dataclass(frozen=True, kw_only=True) above the class")
+    assert workplace.faults(with_plugin(workplace, text.replace(right, "class MyConfig"))) == [
+        "my.yaml:3:19: MyConfig is no dataclass, so that what it declares is no option - write "
+        "@dataclass(frozen=True, kw_only=True) above it"
+    ]
+
+
+CHOICES = """
+    option: Literal["plain", "squared"] = setting("plain")
+    mode: Mode | None = setting(Mode.HARD)
+    number: Number = setting(Number.one)
+    several: list[Literal["a", "b"]] = setting(["a"])
+    by_key: dict[str, Mode] = setting({})
+    pause: float | str = setting("never", words=("never",))
+    part: Part = field(default_factory=Part)
+    given: Literal["x", "y"] = setting()
+"""
+
+
+def test_options_with_choices_are_read_printed_and_answered_with_near_matches(workplace):
+    names = "mode, number, several, by_key, pause, part, given"
+    module = OPTIONS.replace("OPTION", CHOICES.strip()).replace("logprobs, option", f"logprobs, option, {names}")
+    bare = with_plugin(workplace, module)
+    text = bare.replace("loss: mine", "loss: {name: mine, mode: soft, by_key: {k: hard}, several: [b, a], given: y}")
+    config = workplace.load(text)
+    loss = config.algorithm.loss
+    assert (loss.option, loss.mode.name, loss.number.value, loss.several) == ("plain", "SOFT", 1, ["b", "a"])
+    assert loss.by_key == {"k": "hard"} and loss.given == "y"
+    printed = to_commented_yaml(config)
+    assert "# [one of plain, squared]\n    option: plain\n    # [one of hard, soft]\n    mode: soft\n" in printed
+    assert "# One of: one, two.\n    number: one\n" in printed
+    workplace.write(printed, "printed.yaml")
+    assert load_config("printed.yaml").config == config
+    # the name of a member is read as well, as it was written by earlier versions
+    assert workplace.load(text, "algorithm.loss.mode=HARD").algorithm.loss.mode.value == "hard"
+    asked = ["option=squard", "mode=SOFTT", "number=2", "several=[a,c]", "pause=nevr", "given=1"]
+    assert workplace.faults(text, *(f"algorithm.loss.{each}" for each in asked)) == [
+        "command line: algorithm.loss.option must be one of plain, squared; got \"squard\" - did you mean 'squared'?",
+        "command line: algorithm.loss.mode must be one of hard, soft; got \"SOFTT\" - did you mean 'soft'?",
+        "command line: algorithm.loss.number must be one of one, two; got 2 - choose one of them",
+        'command line: algorithm.loss.several[1] must be one of a, b; got "c" - choose one of them',
+        "command line: algorithm.loss.pause must be a number or 'never', got \"nevr\" - did you mean 'never'?",
+        "command line: algorithm.loss.given must be one of x, y; got 1 - choose one of them",
+    ]
+    assert workplace.faults(bare)[0].startswith("my.yaml:3:13: algorithm.loss.given is missing")
+
+
+NEWCOMER = """
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from embodyrl.algorithms.losses import LossOutput
+from embodyrl.config.schema import LossConfig, setting
+from embodyrl.registry import LOSSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class MyConfig(LossConfig):
+    width: float = setting(0.2)
+    \"\"\"Width of the trust region.\"\"\"
+
+
+def mine(*, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, width: float) -> LossOutput:
+    ratio = (logprobs - old_logprobs).exp()
+    return LossOutput(losses=-advantages * ratio * width)
+
+
+LOSSES.register("mine", target=mine, options=MyConfig, whole=False, summary="mine")
+"""
+LOSS_OF = "my.yaml:3:19: loss 'mine' "
+GIVES = (
+    "logprobs, old_logprobs, proximal_logprobs, reference_logprobs, advantages, valid, weights, executed, sequence, "
+    "version, task_index, proprio, images, returns, old_values; options of its own: width"
+)
+WANTS_OUTPUT = "return LossOutput(losses=..., metrics={...}) of embodyrl.algorithms.losses"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "faults"),
+    [
+        (
+            "old_logprobs: Tensor",
+            "old_logprob: Tensor",
+            [
+                f"{LOSS_OF}names 'old_logprob', which is not there for it - did you mean 'old_logprobs'? (there are "
+                f"{GIVES})"
+            ],
+        ),
+        (
+            "*, logprobs: Tensor, old_logprobs: Tensor",
+            "logprobs: Tensor, /, old_logprobs: Tensor",
+            [f"{LOSS_OF}takes 'logprobs' by its position, but is called by name - remove the `/` from its arguments"],
+        ),
+        (
+            "width: float)",
+            "**options: float)",
+            [
+                f"{LOSS_OF}takes **options, but gets only what it names - name each column and option that it needs",
+                "my.yaml:3:19: option 'width' of loss 'mine' has no use: its function does not name it - let the "
+                "function name it, or remove the option",
+            ],
+        ),
+        (
+            "setting(0.2)",
+            "setting()",
+            [
+                "my.yaml:3:13: algorithm.loss.width is missing - add `width: ...` to the section 'algorithm.loss' "
+                "(Width of the trust region)"
+            ],
+        ),
+        (
+            "return LossOutput(losses=-advantages * ratio * width)",
+            "return -advantages * ratio * width, {}",
+            [f"{LOSS_OF}returns a tuple - {WANTS_OUTPUT}"],
+        ),
+        ("-> LossOutput", "-> Tensor", [f"{LOSS_OF}returns a Tensor - {WANTS_OUTPUT}"]),
+        (
+            "LOSSES.register(",
+            "dict(name=",
+            [
+                f"{LOSS_OF}is not registered (registered: cpgd, decoupled_ppo, gspo, ppo) - if it is yours, one of the "
+                "plug-ins must call LOSSES.register('mine', ...)"
+            ],
+        ),
+    ],
+)
+def test_a_mistake_in_a_loss_of_ones_own_is_found_before_the_run(workplace, right, wrong, faults):
+    workplace.load(with_plugin(workplace, NEWCOMER))
+    assert NEWCOMER.count(right) == 1
+    LOSSES._entries.pop("mine")
+    assert workplace.faults(with_plugin(workplace, NEWCOMER.replace(right, wrong))) == faults
+
+
+def test_only_what_a_function_itself_returns_counts(workplace):
+    inner = "def pair(): return 1, 2\n    pairs = lambda: (1, 2)\n    ratio ="
+    workplace.load(with_plugin(workplace, NEWCOMER.replace("ratio =", inner).replace(" -> LossOutput", "")))
