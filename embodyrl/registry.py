@@ -425,7 +425,7 @@ must be in `state_dict`, so that it can be saved and offloaded."""
 SINKS = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks", entry=Entry)
 """Sinks of metrics. Target: callable (context) -> `tracking.Sink`."""
 
-EXPERTS = Registry("expert", home="embodyrl.data.builtin_experts", group="embodyrl.experts", entry=Entry)
+EXPERTS = Registry("expert", home="embodyrl.data.experts:declare", group="embodyrl.experts", entry=Entry)
 """Scripted experts, each under the name of its simulator. Target: callable (env config) ->
 `data.experts.Demonstrator`."""
 

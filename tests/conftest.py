@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import signal
 import sys
@@ -55,8 +56,19 @@ def repository() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--list-skipped`, for a second pass where what was missing is there: `pytest @FILE`."""
+    """Add `--list-skipped`, for a second pass where what was missing is there: `pytest @FILE`; and `--shuffle`."""
     parser.addoption("--list-skipped", metavar="FILE", type=Path, help="write the ids of skipped tests to FILE")
+    parser.addoption("--shuffle", metavar="SEED", help="run files, and the tests of each, in an order drawn with SEED")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle the tests: none may depend on what ran before."""
+
+    def place(text: str) -> bytes:
+        return hashlib.sha256(f"{config.getoption('--shuffle')} {text}".encode()).digest()
+
+    if config.getoption("--shuffle") is not None:
+        items.sort(key=lambda item: (place(str(item.path)), place(item.nodeid)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,8 +13,7 @@ from embodyrl.config import ConfigUse, LoadedConfig, load_config
 from embodyrl.config.schema import Config, Device
 from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory
-from embodyrl.planning.advice import Adviser
-from embodyrl.planning.planner import Limits, Planner
+from embodyrl.planning.planner import Adviser, Limits, Planner
 from embodyrl.planning.processes import plan_processes, start_one
 from embodyrl.planning.text import memory_table, pairs, rows, verdict, worker_table
 

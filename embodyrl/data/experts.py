@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from embodyrl.registry import EXPERTS, Requirement
 
-from embodyrl.config.schema import EnvConfig
-from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.registry import EXPERTS
+if TYPE_CHECKING:  # `embodyrl list` needs none of it
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from embodyrl.config.schema import EnvConfig
+    from embodyrl.envs import EpisodeSpec, Observation
+
+
+def declare() -> None:
+    """Register the scripted experts that come with embodyrl, each under the name of its simulator."""
+    EXPERTS.register(
+        "metaworld",
+        target="embodyrl.envs.metaworld.expert:MetaWorldExpert",
+        requires=[Requirement(module="metaworld", install="pip install 'embodyrl[metaworld]'")],
+        summary="MetaWorld's own scripted policies, one for each task",
+    )
 
 
 class Demonstrator(Protocol):
