@@ -115,8 +115,7 @@ class WorkerPool:
             try:
                 # A busy process may still have to read `stepping` for its present chunk.
                 if worker.is_idle:
-                    served = worker.spec.slots
-                    stepping[served.start : served.stop] = share.mask
+                    stepping[share.served] = share.mask
                     requests.append(worker.ring("step", timeout=timeout))
                 else:
                     requests.append(worker.request("step", *share.arguments, timeout=timeout))
@@ -231,6 +230,8 @@ class Share(NamedTuple):
     """The same slots, numbered within the process."""
     arguments: tuple[int, ...]
     """The slots as a message names them: `local`, or none if it is all slots of the process."""
+    served: slice
+    """All slots of the process, as the run numbers them."""
     mask: NDArray[np.bool_]
     """The slots as the doorbell names them: a mask of all slots of the process."""
 
@@ -295,7 +296,9 @@ class Selections:
         shares = []
         for rank, slots in by_rank.items():
             local = tuple(slot % self._share for slot in slots)
+            arguments = () if len(local) == self._share else local
+            served = slice(rank * self._share, (rank + 1) * self._share)
             mask = np.isin(np.arange(self._share), local)
-            shares.append(Share(self._workers[rank], slots, local, () if len(local) == self._share else local, mask))
+            shares.append(Share(self._workers[rank], slots, local, arguments, served, mask))
         first, end = numbers[0], numbers[0] + len(numbers)
         return Selection(index, numbers, shares, slice(first, end) if numbers == list(range(first, end)) else None)
