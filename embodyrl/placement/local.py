@@ -295,9 +295,11 @@ class LocalWorker:
         return self._end
 
     def _remote_error(self, method: str, failure: Failure) -> RemoteError:
+        text = f"{self}: {method!r} raised {failure.type_name}: {failure.message}"
+        if not failure.is_user_error:  # whose text is enough
+            text += f"\n--- traceback in the worker ---\n{failure.traceback}"
         return RemoteError(
-            f"{self}: {method!r} raised {failure.type_name}: {failure.message}\n"
-            f"--- traceback in the worker ---\n{failure.traceback}",
+            text,
             role=self._spec.role,
             rank=self._spec.rank,
             pid=self.pid,

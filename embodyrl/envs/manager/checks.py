@@ -32,11 +32,16 @@ def with_task_descriptions(spec: SimulatorSpec, descriptions: Mapping[str, str])
 
 
 def check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
-    """Raise `UserError` if `env.cameras` names other cameras than the simulator has."""
+    """Raise `UserError` if `env.cameras` or `env.image_size` is not what the simulator shows."""
     if config.cameras and list(spec.cameras) != config.cameras:
         raise UserError(
             f"env.cameras is {config.cameras}, but simulator {config.name!r} shows "
             f"{list(spec.cameras) or 'no images'}: name what it shows, or set env.cameras to []"
+        )
+    if config.cameras and list(spec.image_size) != config.image_size:
+        raise UserError(
+            f"env.image_size is {config.image_size}, but simulator {config.name!r} declares SimulatorSpec.image_size = "
+            f"{spec.image_size} (height, width): declare tuple(config.image_size), and render or resize to it"
         )
 
 

@@ -111,7 +111,7 @@ class EnvManager:
             # Also on Ctrl-C: the caller gets no object that could end the processes that have started.
             self.close()
             if isinstance(error, RemoteError) and error.is_user_error:
-                raise UserError(error.remote_message) from error
+                raise UserError(error.remote_message) from None
             raise
 
     def _start(self, config: EnvConfig, launcher: Launcher, near: Gpu | None) -> None:
