@@ -16,10 +16,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.envs.manager.checks import check_cameras, check_importable, with_task_descriptions
-from embodyrl.envs.manager.exchange import Reader, StepResult, Work, Writer, find_not_finite
-from embodyrl.envs.manager.memory import Segment, layout
-from embodyrl.envs.manager.pool import GONE, Selection, Slots, WorkerPool
+from embodyrl.envs.manager.memory import (
+    Reader,
+    Segment,
+    Selection,
+    Slots,
+    StepResult,
+    Work,
+    Writer,
+    find_not_finite,
+    layout,
+)
+from embodyrl.envs.manager.pool import GONE, WorkerPool, check_cameras, check_importable, with_task_descriptions
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.launcher import Launcher, RemoteError, Request, Worker, WorkerError
