@@ -45,6 +45,21 @@ class RenderError(SimulatorError):
     """Raised when a simulator cannot render images here; the text names what is missing."""
 
 
+class WrongResult(SimulatorError, UserError):
+    """Raised when a simulator returned something else than it declares.
+
+    Args:
+        slots: those at fault, as the simulator numbers them.
+        text: what returned what, what was wanted, and the remedy.
+        where: name of the slots for people; None: their numbers.
+    """
+
+    def __init__(self, slots: Sequence[int], text: str, *, where: str | None = None) -> None:
+        super().__init__(f"{where or f'slots {list(slots)}'}: {text}")
+        self.slots = slots
+        self.text = text
+
+
 class RestoreMismatchWarning(RuntimeWarning):
     """Warns that a restored episode differs from the saved one, for instance on a machine with another processor."""
 
@@ -278,14 +293,17 @@ class SlotSimulator(ABC):
         terminated = truncated = False
         try:
             for index in range(min(len(chunk), limit - first)):
-                reward, terminated, succeeded, truncated = step(chunk[index])
+                outcome = step(chunk[index])
                 seat.steps += 1
-                if not isfinite(reward):
-                    raise NotFiniteError(f"{seat.where()}: reward is {reward}, want a finite number")
-                rewards[index] = reward
-                success[index] = succeeded
-                if terminated or truncated:
-                    break
+                try:
+                    reward, terminated, succeeded, truncated = outcome
+                    if not isfinite(reward):
+                        raise NotFiniteError(f"{seat.where()}: reward is {reward}, want a finite number")
+                    rewards[index], success[index] = reward, succeeded
+                    if terminated or truncated:
+                        break
+                except (TypeError, ValueError):
+                    raise WrongResult([seat.number], _wrong_transition(seat.slot, outcome)) from None
         except SimulatorError:
             raise
         except Exception as error:
@@ -302,19 +320,21 @@ class SlotSimulator(ABC):
         assert seat.slot is not None
         if self.spec.cameras:  # with images, reading the state takes negligible time
             with timed_rendering():
-                images, proprio = seat.slot.observe()
+                seen = seat.slot.observe()
         else:
-            images, proprio = seat.slot.observe()
-        if (proprio is not None) != (self.spec.proprio_dim > 0) or (images is not None) != bool(self.spec.cameras):
-            raise SimulatorError(f"{seat.where()}: the observation has not what the spec declares (images or proprio)")
-        if proprio is not None:
-            _check_array(seat, "proprio", proprio, (self.spec.proprio_dim,), np.float32)
-            if not np.isfinite(proprio).all():
-                entry = int(np.argmin(np.isfinite(proprio)))
-                seat.over = True
-                raise NotFiniteError(f"{seat.where()}: proprio[{entry}] is {proprio[entry]}, want a finite number")
-        if images is not None:
-            _check_array(seat, "images", images, (len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
+            seen = seat.slot.observe()
+        source = f"{type(seat.slot).__name__}.observe()"
+        if not isinstance(seen, (tuple, list)) or len(seen) != 2:
+            text = f"{source} returned {described(seen)}, want a pair (images or None, proprio or None)"
+            raise WrongResult([seat.number], text)
+        images, proprio = seen
+        wrong = wrong_proprio(source, proprio, self.spec) or wrong_images(source, images, self.spec)
+        if wrong is not None:
+            raise WrongResult([seat.number], wrong)
+        if proprio is not None and not np.isfinite(proprio).all():
+            entry = int(np.argmin(np.isfinite(proprio)))
+            seat.over = True
+            raise NotFiniteError(f"{seat.where()}: proprio[{entry}] is {proprio[entry]}, want a finite number")
         seat.images, seat.proprio = images, proprio
 
     def _observation(self, seats: Sequence[_Seat]) -> Observation:
@@ -461,10 +481,81 @@ def check_cameras(cameras: Sequence[str], known: Iterable[str], backend: str) ->
             raise UserError(f"env.cameras names {camera!r} twice: name each camera once")
 
 
-def _check_array(seat: _Seat, name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: type) -> None:
-    if array.shape != shape or array.dtype != dtype:
-        want = f"{np.dtype(dtype).name} {shape}"
-        raise SimulatorError(f"{seat.where()}: {name} is {array.dtype} {array.shape}, want {want}")
+def wrong_proprio(source: str, found: object, spec: SimulatorSpec, batch: tuple[int, ...] = ()) -> str | None:
+    """Describe what is wrong with the state observation that a simulator returned; None: it is as declared.
+
+    Args:
+        source: what returned it, such as `Block.observe()`.
+        found: float32 `[*batch, S]`, or None if S is 0.
+        spec: of the simulator.
+        batch: leading dimensions.
+    """
+    size = spec.proprio_dim
+    shape = (*batch, size)
+    if size == 0:
+        return None if found is None else f"{source} returned proprio, but SimulatorSpec.proprio_dim is 0: return None"
+    if isinstance(found, np.ndarray) and found.shape == shape and found.dtype == np.float32:
+        return None
+    remedy = f"return {size} numbers, or declare in SimulatorSpec how many there are"
+    if isinstance(found, np.ndarray) and found.shape == shape:
+        remedy = "convert it with .astype(np.float32)"
+    return (
+        f"{source} returned proprio {described(found)}, want float32 {shape}, the SimulatorSpec.proprio_dim = {size} "
+        f"numbers{' of each env' if batch else ''}: {remedy}"
+    )
+
+
+def wrong_images(source: str, found: object, spec: SimulatorSpec, batch: tuple[int, ...] = ()) -> str | None:
+    """Describe what is wrong with the images that a simulator returned; None: they are as declared.
+
+    Args:
+        source: what returned them.
+        found: uint8 `[*batch, V, H, W, 3]`, or None without cameras.
+        spec: of the simulator.
+        batch: leading dimensions.
+    """
+    views = len(spec.cameras)
+    shape = (*batch, views, *spec.image_size, 3)
+    if views == 0:
+        return None if found is None else f"{source} returned images, but SimulatorSpec.cameras is empty: return None"
+    if isinstance(found, np.ndarray) and found.shape == shape and found.dtype == np.uint8:
+        return None
+    return (
+        f"{source} returned images {described(found)}, want uint8 {shape}, that is "
+        f"({'envs, ' * len(batch)}views, height, width, 3) with env.cameras = {list(spec.cameras)} and "
+        f"env.image_size = {list(spec.image_size)}: {_remedy_of_images(found, shape)}"
+    )
+
+
+def _remedy_of_images(found: object, shape: tuple[int, ...]) -> str:
+    if not isinstance(found, np.ndarray):
+        return "return a numpy array with one image per camera"
+    if found.ndim >= 3 and found.shape[-3] == 3 and found.shape[-1] != 3:
+        return "channels come last: np.moveaxis(images, -3, -1)"
+    if found.shape == shape:
+        scale = "(255 * images).round()" if found.dtype.kind == "f" else "images"
+        return f"colours are whole numbers from 0 to 255: {scale}.astype(np.uint8)"
+    if found.shape == (*shape[:-4], *shape[-3:]):
+        return "stack the images of the cameras, also if there is one: np.stack([image])"
+    if found.ndim == len(shape) and found.shape[-1] == 3 and found.shape[:-3] == shape[:-3]:
+        return "render at env.image_size, or embodyrl.envs.images.resize(image, *config.image_size) for each image"
+    return "stack one RGB image per camera, in the order of env.cameras"
+
+
+def _wrong_transition(slot: Slot | None, found: object) -> str:
+    parts = found if isinstance(found, tuple) else ()
+    what = f"{type(found).__name__}({', '.join(described(part) for part in parts)})" if parts else described(found)
+    return (
+        f"{type(slot).__name__}.step() returned {what}, want Transition(reward, terminated, success, truncated), a "
+        "number and three bools: return Transition(reward=float(...), terminated=bool(...), success=bool(...))"
+    )
+
+
+def described(value: object) -> str:
+    """Describe a value by its type, and an array by its shape too."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape}"
+    return "None" if value is None else type(value).__name__
 
 
 def _fingerprint(seat: _Seat) -> int:

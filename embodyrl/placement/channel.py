@@ -32,6 +32,9 @@ _MAX_READ = 1 << 20
 class Channel:
     """One end of the line.
 
+    `bell` and `answers` are the eventfds of the doorbell: numbers of requests are written to and read from them with
+    `os.eventfd_write` and `os.eventfd_read`, without a method in between, since every step of every worker does so.
+
     Args:
         sock: a connected stream socket; the channel owns it from now on.
         blocking: True for the worker's end, whose reads and writes wait as long as it takes; False for the parent's
@@ -47,15 +50,15 @@ class Channel:
         self.at_end = False
         """True once the other side has closed its end. Frames that arrived before may still be read."""
         if blocking:
-            self._reader, self._writer, self._bell, self._answer = self.take_fds(4)
+            self._reader, self._writer, self.bell, self.answers = self.take_fds(4)
         else:
             sock.setblocking(False)
-            self._bell, self._answer = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+            self.bell, self.answers = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
             self._reader, self._writer = self._hand_over()
         os.set_blocking(self._reader, blocking)
         os.set_blocking(self._writer, blocking)
         self._poll = select.poll()
-        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self.bell, select.POLLIN)
         self._poll.register(self._reader, select.POLLIN)
 
     def _hand_over(self) -> tuple[int, int]:
@@ -63,7 +66,7 @@ class Channel:
         # Their ends are closed here in any case: an open copy would hide that the worker has gone.
         (our_reader, their_writer), (their_reader, our_writer) = os.pipe(), os.pipe()
         try:
-            self._send_fds([their_reader, their_writer, self._bell, self._answer])
+            self._send_fds([their_reader, their_writer, self.bell, self.answers])
         finally:
             os.close(their_reader)
             os.close(their_writer)
@@ -72,26 +75,6 @@ class Channel:
     def fileno(self) -> int:
         """Return the file descriptor to wait on for frames."""
         return self._reader
-
-    @property
-    def answer_fd(self) -> int:
-        """File descriptor to wait on for the answer to a ring."""
-        return self._answer
-
-    def ring(self, number: int) -> None:
-        """Ring for request `number` (> 0). The ring before it must have been answered."""
-        os.eventfd_write(self._bell, number)
-
-    def answer(self, number: int) -> None:
-        """Answer a ring."""
-        os.eventfd_write(self._answer, number)
-
-    def take_answer(self) -> int | None:
-        """Return the number of the request that was answered since the last call; None if none was."""
-        try:
-            return os.eventfd_read(self._answer)
-        except BlockingIOError:
-            return None
 
     def send(self, message: bytes, *, fds: Sequence[int] = (), timeout: float | None = None) -> None:
         """Send one frame.
@@ -174,12 +157,12 @@ class Channel:
         Raises:
             EOFError: the other side has closed its end.
         """
-        while (frame := self.next_frame()) is None:
+        while not self._buffer or (frame := self.next_frame()) is None:
             if self.at_end:
                 raise EOFError("the other side has closed the line")
             # The bell first: it rings only while nothing is under way, so frames that wait beside it are newer.
             for fd, _ in self._poll.poll():
-                if fd == self._bell:
+                if fd == self.bell:
                     return os.eventfd_read(fd)
             self.fill()
         return frame
@@ -199,7 +182,7 @@ class Channel:
 
     def close(self) -> None:
         """Close this end."""
-        for fd in (self._reader, self._writer, self._bell, self._answer):
+        for fd in (self._reader, self._writer, self.bell, self.answers):
             os.close(fd)
         self._socket.close()
 

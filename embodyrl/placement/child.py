@@ -111,7 +111,7 @@ def answer_ring(service: Any, number: int, channel: Channel) -> None:
     except BaseException as error:
         channel.send(encode_reply(number, describe(error)))
     else:
-        channel.answer(number)
+        os.eventfd_write(channel.answers, number)
 
 
 def start(

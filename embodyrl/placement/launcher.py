@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from embodyrl.errors import RunError
 from embodyrl.placement.plan import WorkerSpec
+
+NO_REPLY: Final = object()
+"""Stands for the reply to a request that is under way."""
 
 
 class Worker(Protocol):
@@ -72,6 +75,8 @@ class Request:
     """As given to `Worker.request` [s]."""
     deadline: float
     """`time.monotonic()` at which the reply is late."""
+    reply: Any = NO_REPLY
+    """What came back, once it has arrived; `Launcher.gather` returns results."""
 
 
 class Launcher(Protocol):

@@ -1,31 +1,354 @@
 """Workers as processes of this machine: fresh interpreters, or forks of a zygote that has imported their packages.
 
-Each has its own process group and its own log, whose end is quoted when it dies.
+Each has its own process group and its own log, whose end is quoted when it dies. `LocalWorker` is one of them, seen
+from its parent: its requests, its replies, and how it ended. `LocalLauncher` starts them, waits for them, ends them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
 import pickle
+import select
 import socket
 import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
-from embodyrl.placement.channel import Channel
-from embodyrl.placement.launcher import Request, Worker, WorkerDied
+from embodyrl.placement.channel import Call, Channel, Failure, decode_reply, encode_call
+from embodyrl.placement.child import STACKS_SIGNAL
+from embodyrl.placement.launcher import (
+    NO_REPLY,
+    RemoteError,
+    Request,
+    Worker,
+    WorkerDied,
+    WorkerError,
+    WorkerTimeout,
+)
 from embodyrl.placement.plan import WorkerSpec
-from embodyrl.placement.process import Process, Zygote, ZygoteFailed, ZygoteRefused, spawn
+from embodyrl.placement.process import (
+    EXIT_S,
+    STACKS_S,
+    Process,
+    Zygote,
+    ZygoteFailed,
+    ZygoteRefused,
+    end_of,
+    spawn,
+)
 from embodyrl.placement.startup_lock import make_startup_lock
-from embodyrl.placement.worker import Ears, LocalWorker, late
 
 _MAIN = "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 
 _logger = logging.getLogger(__name__)
+
+W = TypeVar("W")
+
+
+class Ears(Generic[W]):
+    """All file descriptors on which workers report, in one epoll set that lives as long as the workers.
+
+    Pipes and process ends always wake the parent. The answer to a ring does so only if `wake_for` was called for it, so
+    that the parent can sleep until the slowest of several workers is done.
+    """
+
+    _epoll: select.epoll
+    """Open while there are workers."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, W] = {}
+        self._answers: dict[W, int] = {}
+        self._armed: set[int] = set()
+
+    def add(self, worker: W, answer: int, always: Sequence[int]) -> None:
+        """Listen to this worker from now on."""
+        if not self._owners:
+            self._epoll = select.epoll()
+        for fd in always:
+            self._epoll.register(fd, select.EPOLLIN)
+        # Registered without an event: silent until `wake_for` arms it, which costs one call and no new registration.
+        self._epoll.register(answer, select.EPOLLONESHOT)
+        self._owners |= dict.fromkeys([answer, *always], worker)
+        self._answers[worker] = answer
+
+    def remove(self, worker: W) -> None:
+        """Stop listening to this worker; to be called before its file descriptors are closed."""
+        self._armed.discard(self._answers.pop(worker))
+        for fd in [fd for fd, owner in self._owners.items() if owner is worker]:
+            self._epoll.unregister(fd)
+            del self._owners[fd]
+        if not self._owners:
+            self._epoll.close()
+
+    def wake_for(self, worker: W) -> None:
+        """Let the next `listen` end when this worker answers its ring."""
+        fd = self._answers[worker]
+        if fd not in self._armed:
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
+            self._armed.add(fd)
+
+    def listen(self, timeout: float) -> tuple[list[W], bool]:
+        """Wait up to `timeout` [s].
+
+        Returns:
+            The workers that sent a message or ended (answers to rings are not among them), and whether anything
+            happened.
+        """
+        said: dict[W, None] = {}
+        events = self._epoll.poll(max(0.0, timeout)) if self._owners else []
+        for fd, _ in events:
+            if fd in self._armed:
+                self._armed.discard(fd)
+            else:
+                said[self._owners[fd]] = None
+        return list(said), bool(events)
+
+
+class LocalWorker:
+    """One worker process, seen from its parent. See `launcher.Worker`."""
+
+    def __init__(
+        self, spec: WorkerSpec, process: Process, channel: Channel, log: IO[bytes], ears: Ears[LocalWorker]
+    ) -> None:
+        self._spec = spec
+        self._process = process
+        self._channel = channel
+        self._log = log
+        self._ears = ears
+        ears.add(self, channel.answers, [fd for fd in (channel.fileno(), process.exit_fd) if fd is not None])
+        self._numbers = itertools.count(1)
+        self._awaited: dict[int, LocalRequest] = {}
+        """Messages without a reply, by number."""
+        self.rung: LocalRequest | None = None
+        """The ring without an answer, even if nobody waits for it any more."""
+        self._last: LocalRequest | None = None
+        self._end: WorkerError | None = None
+        self._is_gone = False
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """Its place in the plan."""
+        return self._spec
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def __str__(self) -> str:
+        slots = self._spec.slots
+        served = f", envs {slots[0]}..{slots[-1]}" if len(slots) > 1 else f", env {slots[0]}" if slots else ""
+        return f"{self._spec.label} (pid {self.pid}{served})"
+
+    def request(self, method: str, *args: object, fds: Sequence[int] = (), timeout: float = 60.0) -> Request:
+        """Request a call; see `launcher.Worker.request`."""
+        self.raise_if_ended()
+        # The worker serves its requests in order: the clock of this one starts when the one before it must be done.
+        start = time.monotonic()
+        if self._last is not None and not self.is_idle:
+            start = max(start, self._last.deadline)
+        request = LocalRequest(self, next(self._numbers), method, timeout, start + timeout)
+        try:
+            message = encode_call(Call(request.id, len(fds), method, args))
+            self._channel.send(message, fds=fds, timeout=timeout)
+        except TimeoutError:
+            raise late([request], timeout) from None
+        except OSError:
+            raise self.died() from None
+        self._last = self._awaited[request.id] = request
+        return request
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has answered every request; see `launcher.Worker`."""
+        return self.rung is None and not self._awaited
+
+    def ring(self, method: str, *, timeout: float = 60.0) -> Request:
+        """Request `on_ring` by doorbell; see `launcher.Worker.ring`."""
+        self.raise_if_ended()
+        if not self.is_idle:
+            raise RuntimeError(f"{self} is busy with {self._doing!r}: a ring would overtake it")
+        request = LocalRequest(self, next(self._numbers), method, timeout, time.monotonic() + timeout)
+        self.rung = self._last = request
+        os.eventfd_write(self._channel.bell, request.id)
+        return request
+
+    @property
+    def _doing(self) -> str:
+        """Method of the last request."""
+        return "start" if self._last is None else self._last.method
+
+    def result(self, request: LocalRequest) -> Any:
+        """Return the result of a request whose reply has arrived.
+
+        Raises:
+            RemoteError: the method raised.
+        """
+        if isinstance(request.reply, Failure):
+            raise self._remote_error(request.method, request.reply)
+        return request.reply
+
+    def forget(self, request: LocalRequest) -> None:
+        """Drop the reply to this request when it arrives."""
+        self._awaited.pop(request.id, None)
+
+    def hear_answer(self) -> None:
+        """File the answer to a ring, if it has arrived.
+
+        Raises:
+            WorkerDied: it answers another ring, so the worker was killed.
+        """
+        try:
+            number = os.eventfd_read(self._channel.answers)
+        except BlockingIOError:
+            return
+        if self.rung is None or number != self.rung.id:
+            rung = None if self.rung is None else self.rung.id
+            raise self._babbled(ValueError(f"answer {number} to ring {rung}"))
+        self.rung.reply = None
+        self.rung = None
+
+    def _file(self, number: int, value: object) -> None:
+        if self.rung is not None and number == self.rung.id:
+            self.rung.reply, self.rung = value, None
+        elif (request := self._awaited.pop(number, None)) is not None:
+            request.reply = value
+
+    def pump(self) -> None:
+        """File the replies that have arrived; those to requests that were given up are dropped.
+
+        Raises:
+            WorkerDied: the bytes that arrived are no reply, so the worker was killed.
+        """
+        # Native code that prints to a wrong file descriptor may write into the pipe, hence the check of every frame.
+        while self._channel.fill():
+            pass
+        while (frame := self._channel.next_frame()) is not None:
+            try:
+                number, value = decode_reply(frame)
+            except Exception as error:  # whatever pickle makes of other bytes
+                raise self._babbled(error) from error
+            self._file(number, value)
+
+    def attend_to_death(self) -> None:
+        """File the replies that have arrived; if the process has ended, keep the error for the next request."""
+        self.pump()
+        if self._channel.at_end or self._process.has_exited(0.0):
+            self.died()
+
+    def raise_if_ended(self) -> None:
+        """Raise the error with which this worker ended, if it is known to have ended."""
+        if self._end is not None:
+            raise self._end
+
+    def raise_if_dead(self) -> None:
+        """Check the process, and raise an error that describes its end if it has ended."""
+        if self._end is not None or self._channel.at_end or self._process.has_exited(0.0):
+            raise self.died()
+
+    def died(self) -> WorkerError:
+        """Return an error that describes how the process ended. It is killed if it only closed its line."""
+        if self._end is not None:
+            return self._end
+        # The order matters: the log is read before `kill` closes it, and the exit status must be that of the process
+        # itself, not of our signal.
+        doing = f"{'after' if self.is_idle else 'during'} {self._doing!r}"
+        exited, output = self._process.has_exited(EXIT_S), end_of(self._log)
+        self.kill()
+        how = self._process.how_it_ended() if exited else "closed its line without ending, and was killed"
+        return self._end_with(WorkerDied, f"{self} {how} {doing}{output}")
+
+    def _babbled(self, error: Exception) -> WorkerError:
+        """Kill the worker, whose line carries something else than replies; returns the error."""
+        output = end_of(self._log)
+        self.kill()
+        return self._end_with(
+            WorkerDied,
+            f"{self} sent what is no reply during {self._doing!r} ({error!r}), and was killed: something in it "
+            f"writes to file descriptors that are not its own{output}",
+        )
+
+    def ask_for_stacks(self) -> None:
+        """Make a hung worker write the stacks of its threads to its log, which takes a moment."""
+        if self._end is None:
+            os.kill(self.pid, STACKS_SIGNAL)
+
+    def timed_out(self, method: str, timeout: float) -> WorkerError:
+        """Kill a worker that hangs; returns the error."""
+        if self._end is not None:
+            return self._end
+        output = end_of(self._log)
+        self.kill()
+        return self._end_with(
+            WorkerTimeout, f"{self} did not answer {method!r} within {timeout:g} s and was killed{output}"
+        )
+
+    def _end_with(self, kind: type[WorkerError], text: str) -> WorkerError:
+        self._end = kind(text, role=self._spec.role, rank=self._spec.rank, pid=self.pid)
+        return self._end
+
+    def _remote_error(self, method: str, failure: Failure) -> RemoteError:
+        text = f"{self}: {method!r} raised {failure.type_name}: {failure.message}"
+        if not failure.is_user_error:  # whose text is enough
+            text += f"\n--- traceback in the worker ---\n{failure.traceback}"
+        return RemoteError(
+            text,
+            role=self._spec.role,
+            rank=self._spec.rank,
+            pid=self.pid,
+            type_name=failure.type_name,
+            remote_message=failure.message,
+            remote_traceback=failure.traceback,
+            is_user_error=failure.is_user_error,
+        )
+
+    def ask_to_close(self) -> None:
+        """Ask the worker to end, if it still listens."""
+        if self._end is None and not self._channel.at_end:
+            with contextlib.suppress(OSError):
+                self._channel.send(encode_call(Call(next(self._numbers), 0, "close", ())), timeout=0.0)
+
+    def join(self, deadline: float) -> None:
+        """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and its children."""
+        self._process.has_exited(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        if self._end is None:
+            self._end_with(WorkerDied, f"{self} has been closed")
+
+    def kill(self) -> None:
+        """End the process and its group at once, reap it and release its resources. May be called again."""
+        if self._is_gone:
+            return
+        self._is_gone = True
+        self._ears.remove(self)
+        self._process.kill()
+        self._channel.close()
+        self._log.close()
+
+
+@dataclass(eq=False, slots=True)
+class LocalRequest(Request):
+    """A call to a `LocalWorker`."""
+
+    worker: LocalWorker
+
+
+def late(requests: Sequence[LocalRequest], timeout: float) -> WorkerError:
+    """Kill the workers that did not answer; returns an error about the first of them."""
+    # All write their stacks at the same time, so that the pause is paid once.
+    missing = {request.worker: request.method for request in reversed(requests)}
+    for worker in missing:
+        worker.ask_for_stacks()
+    time.sleep(STACKS_S)
+    errors = {worker: worker.timed_out(method, timeout) for worker, method in missing.items()}
+    return errors[requests[0].worker]
 
 
 class LocalLauncher:
@@ -81,39 +404,36 @@ class LocalLauncher:
 
     def gather(self, requests: Sequence[Request], *, timeout: float) -> list[Any]:
         """Wait for results; see `launcher.Launcher.gather`."""
-        pairs = [(_local(request.worker), request) for request in requests]
+        chosen = _local(requests)
         try:
             deadline = time.monotonic() + timeout
-            while missing := _unanswered(pairs):
+            while missing := _unanswered(chosen):
                 # All replies are needed, so sleep until the last worker has answered: most others have by then. Waking
                 # up for each answer would cost a CPU that the simulators could use.
-                if not self._listen(missing, [next(reversed(missing))], deadline):
+                if not self._listen(missing, missing[-1:], deadline):
                     raise late(missing, timeout)
-            return [worker.take_reply(request) for worker, request in pairs]
+            return [request.worker.result(request) for request in chosen]
         except BaseException:
-            for worker, request in pairs:
-                worker.forget(request.id)
+            for request in chosen:
+                request.worker.forget(request)
             raise
 
     def wait_any(self, requests: Sequence[Request]) -> list[Request]:
         """Wait for the first reply; see `launcher.Launcher.wait_any`."""
-        pairs = [(_local(request.worker), request) for request in requests]
+        chosen = _local(requests)
         # Read what is there without waiting: replies that arrived before the deadline are in time, however late we are.
-        self._listen(_unanswered(pairs), [], 0.0)
-        while missing := _unanswered(pairs):
-            waiting = [request for unanswered in missing.values() for request in unanswered]
-            first = min(waiting, key=lambda request: request.deadline)
+        self._listen(_unanswered(chosen), [], 0.0)
+        while missing := _unanswered(chosen):
+            first = min(missing, key=lambda request: request.deadline)
             if first.deadline <= time.monotonic():
-                raise late({_local(first.worker): [first]}, first.timeout)
-            if len(waiting) < len(requests):
+                raise late([first], first.timeout)
+            if len(missing) < len(chosen):
                 break
-            self._listen(missing, list(missing), first.deadline)
-        return [request for worker, request in pairs if worker.has_reply(request.id)]
+            self._listen(missing, missing, first.deadline)
+        return [request for request in chosen if request.reply is not NO_REPLY]
 
-    def _listen(
-        self, missing: dict[LocalWorker, list[Request]], wake_for: Sequence[LocalWorker], deadline: float
-    ) -> bool:
-        """Wait until a worker sends a message, ends, or, if it is one of `wake_for`, answers a ring.
+    def _listen(self, missing: Sequence[LocalRequest], wake_for: Sequence[LocalRequest], deadline: float) -> bool:
+        """Wait until a worker sends a message, ends, or answers a ring of `wake_for`.
 
         All replies that have arrived by then are filed.
 
@@ -124,24 +444,24 @@ class LocalLauncher:
             RemoteError: one of the methods raised.
             WorkerDied: the process of one of these workers ended.
         """
-        for worker in wake_for:
-            if worker.is_rung:
-                self._ears.wake_for(worker)
+        for request in wake_for:
+            if request.worker.rung is not None:
+                self._ears.wake_for(request.worker)
         said, happened = self._ears.listen(deadline - time.monotonic())
-        for worker in missing:
-            if worker.is_rung:
-                worker.hear_answer()
+        for request in missing:
+            if request.worker.rung is not None:
+                request.worker.hear_answer()
         # A worker of another call that dies must not fail this one: its error waits for its own next request.
         for worker in said:
-            if worker in missing:
-                _attend(worker, missing[worker])
+            if asked := [request for request in missing if request.worker is worker]:
+                _attend(worker, asked)
             else:
                 worker.attend_to_death()
         return happened
 
     def stop(self, workers: Sequence[Worker], *, timeout: float = 5.0) -> None:
         """End workers; see `launcher.Launcher.stop`."""
-        chosen = [_local(worker) for worker in workers]
+        chosen = [_own(worker) for worker in workers]
         _stop(chosen, timeout)
         self._workers[:] = [worker for worker in self._workers if worker not in chosen]
         if not self._workers:
@@ -217,34 +537,39 @@ def _not_started(spec: WorkerSpec, error: ZygoteFailed) -> WorkerDied:
     return WorkerDied(f"{spec.label} was not started: {error}", role=spec.role, rank=spec.rank, pid=error.pid)
 
 
-def _local(worker: Worker) -> LocalWorker:
+def _own(worker: Worker) -> LocalWorker:
     if not isinstance(worker, LocalWorker):
         raise TypeError(f"{worker!r} was not started by a LocalLauncher")
     return worker
 
 
-def _unanswered(pairs: Sequence[tuple[LocalWorker, Request]]) -> dict[LocalWorker, list[Request]]:
-    """Return the requests that have no reply yet, by worker.
+def _local(requests: Sequence[Request]) -> list[LocalRequest]:
+    local = [request for request in requests if isinstance(request, LocalRequest)]
+    if len(local) < len(requests):
+        raise TypeError("some requests are not for workers of a LocalLauncher")
+    return local
+
+
+def _unanswered(requests: Sequence[LocalRequest]) -> list[LocalRequest]:
+    """Return the requests that have no reply yet.
 
     Raises:
         WorkerError: one of their workers is known to have ended.
     """
-    missing: dict[LocalWorker, list[Request]] = {}
-    for worker, request in pairs:
-        if not worker.has_reply(request.id):
-            worker.raise_if_ended()
-            missing.setdefault(worker, []).append(request)
+    missing = [request for request in requests if request.reply is NO_REPLY]
+    for request in missing:
+        request.worker.raise_if_ended()
     return missing
 
 
-def _attend(worker: LocalWorker, requests: list[Request]) -> None:
+def _attend(worker: LocalWorker, requests: Sequence[LocalRequest]) -> None:
     """Read a worker's messages. Raises if a method raised, or if it ended without answering all of these requests."""
     # Messages first: a worker that raised and then ended is reported by its exception, not by its exit code.
     worker.pump()
     for request in requests:
-        if worker.has_failed(request.id):
-            worker.take_reply(request)
-    if not all(worker.has_reply(request.id) for request in requests):
+        if isinstance(request.reply, Failure):
+            worker.result(request)
+    if any(request.reply is NO_REPLY for request in requests):
         worker.raise_if_dead()
 
 

@@ -180,7 +180,10 @@ def test_an_exception_names_the_slot_and_leaves_it_ended() -> None:
 
 @pytest.mark.parametrize(
     ("task", "message"),
-    [("wide", r"proprio is float32 \(3,\), want float32 \(2,\)"), ("blind", "not what the spec declares")],
+    [
+        ("wide", r"slots \[1\]: Counter\.observe\(\) returned proprio float32 \(3,\), want float32 \(2,\)"),
+        ("blind", r"Counter\.observe\(\) returned proprio None, want float32 \(2,\)"),
+    ],
 )
 def test_an_observation_that_is_not_the_declared_one_is_refused(task: str, message: str) -> None:
     with pytest.raises(SimulatorError, match=message):

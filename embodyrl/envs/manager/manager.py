@@ -16,10 +16,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.envs.manager.checks import check_cameras, check_importable, with_task_descriptions
-from embodyrl.envs.manager.exchange import Reader, StepResult, Work, Writer, find_not_finite
-from embodyrl.envs.manager.memory import Segment, layout
-from embodyrl.envs.manager.pool import GONE, Selection, Slots, WorkerPool
+from embodyrl.envs.manager.memory import (
+    Reader,
+    Segment,
+    Selection,
+    Slots,
+    StepResult,
+    Work,
+    Writer,
+    find_not_finite,
+    layout,
+)
+from embodyrl.envs.manager.pool import GONE, WorkerPool, check_cameras, check_importable, with_task_descriptions
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.launcher import Launcher, RemoteError, Request, Worker, WorkerError
@@ -111,7 +119,7 @@ class EnvManager:
             # Also on Ctrl-C: the caller gets no object that could end the processes that have started.
             self.close()
             if isinstance(error, RemoteError) and error.is_user_error:
-                raise UserError(error.remote_message) from error
+                raise UserError(error.remote_message) from None
             raise
 
     def _start(self, config: EnvConfig, launcher: Launcher, near: Gpu | None) -> None:

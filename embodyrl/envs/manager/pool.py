@@ -1,23 +1,24 @@
-"""The simulator processes of an EnvManager: started, called, replaced when they die, measured, ended."""
+"""The simulator processes of an EnvManager: started, called, replaced when they die, measured, ended. Checks that they
+offer what the config asks for."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from embodyrl.config.schema import EnvConfig, OnWorkerDeath
-from embodyrl.envs.manager.memory import Segment
+from embodyrl.envs.manager.memory import Segment, Selection, Selections
 from embodyrl.envs.manager.worker import EnvWorker
+from embodyrl.envs.types import SimulatorSpec
+from embodyrl.errors import UserError
 from embodyrl.placement.launcher import Launcher, Request, Worker, WorkerDied, WorkerError, WorkerTimeout
 from embodyrl.placement.plan import WorkerSpec, inventory, plan_env_workers
 from embodyrl.placement.topology import Gpu
+from embodyrl.registry import SIMULATORS
 
 GONE: Final = object()
 """Stands for the reply of a process that died and was replaced."""
@@ -115,8 +116,7 @@ class WorkerPool:
             try:
                 # A busy process may still have to read `stepping` for its present chunk.
                 if worker.is_idle:
-                    served = worker.spec.slots
-                    stepping[served.start : served.stop] = share.mask
+                    stepping[share.served] = share.mask
                     requests.append(worker.ring("step", timeout=timeout))
                 else:
                     requests.append(worker.request("step", *share.arguments, timeout=timeout))
@@ -214,88 +214,46 @@ class WorkerPool:
         self._launcher.stop(self.workers, timeout=timeout)
 
 
-Slots = Sequence[int] | NDArray[np.int64]
-"""Numbers of slots, each once, in any order; results come in the same order."""
+def with_task_descriptions(spec: SimulatorSpec, descriptions: Mapping[str, str]) -> SimulatorSpec:
+    """Return a simulator's spec with other task descriptions for some of its tasks.
 
-_MAX_KNOWN = 4096
-"""Selections that are remembered at most; ready_batch may meet any subset of the slots."""
-
-
-class Share(NamedTuple):
-    """The part of a call that one process serves."""
-
-    worker: Worker
-    slots: list[int]
-    """Ascending, as the run numbers them."""
-    local: tuple[int, ...]
-    """The same slots, numbered within the process."""
-    arguments: tuple[int, ...]
-    """The slots as a message names them: `local`, or none if it is all slots of the process."""
-    mask: NDArray[np.bool_]
-    """The slots as the doorbell names them: a mask of all slots of the process."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The slots of a call."""
-
-    index: NDArray[np.int64]
-    """Slot numbers in the caller's order, `[B]`."""
-    numbers: list[int]
-    """The same as a list."""
-    shares: list[Share]
-    """By rank."""
-    run: slice | None
-    """The same as a slice, if they are consecutive and ascending."""
-
-
-class Selections:
-    """Looks slots up. Calls repeat themselves, so selections are remembered.
-
-    Args:
-        workers: the processes, by rank; each serves as many slots as the others.
+    Raises:
+        UserError: there is no such task, or another task has the same description, so that the simulator's description
+            does not identify the task that it plays.
     """
+    own = list(spec.tasks.values())
+    for task in descriptions:
+        if task not in spec.tasks:
+            raise UserError(f"env.task_descriptions: no task {task!r} is played (env.tasks: {', '.join(spec.tasks)})")
+        if own.count(spec.tasks[task]) > 1:
+            same = [name for name, description in spec.tasks.items() if description == spec.tasks[task]]
+            raise UserError(
+                f"env.task_descriptions: the simulator has the same task description for {' and '.join(same)}, so that "
+                "none of them can get one of its own: play them in separate runs"
+            )
+    return dataclasses.replace(spec, tasks={**spec.tasks, **descriptions})
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self._workers = list(workers)
-        self._share = len(workers[0].spec.slots)
-        self._known: dict[bytes, Selection] = {}
 
-    def worker_of(self, slot: int) -> Worker:
-        """Return the process that serves a slot."""
-        return self._workers[slot // self._share]
+def check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
+    """Raise `UserError` if `env.cameras` or `env.image_size` is not what the simulator shows."""
+    if config.cameras and list(spec.cameras) != config.cameras:
+        raise UserError(
+            f"env.cameras is {config.cameras}, but simulator {config.name!r} shows "
+            f"{list(spec.cameras) or 'no images'}: name what it shows, or set env.cameras to []"
+        )
+    if config.cameras and list(spec.image_size) != config.image_size:
+        raise UserError(
+            f"env.image_size is {config.image_size}, but simulator {config.name!r} declares SimulatorSpec.image_size = "
+            f"{spec.image_size} (height, width): declare tuple(config.image_size), and render or resize to it"
+        )
 
-    def find(self, slots: Slots) -> Selection:
-        """Return the selection of these slots.
 
-        Raises:
-            ValueError: there are none, or one is named twice or does not exist.
-        """
-        index = np.asarray(slots, np.int64)
-        if index.ndim != 1:
-            raise ValueError(f"slots must be a list of different slots, got {list(slots)}")
-        key = index.tobytes()
-        selection = self._known.get(key)
-        if selection is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            selection = self._known[key] = self._checked(index.copy())
-        return selection
-
-    def _checked(self, index: NDArray[np.int64]) -> Selection:
-        numbers = index.tolist()
-        count = self._share * len(self._workers)
-        if not numbers or len(set(numbers)) != len(numbers):
-            raise ValueError(f"slots must be a list of different slots, got {numbers}")
-        if min(numbers) < 0 or max(numbers) >= count:
-            raise ValueError(f"slots must be within 0..{count - 1}, got {numbers}")
-        by_rank: dict[int, list[int]] = {}
-        for slot in sorted(numbers):
-            by_rank.setdefault(slot // self._share, []).append(slot)
-        shares = []
-        for rank, slots in by_rank.items():
-            local = tuple(slot % self._share for slot in slots)
-            mask = np.isin(np.arange(self._share), local)
-            shares.append(Share(self._workers[rank], slots, local, () if len(local) == self._share else local, mask))
-        first, end = numbers[0], numbers[0] + len(numbers)
-        return Selection(index, numbers, shares, slice(first, end) if numbers == list(range(first, end)) else None)
+def check_importable(config: EnvConfig) -> None:
+    """Raise `UserError` if the simulator or its options are defined in the main script, which no process imports."""
+    target = SIMULATORS.entry(config.name).target if config.name in SIMULATORS else None
+    for thing in (type(config), target):
+        if getattr(thing, "__module__", None) == "__main__":
+            raise UserError(
+                f"{getattr(thing, '__name__', thing)} of simulator {config.name!r} is defined in the main script, "
+                f"which simulator processes do not import: move it to a module of its own and name that under `plugins`"
+            )

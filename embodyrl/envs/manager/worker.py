@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
+from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_proprio
 from embodyrl.envs.images import rendering_seconds
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Layout, Segment
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
@@ -27,13 +28,15 @@ _RESULTS = ("rewards", "success", "terminated", "truncated", "steps")
 
 
 def _serving(method: Callable[Concatenate[EnvWorker, P], T]) -> Callable[Concatenate[EnvWorker, P], T]:
-    """Measure the time that `method` takes, and add to its errors the slots' numbers in the whole run."""
+    """Measure the time that `method` takes, and name the slots in its errors by their numbers in the whole run."""
 
     @functools.wraps(method)
     def wrapped(self: EnvWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
         start = time.perf_counter()
         try:
             return method(self, *args, **kwargs)
+        except WrongResult as error:
+            raise self.named(error) from None
         except Exception as error:
             if self.first_slot:
                 error.add_note(f"env 0 of this worker is env {self.first_slot} of the run")
@@ -56,6 +59,7 @@ class EnvWorker:
     """
 
     def __init__(self, spec: WorkerSpec, config: EnvConfig) -> None:
+        self._name = config.name
         self._slots = spec.slots
         self.first_slot = spec.slots.start
         self._all = range(len(spec.slots))
@@ -72,10 +76,18 @@ class EnvWorker:
         self._shown: tuple[list[str], NDArray[np.int64]] = [], np.zeros(0, np.int64)
         """Task descriptions of the last observation, and their indices."""
         self._drawn = rendering_seconds()
+        self._called = ""
+        """Method of the simulator that was called last."""
 
     def simulator_spec(self) -> SimulatorSpec:
         """Return what the simulator offers."""
         return self._simulator.spec
+
+    def named(self, error: WrongResult) -> WrongResult:
+        """Return the error with the simulator's name, the slots' numbers in the whole run, and the method called."""
+        slots = [self.first_slot + slot for slot in error.slots]
+        envs = f"env {slots[0]}" if len(slots) == 1 else f"envs {', '.join(map(str, slots))}"
+        return WrongResult(error.slots, error.text, where=f"simulator {self._name!r}, {envs}, {self._called}")
 
     def attach(self, layout: Layout, fd: int) -> None:
         """Use this segment from now on; its contents stay."""
@@ -117,6 +129,7 @@ class EnvWorker:
     @_serving
     def observe(self, *slots: int) -> None:
         """Write the current observation of these slots (none given: all)."""
+        self._called = "observe"
         self._write_observation("", slots or self._all, self._simulator.observe(slots or self._all))
 
     @_serving
@@ -127,6 +140,7 @@ class EnvWorker:
     @_serving
     def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> list[int]:
         """Continue these slots from these states; returns those that were not restored bit for bit."""
+        self._called = "set_state"
         return list(self._simulator.set_state(slots, states) or ())
 
     @_serving
@@ -166,6 +180,7 @@ class EnvWorker:
 
     def _execute(self, slots: Sequence[int], video: list[list[NDArray[np.uint8]]] | None) -> ChunkResult:
         """Execute the chunks, one action at a time if observations or images in between are kept."""
+        self._called = "step_chunk"
         # A simulator may write into its actions (clipping in place), which must not change those in shared memory.
         actions = self._arrays["actions"]
         chunk = actions.copy() if slots is self._all else actions[list(slots)]
@@ -186,6 +201,7 @@ class EnvWorker:
         return step_singly(self._simulator, slots, chunk, look)
 
     def _reset(self, slots: Sequence[int]) -> None:
+        self._called = "reset"
         episodes = [self._next_episode(slot) for slot in slots]
         self._write_observation("", slots, self._simulator.reset(slots, episodes))
 
@@ -194,25 +210,34 @@ class EnvWorker:
         return EpisodeSpec(task=self._tasks[self._arrays["next_task_index"][slot]], **numbers)
 
     def _write_result(self, slots: Sequence[int], result: ChunkResult) -> None:
+        if not isinstance(result, ChunkResult):
+            raise WrongResult(slots, f"it returned {type(result).__name__}, want an embodyrl.envs.ChunkResult")
         for name in _RESULTS:
             self._write(name, slots, getattr(result, name))
 
     def _write_observation(self, prefix: str, slots: Sequence[int], observation: Observation) -> None:
-        self._check_declared(slots, "proprio", observation.proprio, "proprio" in self._arrays)
-        self._check_declared(slots, "images", observation.images, "final_images" in self._arrays)
+        if not isinstance(observation, Observation):
+            raise WrongResult(slots, f"it returned {type(observation).__name__}, want an embodyrl.envs.Observation")
+        images, proprio = observation.images, observation.proprio
+        if (proprio is not None) != ("proprio" in self._arrays) or (images is not None) != (IMAGES[0] in self._arrays):
+            raise self._wrong_observation(slots, observation)
         self._write(prefix + "task_index", slots, self._task_indices(slots, observation.task_descriptions))
-        if observation.proprio is not None:
-            self._write(prefix + "proprio", slots, observation.proprio)
-        if observation.images is not None:
-            if prefix:
-                self._write(prefix + "images", slots, observation.images)
-            else:
-                self._write_images(slots, observation.images)
+        try:
+            if proprio is not None:
+                self._write(prefix + "proprio", slots, proprio)
+            if images is not None and prefix:
+                self._write(prefix + "images", slots, images)
+            elif images is not None:
+                self._write_images(slots, images)
+        except WrongResult:
+            raise self._wrong_observation(slots, observation) from None
 
-    def _check_declared(self, slots: Sequence[int], name: str, value: object, declared: bool) -> None:
-        if (value is not None) != declared:
-            have, promise = ("None", "declares") if declared else ("an array", "does not declare")
-            raise ValueError(f"{self._name(slots)}: observation.{name} is {have}, but the spec {promise} {name}")
+    def _wrong_observation(self, slots: Sequence[int], observation: Observation) -> WrongResult:
+        spec, batch = self._simulator.spec, (len(slots),)
+        wrong = wrong_images("it", observation.images, spec, batch)
+        wrong = wrong or wrong_proprio("it", observation.proprio, spec, batch)
+        assert wrong is not None, "an observation as declared was refused"
+        return WrongResult(slots, wrong)
 
     def _write_images(self, slots: Sequence[int], images: NDArray[np.uint8]) -> None:
         """Write the images of these slots to the buffers from which the parent will read them."""
@@ -234,8 +259,8 @@ class EnvWorker:
             self._shown = list(task_descriptions), indices
             return indices
         except KeyError as error:
-            raise ValueError(
-                f"{self._name(slots)}: observation.task_descriptions contains {error}, which no task of spec.tasks has"
+            raise WrongResult(
+                slots, f"it returned the task description {error}, which no task of SimulatorSpec.tasks has"
             ) from None
 
     def _write(self, name: str, slots: Sequence[int], value: NDArray[Any], *, column: int | None = None) -> None:
@@ -248,13 +273,10 @@ class EnvWorker:
         want = (len(slots), *rows.shape[1:])
         right_type = got.dtype == rows.dtype or np.can_cast(got.dtype, rows.dtype, "same_kind")
         if got.shape != want or not right_type:
-            raise ValueError(
-                f"{self._name(slots)}: {name}: got {got.dtype} {got.shape}, want {rows.dtype} {want} from the simulator"
+            raise WrongResult(
+                slots, f"it returned {name} {described(value)}, want {rows.dtype} {want}, a row for each env"
             )
         rows[list(slots)] = got
-
-    def _name(self, slots: Sequence[int]) -> str:
-        return f"envs {list(slots)}"
 
 
 def _at(slots: Sequence[int], rows: NDArray[np.int64]) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.envs.manager import EnvManager
-from embodyrl.envs.manager.checks import with_task_descriptions
+from embodyrl.envs.manager.pool import with_task_descriptions
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.local import LocalWorker

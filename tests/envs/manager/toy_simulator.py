@@ -26,8 +26,7 @@ class Do(IntEnum):
     DIE = 5
     NAN_REWARD = 6
     INF_OBSERVATION = 7
-    WRONG_SHAPE = 8
-    SLOW = 9
+    SLOW = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,6 @@ class Toy:
             image_size=(4, 6) if config.images else (0, 0),
         )
         self.slots = [None] * num_slots
-        self.shape_is_wrong = False
 
     def reset(self, slots, episodes):
         for slot, episode in zip(slots, episodes, strict=True):
@@ -124,7 +122,6 @@ class Toy:
         if do is Do.DIE:
             print("the arm has come off")
             os.kill(os.getpid(), signal.SIGKILL)
-        self.shape_is_wrong |= do is Do.WRONG_SHAPE
         state["broken"] |= do is Do.INF_OBSERVATION
         dice = np.random.default_rng()
         dice.bit_generator.state = state["dice"]
@@ -142,7 +139,7 @@ class Toy:
             images = np.stack(pixels)
         return Observation(
             images=images,
-            proprio=proprio[:, :2] if self.shape_is_wrong else proprio,
+            proprio=proprio,
             task_descriptions=[self.spec.tasks[state["episode"]["task"]] for state in states],
         )
 
