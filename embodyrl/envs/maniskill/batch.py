@@ -108,9 +108,6 @@ class ManiSkillScenes:
         self._torch = torch
         self._robot_only = config.proprio is Proprio.robot
         self._env = loading.build(task, config, count)
-        from embodyrl.envs.maniskill import driver  # imports ManiSkill, which `build` had to prepare first
-
-        driver.trust_actions(self._env)
         self.count = count
         self.fields = action_fields(self._env, task)
         self.task_description = spoken(self._env, task)
