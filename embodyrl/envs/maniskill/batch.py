@@ -324,7 +324,7 @@ class ManiSkillBatch:
         return images[list(slots)]
 
     def close(self) -> None:
-        """Release everything; calling it twice is harmless."""
+        """Release all resources; may be called twice."""
         if not self._closed:
             self._closed = True
             self._scenes.close()

@@ -122,7 +122,7 @@ class _Lean:
         return state
 
     def get_obs(self: Any, info: dict[str, Any] | None = None, unflattened: bool = False) -> Any:
-        """The state vector `[N, S]`, or its parts. ManiSkill would render images here, at every step."""
+        """Return the state vector `[N, S]`, or its parts. ManiSkill would render images here, at every step."""
         parts = self._get_obs_state_dict(self.get_info() if info is None else info)
         return parts if unflattened else self._flatten_raw_obs(parts)
 

@@ -111,9 +111,9 @@ class SimulatorUnits(nn.Module):
             self.register_buffer(field.name, torch.from_numpy(getattr(rule, field.name)), persistent=False)
 
     def forward(self, actions: Tensor) -> Tensor:
-        """Actions `[..., D]` in the simulator's convention."""
+        """Return actions `[..., D]` in the simulator's convention."""
         return to_simulator(actions, self)
 
     def inverse(self, actions: Tensor) -> Tensor:
-        """Actions `[..., D]` in the policy's convention."""
+        """Return actions `[..., D]` in the policy's convention."""
         return from_simulator(actions, self)
