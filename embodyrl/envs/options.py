@@ -103,6 +103,9 @@ class LiberoConfig(MujocoConfig):
 class ManiSkillConfig(EnvConfig):
     """ManiSkill."""
 
+    driver: Driver = setting(Driver.fast)
+    """fast: replaces private parts of ManiSkill by faster ones with the same results; works with the version it was
+    written for. upstream: uses ManiSkill's own interface, for other versions; slower, and without `sim: gpu`."""
     sim: Sim = setting(Sim.cpu)
     """cpu: PhysX on the CPU, each env separate. gpu: all envs of a process as one batch on an NVIDIA GPU (one process
     per GPU); faster with many envs, but envs can change each other's last digits."""

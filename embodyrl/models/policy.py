@@ -60,6 +60,20 @@ def _tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def check_tensor(given: object, name: str) -> Tensor:
+    """Return `given`, part `name` of a `PolicyObservation`.
+
+    Raises:
+        PolicyError: it is something else than a tensor, such as the numpy array of a simulator's `Observation`.
+    """
+    if isinstance(given, Tensor):
+        return given
+    raise PolicyError(
+        f"{name} of the observation is a {type(given).__name__}, want a tensor: a policy reads a PolicyObservation; "
+        "PolicyObservation.of(observation) makes one from a simulator's Observation"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """Shapes of a policy's outputs, and of the state that it reads."""
@@ -140,9 +154,12 @@ class Policy(nn.Module, ABC):
         """Convert an observation into network inputs on the policy's device, every tensor `[B, ...]`.
 
         The default returns the state observation as `proprio`.
+
+        Raises:
+            PolicyError: a part is missing, or is no tensor.
         """
         device = next(self.parameters()).device
-        return {"proprio": torch.as_tensor(observation.proprio, dtype=torch.float32, device=device)}
+        return {"proprio": check_tensor(observation.proprio, "proprio").to(device, torch.float32)}
 
     @abstractmethod
     def act(

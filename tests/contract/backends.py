@@ -126,6 +126,18 @@ BACKENDS = [
         tasks=("PickCube-v1",),
         options={"cameras": ["base_camera"], "image_size": [48, 64], "proprio": Proprio.robot},
     ),
+    Backend(
+        label="maniskill-upstream",
+        name="maniskill",
+        tasks=("PushCube-v1", "PullCube-v1"),
+        options={"driver": Driver.upstream},
+    ),
+    Backend(
+        label="maniskill-upstream-rgb",
+        name="maniskill",
+        tasks=("PickCube-v1",),
+        options={"driver": Driver.upstream, "cameras": ["base_camera"], "image_size": [48, 64]},
+    ),
     Backend(label="gymnasium-box", name="gymnasium", tasks=("Pendulum-v1",), options={"success_return": -50.0}),
     Backend(label="gymnasium-discrete", name="gymnasium", tasks=("CartPole-v1",), ends_itself=True),
     Backend(

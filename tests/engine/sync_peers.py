@@ -28,7 +28,7 @@ from embodyrl.config.schema import OptimizerConfig
 from embodyrl.engine.sync import BroadcastReceiver, BroadcastSender, SharedReceiver, SharedSender, SyncError, shared
 from embodyrl.engine.sync.layout import weights_of
 from embodyrl.envs import Observation
-from embodyrl.models import Policy
+from embodyrl.models import Policy, PolicyObservation
 
 PATIENCE_S = 60.0
 """For whatever should take a moment."""
@@ -90,7 +90,7 @@ def decide(policy: Policy) -> NDArray[np.float32]:
     """What a policy does in fixed situations, with fixed noise: actions, log-probs and values in one vector."""
     seen = Observation(proprio=np.linspace(-2, 2, 24, dtype=np.float32).reshape(8, 3), task_descriptions=["push"] * 8)
     with torch.inference_mode():
-        out = policy.act(policy.preprocess(seen), "train", torch.Generator().manual_seed(5))
+        out = policy.act(policy.preprocess(PolicyObservation.of(seen)), "train", torch.Generator().manual_seed(5))
     assert out.values is not None
     return torch.cat([out.actions.flatten(), out.logprobs.flatten(), out.values.flatten()]).numpy()
 

@@ -15,7 +15,7 @@ from vla import SPEC, TASK_DESCRIPTIONS, make_batch, make_engine, make_observati
 from embodyrl.config.schema import LoraConfig
 from embodyrl.engine import lora
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.models import Policy, PolicyError, build_policy
+from embodyrl.models import Policy, PolicyError, PolicyObservation, build_policy
 
 if importlib.util.find_spec("peft") is None:
     pytest.skip("needs peft: pip install 'embodyrl[vla]'", allow_module_level=True)
@@ -38,7 +38,9 @@ def state(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def logits(policy: Policy) -> torch.Tensor:
     with torch.no_grad():
-        return policy.network.action_logits(policy.slot_states(policy.preprocess(make_observation())))
+        return policy.network.action_logits(
+            policy.slot_states(policy.preprocess(PolicyObservation.of(make_observation())))
+        )
 
 
 def test_fresh_adapters_change_nothing_and_learn_with_the_heads_alone() -> None:

@@ -15,7 +15,7 @@ from embodyrl.config.schema import Aggregation, Level
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import Columns, pack, rows, split_minibatch, to_columns
 from embodyrl.envs import Observation
-from embodyrl.models import build_policy
+from embodyrl.models import PolicyObservation, build_policy
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.registry import LOSSES
 
@@ -88,7 +88,7 @@ def test_imitation_in_micro_batches_has_the_gradient_of_the_minibatch(size: int)
         draw = np.random.default_rng(0)
         seen = Observation(proprio=draw.normal(size=(10, 3)).astype(np.float32), task_descriptions=["push"] * 10)
         actions = torch.from_numpy(draw.uniform(-1, 1, (10, 1, 1)).astype(np.float32))
-        loss = engine._sft_backward(engine.policy.preprocess(seen), actions)
+        loss = engine._sft_backward(engine.policy.preprocess(PolicyObservation.of(seen)), actions)
         return loss, torch.cat([each.grad.flatten() for each in engine.optimizer.parameters if each.grad is not None])
 
     (loss, gradient), (whole, wanted) = found(size), found(None)

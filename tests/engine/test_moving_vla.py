@@ -13,7 +13,7 @@ from vla import TASK_DESCRIPTIONS, make_batch, make_engine, make_observation
 from embodyrl.config.schema import LoraConfig, Offload
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.sync import SharedReceiver, SharedSender
-from embodyrl.models import Policy
+from embodyrl.models import Policy, PolicyObservation
 
 needs_peft = pytest.mark.skipif(
     importlib.util.find_spec("peft") is None, reason="needs peft: pip install 'embodyrl[vla]'"
@@ -41,7 +41,7 @@ def test_offloading_changes_no_number(disk: Path, rank: int) -> None:
 
 def decide(policy: Policy) -> Tensor:
     with torch.inference_mode():
-        seen = policy.preprocess(make_observation())
+        seen = policy.preprocess(PolicyObservation.of(make_observation()))
         return policy.act(seen, "train", torch.Generator().manual_seed(3)).logprobs.clone()
 
 

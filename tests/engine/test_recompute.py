@@ -11,7 +11,7 @@ from embodyrl.config.schema import LoraConfig, Precision
 from embodyrl.engine.compute import recompute_blocks
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import to_columns
-from embodyrl.models import PolicyError
+from embodyrl.models import PolicyError, PolicyObservation
 
 SETTINGS = {
     "plain": {},
@@ -62,7 +62,7 @@ def test_the_policy_acts_as_before_and_random_numbers_in_a_block_are_drawn_again
     found = []
     for policy in (plain, recomputing):
         torch.manual_seed(0)
-        inputs = policy.preprocess(vla.make_observation())
+        inputs = policy.preprocess(PolicyObservation.of(vla.make_observation()))
         policy.sft_loss(inputs, torch.zeros(6, vla.CHUNK, 2), {}).backward()
         grads = [parameter.grad for parameter in policy.parameters()]
         found.append(torch.cat([grad.flatten() for grad in grads if grad is not None]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ import sapien
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.simulator import ManiSkill
 from embodyrl.envs.maniskill.tasks import TASK_DESCRIPTIONS, _registered, known_tasks, missing_assets, task_description
-from embodyrl.envs.options import ManiSkillConfig, Proprio, RewardMode
+from embodyrl.envs.options import Driver, ManiSkillConfig, Proprio, RewardMode
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
 
@@ -41,6 +43,13 @@ def nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr("builtins.input", asked)
     yield
+
+
+@pytest.fixture
+def driver() -> None:
+    """For tests that draw."""
+    if loading.rendering_device() is None:
+        pytest.skip("no Vulkan driver that SAPIEN can draw with")
 
 
 @pytest.mark.parametrize(
@@ -121,37 +130,67 @@ def test_an_action_of_one_moves_the_target_by_the_scale() -> None:
     assert float(target[0, 0]) - before[0, 0] == pytest.approx(ours.spec.actions[0].scale, rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", Driver)
 @pytest.mark.parametrize(
     ("task", "control_mode"),
     [("PushCube-v1", "pd_joint_delta_pos"), ("StackCube-v1", "pd_ee_delta_pose"), ("RollBall-v1", "pd_joint_pos")],
 )
-def test_numbers_are_those_of_maniskill_bit_for_bit(task: str, control_mode: str) -> None:
-    from mani_skill.utils.registration import REGISTERED_ENVS
-
-    from embodyrl.envs.maniskill import driver
-
-    ours = simulator(task, control_mode=control_mode)
-    ours.reset([0], [EpisodeSpec(task=task, start_state=5, seed=0)])
-    low, high = ours.spec.action_low, ours.spec.action_high
+def test_numbers_are_those_of_maniskill_bit_for_bit(task: str, control_mode: str, kind: Driver) -> None:
+    loading.load()
+    importlib.import_module("embodyrl.envs.maniskill.driver").uninstall()  # only building a fast one installs it again
+    env = gymnasium.make(
+        task,
+        obs_mode="state",
+        reward_mode="normalized_dense",
+        control_mode=control_mode,
+        sim_backend="physx_cpu",
+        render_backend="none",
+    )
+    env.reset(seed=5)
+    low, high = env.action_space.low, env.action_space.high  # type: ignore[attr-defined]
     actions = np.random.default_rng(0).uniform(low, high, (20, len(low))).astype(np.float32)
-    driver.uninstall()
-    try:
-        env = REGISTERED_ENVS[task].cls(
-            obs_mode="state",
-            reward_mode="normalized_dense",
-            control_mode=control_mode,
-            sim_backend="physx_cpu",
-            render_backend="none",
-        )
-        env.reset(seed=5)
-        expected = [env.step(action) for action in actions]
-    finally:
-        driver.install()
+    expected = [env.step(action) for action in actions]
+    ours = simulator(task, control_mode=control_mode, driver=kind)
+    ours.reset([0], [EpisodeSpec(task=task, start_state=5, seed=0)])
     for action, (observation, reward, _, _, info) in zip(actions, expected, strict=True):
         result = ours.step_chunk([0], action[None, None])
         assert result.observation.proprio is not None
         assert np.array_equal(result.observation.proprio, observation.numpy())
         assert (result.rewards[0, 0], result.success[0, 0]) == (reward.item(), info["success"].item())
+
+
+def test_the_upstream_driver_does_without_the_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "embodyrl.envs.maniskill.driver", None)
+    with pytest.raises(ImportError):
+        simulator("PushCube-v1")
+    ours = simulator("PushCube-v1", driver=Driver.upstream, proprio=Proprio.robot)
+    ours.reset([0], [EpisodeSpec(task="PushCube-v1", start_state=5, seed=0)])
+    assert ours.step_chunk([0], np.zeros((1, 2, 8), np.float32)).steps.tolist() == [2]
+
+
+def test_a_state_goes_from_each_driver_to_the_other() -> None:
+    actions = np.random.default_rng(0).uniform(-1, 1, (1, 10, 8)).astype(np.float32)
+    fast, upstream = (simulator("PickCube-v1", proprio=Proprio.robot, driver=kind) for kind in Driver)
+    for each in (fast, upstream):
+        each.reset([0], [EpisodeSpec(task="PickCube-v1", start_state=3, seed=0)])
+        each.step_chunk([0], actions)
+    states = [each.get_state([0]) for each in (fast, upstream)]
+    assert states[0] == states[1]
+    assert not fast.set_state([0], states[1]) and not upstream.set_state([0], states[0])
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("MS-AntRun-v1", {"reward_mode": RewardMode.sparse}, "with env.driver = 'upstream' 'MS-AntRun-v1' has only"),
+        ("SO100GraspCube-v1", {"cameras": ["base_camera"]}, "offers only none, state, state_dict, .* set env.driver"),
+    ],
+)
+def test_the_upstream_driver_says_what_a_task_does_not_offer(
+    task: str, options: dict[str, Any], message: str, driver: None
+) -> None:
+    with pytest.raises(UserError, match=message):
+        simulator(task, driver=Driver.upstream, **options)
 
 
 def test_tasks_of_different_shapes_are_refused() -> None:
@@ -216,13 +255,6 @@ def test_without_a_driver_states_are_the_same_and_images_are_refused_in_words() 
     assert camera.startswith("env.cameras: ManiSkill cannot draw images on this machine: install a Vulkan driver")
 
 
-@pytest.fixture
-def driver() -> None:
-    """For tests that draw."""
-    if loading.rendering_device() is None:
-        pytest.skip("no Vulkan driver that SAPIEN can draw with")
-
-
 def test_images_show_what_the_state_says(driver: None) -> None:
     """The red cube of PickCube is where the camera should see it: moving it moves the red pixels."""
     ours = simulator("PickCube-v1", cameras=["base_camera"], image_size=[96, 128])
@@ -263,9 +295,39 @@ def test_states_are_the_same_with_and_without_cameras(driver: None) -> None:
     assert np.array_equal(one.rewards, other.rewards)
 
 
-def test_a_camera_of_the_hand_and_an_unknown_one(driver: None) -> None:
+@pytest.mark.parametrize("kind", Driver)
+def test_an_unknown_camera(driver: None, kind: Driver) -> None:
     with pytest.raises(UserError, match=r"'base_cam', which 'PushCube-v1' does not have - did you mean 'base_camera'"):
-        simulator("PushCube-v1", cameras=["base_cam"])
+        simulator("PushCube-v1", cameras=["base_cam"], driver=kind)
+
+
+def test_images_are_the_same_with_both_drivers(driver: None) -> None:
+    actions = np.random.default_rng(0).uniform(-1, 1, (1, 5, 8)).astype(np.float32)
+    fast, upstream = (
+        simulator("PickCube-v1", cameras=["base_camera"], image_size=[48, 64], driver=kind) for kind in Driver
+    )
+    for each in (fast, upstream):
+        each.reset([0], [EpisodeSpec(task="PickCube-v1", start_state=3, seed=0)])
+    one, other = (each.step_chunk([0], actions).observation.images for each in (fast, upstream))
+    assert one is not None and other is not None and np.array_equal(one, other)
+
+
+def test_the_upstream_driver_refuses_a_lens_given_in_pixels(driver: None) -> None:
+    from mani_skill.envs.tasks import PushCubeEnv
+    from mani_skill.sensors.camera import CameraConfig
+    from mani_skill.utils.registration import register_env
+
+    @register_env("PushCubeInPixels-v1")
+    class InPixels(PushCubeEnv):
+        @property
+        def _default_sensor_configs(self) -> list[Any]:
+            lens = np.array([[60.0, 0, 32.0], [0, 60.0, 24.0], [0, 0, 1]])
+            return [CameraConfig("pixels", sapien.Pose([-1, 0, 1]), 64, 48, intrinsic=lens)]
+
+    seen = {"cameras": ["pixels"], "image_size": [24, 32]}
+    assert simulator("PushCubeInPixels-v1", **seen).spec.cameras == ("pixels",)
+    with pytest.raises(UserError, match=r"lens of 'pixels' is given in pixels .*: set env.driver to fast"):
+        simulator("PushCubeInPixels-v1", driver=Driver.upstream, **seen)
 
 
 def test_a_lens_given_in_pixels_keeps_its_view(driver: None) -> None:

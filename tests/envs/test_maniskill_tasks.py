@@ -55,6 +55,22 @@ def test_assets_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not faults("env.tasks=[PutCarrotOnPlateInScene-v1]")
 
 
+def test_what_the_upstream_driver_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not faults("env.driver=upstream")
+    assert faults("env.driver=upstream", "env.sim=gpu", "env.tasks=[PushCube-v1]")[0] == (
+        "env.driver: env.driver = 'upstream', but with env.sim = 'gpu' scenes are saved and restored by the fast "
+        "driver - set env.driver to fast, or env.sim to cpu"
+    )
+    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
+    for place in ("data/robots/widowx", "data/tasks/bridge_v2_real2sim_dataset"):
+        (tmp_path / place).mkdir(parents=True)
+    (fault,) = faults("env.driver=upstream", "env.tasks=[PutCarrotOnPlateInScene-v1]")
+    assert fault == (
+        "env.tasks.0: the ManiSkill task 'PutCarrotOnPlateInScene-v1' has no state observations, which env.driver = "
+        "'upstream' reads - set env.driver to fast"
+    )
+
+
 def test_a_task_with_two_robots() -> None:
     (fault,) = faults("env.tasks=[TwoRobotPickCube-v1]")
     assert "env.tasks.0: the ManiSkill task 'TwoRobotPickCube-v1' has several robots - choose another" in fault

@@ -24,8 +24,8 @@ from torchvision.transforms.v2 import functional as vision
 from embodyrl.config import ConfigError, load_config
 from embodyrl.config.schema import LEFT_OPEN, LoraConfig
 from embodyrl.engine.lora import add_adapters, save_policy
-from embodyrl.envs import ActionField, Observation
-from embodyrl.models import PolicyError, build_policy, load_policy
+from embodyrl.envs import ActionField
+from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.flow.policy import HEADS_FILE
 from embodyrl.models.gr00t.checkpoint import EAGLE, METADATA, CheckpointFiles
@@ -219,7 +219,7 @@ def test_states_and_actions_by_hand(whole: Path) -> None:
     ends = [np.concatenate([content["state"][key][end] for key in ("hand", "fingers")]) for end in ("min", "max")]
     policy, observation = load(whole), two_views()
     state = policy.preprocess(observation)["state"][:, 0].numpy()
-    np.testing.assert_allclose(state, 2 * (observation.proprio - ends[0]) / (ends[1] - ends[0]) - 1, atol=1e-5)
+    np.testing.assert_allclose(state, 2 * (observation.proprio.numpy() - ends[0]) / (ends[1] - ends[0]) - 1, atol=1e-5)
     low, high = (np.array(content["action"]["everything"][end]) for end in ("min", "max"))
     said = torch.linspace(-1.5, 1.5, 2 * HORIZON * 7).view(2, HORIZON, 7)
     wanted = (said[:, :CHUNK].numpy() + 1) / 2 * (high - low) + low
@@ -236,7 +236,7 @@ def test_mean_and_standard_deviation(whole: Path) -> None:
     mean, std = (np.concatenate([content["state"][key][end] for key in ("hand", "fingers")]) for end in ("mean", "std"))
     policy, observation = load(whole, state_normalization="mean_std", action_normalization="mean_std"), two_views()
     state = policy.preprocess(observation)["state"][:, 0].numpy()
-    np.testing.assert_allclose(state, (observation.proprio - mean) / std, atol=1e-5)
+    np.testing.assert_allclose(state, (observation.proprio.numpy() - mean) / std, atol=1e-5)
     action = content["action"]["everything"]
     said = torch.ones(1, HORIZON, 7)
     np.testing.assert_allclose(policy.finish(said, {})[0, 0], np.add(action["mean"], action["std"]), atol=1e-6)
@@ -245,7 +245,7 @@ def test_mean_and_standard_deviation(whole: Path) -> None:
 def test_parts_of_a_state_in_another_order(whole: Path) -> None:
     policy, other = load(whole), load(whole, state_keys=["fingers", "hand"])
     observation = two_views()
-    turned = dataclasses.replace(observation, proprio=np.roll(observation.proprio, 2, axis=1))
+    turned = dataclasses.replace(observation, proprio=observation.proprio.roll(2, 1))
     state, same = (p.preprocess(o)["state"] for p, o in ((policy, observation), (other, turned)))
     torch.testing.assert_close(same.roll(-2, dims=-1), state)
     assert load(whole, state_keys=["hand"]).spec.proprio_dim == 6
@@ -315,7 +315,7 @@ def test_a_new_model_scales_states_by_the_statistics_of_demonstrations(tmp_path:
     path.write_text(json.dumps({"observation.state": state, "action": action}))
     policy, observation = scratch(statistics=str(path)), two_views()
     found = policy.preprocess(observation)["state"][:, 0].numpy()
-    np.testing.assert_allclose(found, observation.proprio - 1.0, atol=1e-6)
+    np.testing.assert_allclose(found, observation.proprio.numpy() - 1.0, atol=1e-6)
     assert torch.equal(policy.finish(torch.ones(1, CHUNK, 7), {}), torch.full((1, CHUNK, 7), 0.5))
 
 
@@ -366,10 +366,11 @@ def test_a_task_as_lerobot_writes_it(whole: Path) -> None:
     assert listed == own.encode(f"['{task}']") != plain == own.encode(task)
 
 
-def views(tasks: list[str]) -> Observation:
+def views(tasks: list[str]) -> PolicyObservation:
     observation = two_views()
     count = len(tasks)
-    return Observation(images=observation.images[:count], proprio=observation.proprio[:count], task_descriptions=tasks)
+    images, proprio = observation.images[:count], observation.proprio[:count]
+    return PolicyObservation(images=images, proprio=proprio, task_descriptions=tasks)
 
 
 def test_a_prompt_that_is_too_long(whole: Path) -> None:
@@ -595,9 +596,7 @@ def test_bilinear_images_are_those_of_isaac(size: tuple[int, int], crop: bool) -
 
 def test_ways_to_resize_differ() -> None:
     image = two_views().images[:, :1]
-    linear, cubic = (
-        ImagePipeline(24, center_crop=False, interpolation=way)(torch.from_numpy(image), CPU) for way in Interpolation
-    )
+    linear, cubic = (ImagePipeline(24, center_crop=False, interpolation=way)(image, CPU) for way in Interpolation)
     assert linear.shape == cubic.shape == (2, 1, 3, 24, 24) and not torch.equal(linear, cubic)
 
 
@@ -973,6 +972,10 @@ def test_observations_that_do_not_fit(whole: Path) -> None:
         policy.preprocess(dataclasses.replace(observation, proprio=None))
     with pytest.raises(PolicyError, match=r"takes 2 image\(s\) per observation, got 1"):
         policy.preprocess(dataclasses.replace(observation, images=observation.images[:, :1]))
+    with pytest.raises(PolicyError, match=r"images of the observation is a ndarray, want a tensor: .* PolicyObs.*\.of"):
+        policy.preprocess(dataclasses.replace(observation, images=observation.images.numpy()))
+    with pytest.raises(PolicyError, match="proprio of the observation is a ndarray, want a tensor"):
+        policy.preprocess(dataclasses.replace(observation, proprio=observation.proprio.numpy()))
 
 
 def test_a_checkpoint_is_needed_without_a_simulator() -> None:

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 
 from embodyrl.config import ConfigError, load_config
 from embodyrl.config.rules import checkpoint_notes
-from embodyrl.envs import ActionField, Observation, SimulatorSpec
-from embodyrl.models import PolicyError, SupportedModel, build_policy, load_policy
+from embodyrl.envs import ActionField, SimulatorSpec
+from embodyrl.models import PolicyError, PolicyObservation, SupportedModel, build_policy, load_policy
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.pi.checkpoint import HEAD, WORDS, CheckpointFiles
 from embodyrl.models.pi.config import GemmaSizes, ScratchConfig, StateInput
@@ -49,11 +49,11 @@ def scratch(name: str = "pi0", *, chunk_size: int = 4, seed: int = 1, **options:
     return build_policy(config, SPEC, chunk_size=chunk_size, seed=seed)
 
 
-def observation(batch: int = 3, seed: int = 0) -> Observation:
+def observation(batch: int = 3, seed: int = 0) -> PolicyObservation:
     draw, task_descriptions = np.random.default_rng(seed), list(SPEC.tasks.values())
-    return Observation(
-        images=draw.integers(0, 256, (batch, 2, 40, 40, 3), dtype=np.uint8),
-        proprio=draw.normal(size=(batch, 5)).astype(np.float32),
+    return PolicyObservation(
+        images=torch.from_numpy(draw.integers(0, 256, (batch, 2, 40, 40, 3), dtype=np.uint8)),
+        proprio=torch.from_numpy(draw.normal(size=(batch, 5)).astype(np.float32)),
         task_descriptions=[task_descriptions[row % 2] for row in range(batch)],
     )
 
@@ -481,7 +481,7 @@ def test_the_state_is_written_into_the_prompt_of_pi05_alone() -> None:
         blind = scratch(name, state=StateInput.none, relative_action_dims=2)
         states = [blind.preprocess(each)["state"] for each in (batch, changed)]
         assert blind.spec.proprio_dim == 5 and not any(bool(state.any()) for state in states)
-    no_state = Observation(images=batch.images, task_descriptions=batch.task_descriptions)
+    no_state = PolicyObservation(images=batch.images, task_descriptions=batch.task_descriptions)
     assert scratch("pi05", state=StateInput.none).preprocess(no_state)["state"].abs().max() == 0
     with pytest.raises(PolicyError, match="needs a state of 5 numbers, the observation has none"):
         seen.preprocess(no_state)
@@ -526,7 +526,7 @@ def text_of(policy: Any) -> str:
     """The prompt of an observation whose state lies in the middles of five steps."""
     from tokenizers import Tokenizer
 
-    proprio = np.array([[0.004, 0.504, -0.996, 0.996, 0.004]], np.float32)
+    proprio = torch.tensor([[0.004, 0.504, -0.996, 0.996, 0.004]])
     batch = dataclasses.replace(observation(1), proprio=proprio)
     inputs = policy.preprocess(batch)
     ids = inputs["input_ids"][0][inputs["attention_mask"][0]].tolist()
@@ -645,7 +645,7 @@ def shorten(content: Any) -> None:
 
 def test_cameras_are_matched_by_name(folder: Path) -> None:
     batch = observation()
-    swapped = dataclasses.replace(batch, images=batch.images[:, ::-1].copy())
+    swapped = dataclasses.replace(batch, images=batch.images.flip(1))
     policy, other = load(folder), load(folder, cameras=["hand", "front"])
     assert torch.equal(
         policy.act(policy.preprocess(batch), "eval").actions, other.act(other.preprocess(swapped), "eval").actions

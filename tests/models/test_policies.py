@@ -12,7 +12,7 @@ import torch
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
-from embodyrl.models import Policy, PolicyError, SupportedModel, build_policy
+from embodyrl.models import Policy, PolicyError, PolicyObservation, SupportedModel, build_policy
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.gr00t.config import ScratchConfig as Gr00tScratch
 from embodyrl.models.gr00t.config import ValueInput
@@ -70,7 +70,10 @@ class Case:
         policy.update_statistics(policy.preprocess(self.observation(64, seed=7)))
         return policy
 
-    def observation(self, batch: int, seed: int = 3) -> Observation:
+    def observation(self, batch: int, seed: int = 3) -> PolicyObservation:
+        return PolicyObservation.of(self.simulated(batch, seed))
+
+    def simulated(self, batch: int, seed: int = 3) -> Observation:
         draw, cameras = np.random.default_rng(seed), len(self.simulator.cameras)
         proprio = (draw.normal(size=(batch, 5)) * 3 + 1).astype(np.float32)
         images = draw.integers(0, 256, (batch, cameras, 40, 40, 3), dtype=np.uint8) if cameras else None
@@ -118,7 +121,7 @@ def make_policy(name: str, seed: int = 1) -> Policy:
     return Case(name).policy(seed)
 
 
-def make_observation(batch: int, seed: int = 3) -> Observation:
+def make_observation(batch: int, seed: int = 3) -> PolicyObservation:
     return Case("mlp").observation(batch, seed)
 
 
@@ -227,7 +230,7 @@ def test_a_batch_equals_its_rows_one_by_one(case: Case, policy: Policy) -> None:
     observation = case.observation(BATCH)
     together = policy.act(policy.preprocess(observation), "eval", None)
     for row in range(BATCH):
-        alone = Observation(
+        alone = PolicyObservation(
             images=None if observation.images is None else observation.images[row : row + 1],
             proprio=observation.proprio[row : row + 1],
             task_descriptions=observation.task_descriptions[row : row + 1],
@@ -274,7 +277,7 @@ def test_normalisation_changes_only_in_update_statistics_and_equals_numpy() -> N
         policy.act(inputs, "train", torch.Generator().manual_seed(0))
         assert torch.equal(before, policy.act(inputs, "eval", None).actions)
         policy.update_statistics(inputs)
-    everything = np.concatenate([observation.proprio for observation in batches]).astype(np.float64)
+    everything = torch.cat([observation.proprio for observation in batches]).double().numpy()
     np.testing.assert_allclose(policy.normalizer.mean.numpy(), everything.mean(0), atol=1e-12)
     np.testing.assert_allclose(policy.normalizer.variance.numpy(), everything.var(0), atol=1e-12)
 
@@ -326,8 +329,14 @@ def test_its_size_is_known_without_weights(case: Case) -> None:
     task_description = next(iter(case.simulator.tasks.values()))
     assert blank.tokens_per_observation(task_description) == real.tokens_per_observation(task_description)
     assert (blank.tokens_per_observation(task_description) > 0) == bool(case.simulator.cameras)
-    traced = trace(blank, case.observation, EngineConfig(), cuda=False)
+    traced = trace(blank, case.simulated, EngineConfig(), cuda=False)
     assert traced.lines.learning.slope >= traced.lines.deciding.slope > 0
     decision = real.act(real.preprocess(case.observation(4)), "eval")
     assert traced.entries == decision.logprobs.shape[1]
     assert traced.trace_bytes * 4 == sum(each.nbytes for each in decision.trace.values())
+
+
+def test_arrays_of_a_simulator_are_refused_with_the_remedy() -> None:
+    case = Case("mlp")
+    with pytest.raises(PolicyError, match=r"proprio of the observation is a ndarray, .* PolicyObservation\.of"):
+        case.policy().preprocess(case.simulated(2))  # type: ignore[arg-type]

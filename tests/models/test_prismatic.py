@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.config import load_config
-from embodyrl.envs import ActionField, Observation, SimulatorSpec
-from embodyrl.models import PolicyError, build_policy, load_policy
+from embodyrl.envs import ActionField, SimulatorSpec
+from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
 from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig, check
 from embodyrl.models.prismatic.config import Architecture, ScratchConfig
 from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork, checkpoint_name
@@ -367,7 +367,7 @@ def test_images_are_resized_by_pil_and_normalised_per_tower(folder: Path) -> Non
     seen = observation(1)
     assert seen.images is not None
     pixels = oft(folder).preprocess(seen)["pixel_values"]
-    resized = np.asarray(Image.fromarray(seen.images[1, 0]).resize((32, 32), Image.Resampling.BICUBIC)) / 255
+    resized = np.asarray(Image.fromarray(seen.images[1, 0].numpy()).resize((32, 32), Image.Resampling.BICUBIC)) / 255
     np.testing.assert_allclose(pixels[1, :3].numpy(), (resized.transpose(2, 0, 1) - 0.5) / 0.5, atol=1e-6)
     second = (resized - [0.1, 0.2, 0.3]) / [0.4, 0.5, 0.6]
     np.testing.assert_allclose(pixels[1, 3:].numpy(), second.transpose(2, 0, 1), atol=1e-6)
@@ -395,18 +395,18 @@ def test_the_centre_crop_samples_where_tensorflow_does(whole: Path) -> None:
     ("images", "message"),
     [
         (None, "needs images"),
-        (np.zeros((1, 1, 48, 48, 3), np.float32), "must be uint8 .*got float32"),
-        (np.zeros((1, 48, 48, 3), np.uint8), r"must have shape \[B, V, H, W, 3\], got \[1, 48, 48, 3\]"),
-        (np.zeros((1, 1, 3, 48, 48), np.uint8), r"got \[1, 1, 3, 48, 48\]"),
-        (np.zeros((1, 2, 48, 48, 3), np.uint8), r"takes 1 image\(s\) per observation, got 2"),
+        (torch.zeros(1, 1, 48, 48, 3), "must be uint8 .*got float32"),
+        (torch.zeros(1, 48, 48, 3, dtype=torch.uint8), r"must have shape \[B, V, H, W, 3\], got \[1, 48, 48, 3\]"),
+        (torch.zeros(1, 1, 3, 48, 48, dtype=torch.uint8), r"got \[1, 1, 3, 48, 48\]"),
+        (torch.zeros(1, 2, 48, 48, 3, dtype=torch.uint8), r"takes 1 image\(s\) per observation, got 2"),
     ],
 )
 def test_wrong_images(whole: Path, images: Any, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
-        oft(whole).preprocess(Observation(images=images, task_descriptions=["pick"]))
+        oft(whole).preprocess(PolicyObservation(images=images, task_descriptions=["pick"]))
 
 
-@pytest.mark.parametrize("proprio", [None, np.zeros((2, 7), np.float32)])
+@pytest.mark.parametrize("proprio", [None, torch.zeros(2, 7)])
 def test_wrong_states(whole: Path, proprio: Any) -> None:
     seen = observation(2)
     seen.proprio = proprio
@@ -430,7 +430,7 @@ def test_padding_stands_behind_the_first_token_and_does_not_change_with_the_batc
 def test_a_task_description_that_is_too_long(whole: Path) -> None:
     with pytest.raises(PolicyError, match=r"task description has \d+ tokens, the model takes \d+: 'go go"):
         oft(whole).preprocess(
-            Observation(images=np.zeros((1, 1, 32, 32, 3), np.uint8), task_descriptions=["go " * 3000])
+            PolicyObservation(images=torch.zeros(1, 1, 32, 32, 3, dtype=torch.uint8), task_descriptions=["go " * 3000])
         )
 
 
@@ -598,10 +598,11 @@ def test_wrong_options(whole: Path, options: dict[str, Any], message: str) -> No
 
 def test_the_public_names_need_one_import(whole: Path) -> None:
     program = (
-        "import sys, numpy, embodyrl; assert 'torch' not in sys.modules\n"
+        "import sys, embodyrl; assert 'torch' not in sys.modules\n"
         f"policy = embodyrl.models.load_policy('openvla', checkpoint={str(whole)!r}, unnorm_key='second')\n"
-        "images = numpy.zeros((1, 1, 9, 9, 3), numpy.uint8)\n"
-        "seen = embodyrl.envs.Observation(images=images, task_descriptions=['Wave'])\n"
+        "import torch\n"
+        "images = torch.zeros(1, 1, 9, 9, 3, dtype=torch.uint8)\n"
+        "seen = embodyrl.models.PolicyObservation(images=images, task_descriptions=['Wave'])\n"
         "print(tuple(policy.act(policy.preprocess(seen), mode='eval').actions.shape))"
     )
     done = subprocess.run(

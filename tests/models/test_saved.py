@@ -17,8 +17,8 @@ pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.cli.main import app
 from embodyrl.config import load_config
-from embodyrl.envs import ActionField, Observation
-from embodyrl.models import Policy, PolicyError, SupportedModel, build_policy, load_policy
+from embodyrl.envs import ActionField
+from embodyrl.models import Policy, PolicyError, PolicyObservation, SupportedModel, build_policy, load_policy
 from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options, own_folder_settings
 from embodyrl.runner.session import header
 from tests.parity import formula
@@ -43,9 +43,8 @@ def test_it_is_loaded_with_them(saved: tuple[Policy, Path]) -> None:
     again = load_policy("pi0", checkpoint=folder, simulator=SPEC)
     assert again.spec == policy.spec and again.spec.proprio_dim == 0
     draw = np.random.default_rng(0)
-    observation = Observation(
-        images=draw.integers(0, 256, (2, len(SPEC.cameras), 40, 40, 3), dtype=np.uint8),
-        proprio=None,
+    observation = PolicyObservation(
+        images=torch.from_numpy(draw.integers(0, 256, (2, len(SPEC.cameras), 40, 40, 3), dtype=np.uint8)),
         task_descriptions=list(SPEC.tasks.values())[:2],
     )
     acts = [each.act(each.preprocess(observation), "eval").actions for each in (policy, again)]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodyrl.envs import ActionField, Observation, SimulatorSpec
-from embodyrl.models import Policy, build_policy
+from embodyrl.envs import ActionField, SimulatorSpec
+from embodyrl.models import Policy, PolicyObservation, build_policy
 from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig
 from embodyrl.models.prismatic.checkpoint import STATISTICS, CheckpointFiles
 from embodyrl.models.prismatic.config import ScratchConfig
@@ -76,10 +76,12 @@ def write_checkpoint(folder: Path, *, fused: bool = True) -> Path:
     return folder
 
 
-def observation(images: int) -> Observation:
+def observation(images: int) -> PolicyObservation:
     """Two different samples by formula."""
     places = np.arange(2 * images * 48 * 48 * 3).reshape(2, images, 48, 48, 3)
     proprio = np.sin(np.arange(16)).reshape(2, 8).astype(np.float32)
-    return Observation(
-        images=(places * 37 % 251).astype(np.uint8), proprio=proprio, task_descriptions=list(TASKS.values())
+    return PolicyObservation(
+        images=torch.from_numpy((places * 37 % 251).astype(np.uint8)),
+        proprio=torch.from_numpy(proprio),
+        task_descriptions=list(TASKS.values()),
     )

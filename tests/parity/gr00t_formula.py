@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from embodyrl.envs import Observation
-from embodyrl.models import build_policy
+from embodyrl.models import PolicyObservation, build_policy
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.gr00t.config import Gr00tConfig, ScratchConfig
 from embodyrl.models.saved import DESCRIPTION_FILE
@@ -82,6 +81,6 @@ def write_config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(content | changes))
 
 
-def two_views() -> Observation:
+def two_views() -> PolicyObservation:
     """Two different samples by formula, with two images each."""
     return observation(2)

@@ -18,7 +18,7 @@ pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 from PIL import Image
 
 from embodyrl.envs import Observation
-from embodyrl.models import load_policy
+from embodyrl.models import PolicyObservation, load_policy
 from tests.parity.mutations import MUTATIONS
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"
@@ -49,7 +49,9 @@ def openvla(case: int = 0) -> tuple[Any, dict[str, torch.Tensor], Reference]:
     image = reference.image(facts["image"])
     return (
         policy,
-        policy.preprocess(Observation(images=image[None, None], task_descriptions=[facts["task"]])),
+        policy.preprocess(
+            PolicyObservation.of(Observation(images=image[None, None], task_descriptions=[facts["task"]]))
+        ),
         reference,
     )
 
@@ -68,7 +70,9 @@ def oft(head: str, case: int = 0) -> tuple[Any, dict[str, torch.Tensor], Referen
     state = reference.arrays[f"{case}/state"][None] if head == "l1" else None
     return (
         policy,
-        policy.preprocess(Observation(images=images[None], proprio=state, task_descriptions=[facts["task"]])),
+        policy.preprocess(
+            PolicyObservation.of(Observation(images=images[None], proprio=state, task_descriptions=[facts["task"]]))
+        ),
         reference,
     )
 

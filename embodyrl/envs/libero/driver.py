@@ -126,7 +126,7 @@ def _drawn(seed: int, action: Callable[[], T]) -> T:
 
 def _return_memory() -> None:
     """Return the temporary memory of building a scene to the system: 150 MB, which the C library would keep."""
-    with contextlib.suppress(OSError, AttributeError):  # a system without it does well without it
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it, and keeps that memory
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
@@ -179,7 +179,7 @@ class Driver:
             getattr(model, name)[...] = values
         mujoco.mj_resetData(model, data)
         # The solver starts from its last solution. LIBERO calls `forward` this often between building the scene and
-        # the first step, so do we.
+        # the first step, so does this.
         mujoco.mj_forward(model, data)
         mujoco.mj_forward(model, data)
         # Of LIBERO's random layout, the fixtures remain, which are part of the model, and the controller.
@@ -247,7 +247,7 @@ class Driver:
 
     @contextlib.contextmanager
     def scene(self) -> Iterator[Any]:
-        """Return the scene at the time of the observation, a `mujoco.MjData` with all poses."""
+        """Yield the scene at the time of the observation, a `mujoco.MjData` with all poses."""
         mujoco, model, scene = self._mujoco, self.model, self._seen
         scene.qpos[:] = self._seen_qpos
         mujoco.mj_kinematics(model, scene)
@@ -261,13 +261,13 @@ class Driver:
             model.site_rgba[:] = now
 
     def robot(self, scene: Any) -> NDArray[np.float64]:
-        """Position of the hand [m], its rotation [axis times angle, rad], positions of the fingers [m]: `[8]`."""
+        """Return hand position [m], hand rotation [axis times angle, rad] and positions of the fingers [m]: `[8]`."""
         rotation = axis_angle(scene.xquat[self._hand])
         return np.concatenate([scene.site_xpos[self._grip], rotation, self._seen_fingers])
 
     def objects(self, scene: Any) -> NDArray[np.float64]:
-        """Positions [m] and orientations (quaternion, scalar first) of the objects, angles [rad] and positions [m] of
-        doors, drawers and knobs, in MuJoCo's order."""
+        """Return positions [m] and orientations (quaternion, scalar first) of the objects, angles [rad] and positions
+        [m] of doors, drawers and knobs, in MuJoCo's order."""
         return np.array(scene.qpos[self._objects])
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
@@ -310,7 +310,7 @@ class Driver:
 
 @lru_cache(maxsize=1)
 def _controller_class() -> Any:
-    """Robosuite's controller, which reads positions and velocities without recomputing them."""
+    """Return a class of robosuite's controller that reads positions and velocities without recomputing them."""
     import mujoco
 
     base = importlib.import_module("robosuite.controllers.osc").OperationalSpaceController

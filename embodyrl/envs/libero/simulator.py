@@ -138,7 +138,7 @@ class LiberoSlot(Slot):
         return Transition(float(solved), solved and self._config.end_at_success, solved)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
-        """Images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""
+        """Return images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""
         images = [self._paint(camera) for camera in self._config.cameras]
         return np.stack(images) if images else None, self._proprio()
 

@@ -68,7 +68,7 @@ class UpstreamSlot(Slot):
         return Transition(float(solved), solved and self._config.end_at_success, solved)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
-        """Images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""
+        """Return images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""
         seen = self._seen
         rotation = self._axis_angle(np.array(seen["robot0_eef_quat"]))
         parts = [seen["robot0_eef_pos"], rotation, seen["robot0_gripper_qpos"]]

@@ -5,4 +5,5 @@
 - `batch`: all slots of a process in one environment (GPU)
 - `loading`: importing ManiSkill, building one of its environments, and what that offers
 - `driver`: an environment class with less around the same physics
+- `upstream`: ManiSkill's own environments (`env.driver: upstream`)
 """

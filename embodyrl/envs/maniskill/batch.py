@@ -108,9 +108,6 @@ class ManiSkillScenes:
         self._torch = torch
         self._robot_only = config.proprio is Proprio.robot
         self._env = loading.build(task, config, count)
-        from embodyrl.envs.maniskill import driver  # imports ManiSkill, which `build` had to prepare first
-
-        driver.trust_actions(self._env)
         self.count = count
         self.fields = action_fields(self._env, task)
         self.task_description = spoken(self._env, task)
@@ -327,7 +324,7 @@ class ManiSkillBatch:
         return images[list(slots)]
 
     def close(self) -> None:
-        """Release everything; calling it twice is harmless."""
+        """Release all resources; may be called twice."""
         if not self._closed:
             self._closed = True
             self._scenes.close()

@@ -19,6 +19,9 @@ from mani_skill.utils import common
 from mani_skill.utils.structs import Articulation
 from mani_skill.utils.structs.pose import Pose
 
+from embodyrl.envs.maniskill.loading import robot_state
+from embodyrl.envs.options import ManiSkillConfig
+
 _create = Pose.create.__func__
 _set_joint_drive_targets = Articulation.set_joint_drive_targets
 
@@ -35,10 +38,26 @@ def uninstall() -> None:
     Articulation.set_joint_drive_targets = _set_joint_drive_targets
 
 
-def trust_actions(env: Any) -> None:
-    """Skip ManiSkill's check for NaN in the actions of `env`: `SlotSimulator` has checked them."""
+def make(entry: Any, config: ManiSkillConfig, **settings: Any) -> Any:
+    """Build an environment of a registered task, whose observations are ManiSkill's state vectors `[N, S]`.
+
+    Args:
+        entry: the task's entry in ManiSkill's registry.
+        config: ManiSkill's options; `env.images()` renders its cameras.
+        settings: arguments of ManiSkill's classes.
+    """
+    install()
+    cls = lean(entry.cls, tuple(config.cameras), (config.image_size[0], config.image_size[1]))
+    env = cls(**settings | {"obs_mode": cls.obs_mode_with_images if config.cameras else "state"})
     agent = env.agent
-    agent.set_action = lambda action: agent.controller.set_action(action)
+    agent.set_action = lambda action: agent.controller.set_action(action)  # without a second check for NaN
+    return env
+
+
+def known_cameras(env: Any) -> tuple[str, ...]:
+    """Return the cameras that the task of `env` and its robot have."""
+    cameras: tuple[str, ...] = env.all_cameras
+    return cameras
 
 
 def _quick_pose(cls: type[Pose], pose: Any, device: Any = None) -> Pose:
@@ -98,15 +117,12 @@ class _Lean:
         return torch.stack([_resized(seen[name]["rgb"], self.image_size) for name in self.cameras], dim=1)
 
     def robot_state(self: Any) -> torch.Tensor:
-        """Return the quantities that the robot can measure, `[N, S]`: joint positions, joint velocities, targets of its
-        controller, and position and quaternion of the tool centre point if it has one.
-        """
-        joints = common.flatten_state_dict(self._get_obs_agent(), use_torch=True, device=self.device)
-        pose = _tool_pose(self.agent)
-        return joints if pose is None else torch.cat([joints, pose.raw_pose], dim=1)
+        """Return the quantities that the robot can measure, `[N, S]`."""
+        state: torch.Tensor = robot_state(self.agent, self._get_obs_agent())
+        return state
 
     def get_obs(self: Any, info: dict[str, Any] | None = None, unflattened: bool = False) -> Any:
-        """The state vector `[N, S]`, or its parts. ManiSkill would render images here, at every step."""
+        """Return the state vector `[N, S]`, or its parts. ManiSkill would render images here, at every step."""
         parts = self._get_obs_state_dict(self.get_info() if info is None else info)
         return parts if unflattened else self._flatten_raw_obs(parts)
 
@@ -126,17 +142,6 @@ class _Lean:
         super()._setup_sensors(options)  # type: ignore[misc]
         for name in set(self._sensors) - set(self.cameras):
             del self._sensors[name]
-
-
-def _tool_pose(agent: Any) -> Pose | None:
-    """Return a robot's tool centre point, or the link that its controller moves; None for robots without either."""
-    pose = getattr(agent, "tcp_pose", None)
-    if pose is None and hasattr(agent, "tcp"):
-        pose = agent.tcp.pose
-    if pose is None:
-        parts = getattr(agent.controller, "controllers", {}).values()
-        pose = next((part.ee_pose for part in parts if hasattr(part, "ee_pose")), None)
-    return pose
 
 
 def _drawn(camera: Any, image_size: tuple[int, int]) -> dict[str, Any]:

@@ -10,16 +10,16 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from embodyrl.envs.base import RenderError
 from embodyrl.envs.maniskill.tasks import DRIVER_REMEDY, assets_missing, task_description
-from embodyrl.envs.options import ManiSkillConfig, RewardMode, Sim
+from embodyrl.envs.options import Driver, ManiSkillConfig, RewardMode, Sim
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.placement.startup_lock import one_at_a_time
@@ -43,7 +43,6 @@ def load() -> Any:
     if rendering_device() is None:
         _stand_in_for_materials()
     importlib.import_module("mani_skill.envs")
-    importlib.import_module("embodyrl.envs.maniskill.driver").install()
     return importlib.import_module("mani_skill.utils.registration")
 
 
@@ -75,43 +74,42 @@ def drawing_device(sim: Sim) -> str | None:
 def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
     """Build an environment of `task` with `num_envs` scenes, without wrappers.
 
-    Its observations are ManiSkill's state vectors; `images()` renders `config.cameras`.
+    Which class it has, and what its observations contain, depends on `env.driver`: see `driver` and `upstream`.
 
     Raises:
         UserError: an option does not fit the task, or assets or a driver are missing.
     """
     entry = load().REGISTERED_ENVS[task]
     _check_assets(task, entry.asset_download_ids or [])
-    _check_reward(task, config.reward_mode, entry.cls.SUPPORTED_REWARD_MODES)
+    _check_reward(task, config, entry.cls.SUPPORTED_REWARD_MODES)
     device = drawing_device(config.sim)
     if config.cameras and device is None:
         raise NoVulkanError("env.cameras: ManiSkill cannot draw images")
-    driver = importlib.import_module("embodyrl.envs.maniskill.driver")
-    cls = driver.lean(entry.cls, tuple(config.cameras), (config.image_size[0], config.image_size[1]))
+    name = "upstream" if config.driver is Driver.upstream else "driver"
+    driver = importlib.import_module(f"embodyrl.envs.maniskill.{name}")
     settings = {
         **entry.default_kwargs,
         "num_envs": num_envs,
-        "obs_mode": cls.obs_mode_with_images if config.cameras else "state",
         "reward_mode": config.reward_mode.value,
         "sim_backend": "physx_cuda" if config.sim is Sim.gpu else "physx_cpu",
         "render_backend": device or "none",
     }
     with _in_words(task, config):
-        env = _with_control_mode(cls, settings, config.control_mode)
-        _check_cameras(task, config.cameras, env.all_cameras)
+        env = _with_control_mode(partial(driver.make, entry, config, **settings), config.control_mode)
+        _check_cameras(task, config.cameras, driver.known_cameras(env))
         return env
 
 
-def _with_control_mode(cls: Any, settings: dict[str, Any], control_mode: str) -> Any:
+def _with_control_mode(make: Callable[..., Any], control_mode: str) -> Any:
     """Make the environment with the configured control mode; `auto`: pd_joint_delta_pos if the robot has it."""
     if control_mode != "auto":
-        return cls(control_mode=control_mode, **settings)
+        return make(control_mode=control_mode)
     try:
-        return cls(control_mode=USUAL_CONTROL_MODE, **settings)
+        return make(control_mode=USUAL_CONTROL_MODE)
     except AssertionError as error:
         if _known_control_modes(error) is None:
             raise
-        return cls(control_mode=None, **settings)
+        return make(control_mode=None)
 
 
 def _known_control_modes(error: AssertionError) -> list[str] | None:
@@ -153,25 +151,27 @@ def _explained(task: str, error: Exception) -> Exception:
     return error
 
 
-def _unlike(key: str, value: str, task: str, known: list[str]) -> str:
+def _unlike(key: str, value: str, task: str, known: Sequence[str]) -> str:
     """Return the error for a value that `task` does not have."""
     hint = did_you_mean(value, known, lead=" - ")
     return f"{key} is {value!r}, which {task!r} does not have{hint} (has: {', '.join(known) or 'none'})"
 
 
-def _check_cameras(task: str, cameras: list[str], known: list[str]) -> None:
+def _check_cameras(task: str, cameras: list[str], known: Sequence[str]) -> None:
     """Raise `UserError` for the first camera that `task` does not have."""
     for name in cameras:
         if name not in known:
             raise UserError(_unlike("env.cameras", name, task, known))
 
 
-def _check_reward(task: str, mode: RewardMode, supported: tuple[str, ...]) -> None:
-    """Raise `UserError` if `task` lacks this reward. `sparse` follows from the success condition of any task."""
-    modes = [name for name in supported if name != "none"]
-    if mode is not RewardMode.sparse and mode not in modes:
+def _check_reward(task: str, config: ManiSkillConfig, supported: Sequence[str]) -> None:
+    """Raise `UserError` if `task` lacks this reward. The fast driver has `sparse` for any task, from its success."""
+    added = [RewardMode.sparse.value] if config.driver is Driver.fast else []
+    modes = dict.fromkeys([*(name for name in supported if name != "none"), *added])
+    if config.reward_mode.value not in modes:
         raise UserError(
-            f"env.reward_mode is {mode.value!r}, but {task!r} has only {', '.join(dict.fromkeys([*modes, 'sparse']))}"
+            f"env.reward_mode is {config.reward_mode.value!r}, but with env.driver = {config.driver.value!r} {task!r} "
+            f"has only {', '.join(modes) or 'none'}"
         )
 
 
@@ -274,6 +274,33 @@ def start_of(env: Any, episode: EpisodeSpec) -> dict[str, Any]:
     if hasattr(env, "xyz_configs"):
         start["options"] = {"episode_id": torch.tensor([episode.start_state], device=env.device)}
     return start
+
+
+def robot_state(agent: Any, joints: Mapping[str, Any]) -> Any:
+    """Return the quantities that a robot can measure, a tensor `[N, S]`: joint positions, joint velocities, targets of
+    its controller, and position and quaternion of the tool centre point if it has one.
+
+    Args:
+        agent: the robot.
+        joints: its part of ManiSkill's observation.
+    """
+    import torch
+    from mani_skill.utils import common
+
+    numbers = common.flatten_state_dict(joints, use_torch=True, device=agent.device)
+    pose = _tool_pose(agent)
+    return numbers if pose is None else torch.cat([numbers, pose.raw_pose], dim=1)
+
+
+def _tool_pose(agent: Any) -> Any:
+    """Return a robot's tool centre point, or the link that its controller moves; None for robots without either."""
+    pose = getattr(agent, "tcp_pose", None)
+    if pose is None and hasattr(agent, "tcp"):
+        pose = agent.tcp.pose
+    if pose is None:
+        parts = getattr(agent.controller, "controllers", {}).values()
+        pose = next((part.ee_pose for part in parts if hasattr(part, "ee_pose")), None)
+    return pose
 
 
 def action_fields(env: Any, task: str) -> tuple[ActionField, ...]:

@@ -15,7 +15,7 @@ from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.batch import ManiSkillBatch
 from embodyrl.envs.maniskill.loading import action_fields, specification, spoken, start_of
 from embodyrl.envs.maniskill.tasks import task_description
-from embodyrl.envs.options import ManiSkillConfig, Proprio, Sim
+from embodyrl.envs.options import Driver, ManiSkillConfig, Proprio, Sim
 from embodyrl.envs.types import EpisodeSpec, Simulator
 from embodyrl.errors import UserError
 
@@ -38,7 +38,7 @@ class ManiSkill(SlotSimulator):
         check_tasks(config.tasks, sorted(registered), "maniskill")
         self._config = config
         speaking = [task for task in config.tasks if hasattr(registered[task].cls, "get_language_instruction")]
-        built = {task: ManiSkillSlot(task, config) for task in dict.fromkeys([config.tasks[0], *speaking])}
+        built = {task: self._make(task) for task in dict.fromkeys([config.tasks[0], *speaking])}
         first = built[config.tasks[0]]
         spec = specification(
             config,
@@ -53,7 +53,7 @@ class ManiSkill(SlotSimulator):
 
     def make_slot(self, task: str) -> Slot:
         """Build an environment of `task`."""
-        slot = ManiSkillSlot(task, self._config)
+        slot = self._make(task)
         if (slot.fields, slot.proprio_dim) != (self.spec.actions, self.spec.proprio_dim):
             raise UserError(
                 f"env.tasks mixes tasks of different shapes: {task!r} has {slot.proprio_dim} state numbers and actions "
@@ -61,6 +61,13 @@ class ManiSkill(SlotSimulator):
                 f"{[field.name for field in self.spec.actions]}: name tasks of one shape"
             )
         return slot
+
+    def _make(self, task: str) -> ManiSkillSlot:
+        if self._config.driver is Driver.upstream:
+            from embodyrl.envs.maniskill.upstream import UpstreamSlot
+
+            return UpstreamSlot(task, self._config)
+        return ManiSkillSlot(task, self._config)
 
 
 class ManiSkillSlot(Slot):
@@ -71,13 +78,9 @@ class ManiSkillSlot(Slot):
 
         torch.set_num_threads(1)  # the tensors are tiny; more threads only wait for each other
         self._torch = torch
-        self._task = task
-        self._end_at_success = config.end_at_success
+        self._task, self._config = task, config
         self._robot_only = config.proprio is Proprio.robot
         self._env = loading.build(task, config)
-        from embodyrl.envs.maniskill import driver  # imports ManiSkill, which `build` had to prepare first
-
-        driver.trust_actions(self._env)
         self.fields = action_fields(self._env, task)
         self.task_description = spoken(self._env, task)
         self.control_frequency = float(self._env.control_freq)
@@ -96,13 +99,13 @@ class ManiSkillSlot(Slot):
             self._observation, reward, _, _, info = self._env.step(self._torch.from_numpy(action))
         success = bool(info["success"]) if "success" in info else False
         failed = bool(info["fail"]) if "fail" in info else False
-        return Transition(float(reward), failed or (success and self._end_at_success), success)
+        return Transition(float(reward), failed or (success and self._config.end_at_success), success)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
         """Return images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""
         with self._torch.inference_mode():
-            images = self._env.images()[0].numpy() if self._env.cameras else None
-            return images, self._proprio()
+            images = self._images() if self._config.cameras else None
+            return images, self._state()[0].numpy().astype(np.float32)
 
     def render(self) -> NDArray[np.uint8]:
         """Render the task's camera for people, `[H, W, 3]`."""
@@ -119,7 +122,11 @@ class ManiSkillSlot(Slot):
         """Release the environment."""
         self._env.close()
 
-    def _proprio(self) -> NDArray[np.float32]:
-        values = self._env.robot_state() if self._robot_only else self._observation
-        proprio: NDArray[np.float32] = values[0].numpy().astype(np.float32)
-        return proprio
+    def _images(self) -> NDArray[np.uint8]:
+        """Render the cameras, `[V, H, W, 3]`."""
+        images: NDArray[np.uint8] = self._env.images()[0].numpy()
+        return images
+
+    def _state(self) -> Any:
+        """Return the state vector `[1, S]`, or the robot's part of it."""
+        return self._env.robot_state() if self._robot_only else self._observation

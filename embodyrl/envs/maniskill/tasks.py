@@ -17,7 +17,7 @@ from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
-from embodyrl.envs.options import Sim
+from embodyrl.envs.options import Driver, Sim
 from embodyrl.placement.graphics import VULKAN, RenderingCheck, graphics_variables
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.registry import SIMULATORS
@@ -84,7 +84,10 @@ DRIVER_REMEDY = (
 SEVERAL_ROBOTS = ("TwoRobotPickCube-v1", "TwoRobotStackCube-v1")
 """Tasks of ManiSkill with more than one robot, which are not supported."""
 
-ROBOT_ASSETS = {"bridge_v2_real2sim": "widowx250s"}
+TWIN_ASSETS = "bridge_v2_real2sim"
+"""Asset of the tasks that are twins of real scenes."""
+
+ROBOT_ASSETS = {TWIN_ASSETS: "widowx250s"}
 """Asset -> the robot that its tasks use, which their registration does not name."""
 
 
@@ -192,6 +195,18 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue(
                 f"env.tasks.{index}", f"the ManiSkill task {task!r} has several robots", "choose another task"
             )
+        if env.driver is Driver.upstream and TWIN_ASSETS in assets_of(task):
+            yield ConfigIssue(
+                f"env.tasks.{index}",
+                f"the ManiSkill task {task!r} has no state observations, which env.driver = 'upstream' reads",
+                "set env.driver to fast",
+            )
+    if env.driver is Driver.upstream and fills_gpu(env):
+        yield ConfigIssue(
+            "env.driver",
+            "env.driver = 'upstream', but with env.sim = 'gpu' scenes are saved and restored by the fast driver",
+            "set env.driver to fast, or env.sim to cpu",
+        )
     if fills_gpu(env) and len(env.tasks) > 1:
         yield ConfigIssue(
             "env.tasks", "with env.sim = 'gpu' all slots play one task", "name one task, or set env.sim to cpu"

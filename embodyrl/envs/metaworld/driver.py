@@ -113,8 +113,8 @@ def restore(env: Any, snapshot: Mapping[str, NDArray[Any]]) -> None:
     for name, array in _layout(env).items():
         array[...] = snapshot[name]
     mujoco.mj_setState(env.model, env.data, snapshot["physics"], STATE)
-    mujoco.mj_forward(env.model, env.data)  # where everything is: for tasks' views of it, and for images
-    mujoco.mj_setState(env.model, env.data, snapshot["physics"], STATE)  # it changed where the next solver starts from
+    mujoco.mj_forward(env.model, env.data)  # poses, which tasks have views of and images show
+    mujoco.mj_setState(env.model, env.data, snapshot["physics"], STATE)  # mj_forward changed the solver's warm start
     for name in _remembered(env).keys() - snapshot.keys():
         delattr(env, name.removeprefix(TASK))
     for name in snapshot.keys() - want.keys():

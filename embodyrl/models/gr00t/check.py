@@ -19,7 +19,7 @@ from embodyrl.models.vla.config import check_patches, check_without_checkpoint
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with a config of GR00T."""
+    """Yield an issue for each fault of a config of GR00T."""
     model = config.model
     assert isinstance(model, Gr00tConfig)
     yield from check_flow(config)

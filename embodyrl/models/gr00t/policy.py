@@ -113,7 +113,7 @@ class Gr00tPolicy(FlowPolicy):
             "state": self._padded_state(observation.proprio, len(ids)).unsqueeze(1),
         }
 
-    def _padded_state(self, proprio: object, batch: int) -> Tensor:
+    def _padded_state(self, proprio: Tensor | None, batch: int) -> Tensor:
         wanted = len(self.state_range)
         if not wanted:
             return self.start.new_zeros(batch, self.network.sizes.max_state_dim)

@@ -17,5 +17,5 @@ class OpenVLAConfig(PrismaticConfig):
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with a config of OpenVLA."""
+    """Yield an issue for each fault of a config of OpenVLA."""
     yield from check_common(config, num_images=1)

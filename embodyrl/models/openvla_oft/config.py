@@ -49,7 +49,7 @@ class OpenVLAOFTConfig(PrismaticConfig):
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with a config of OpenVLA-OFT."""
+    """Yield an issue for each fault of a config of OpenVLA-OFT."""
     model = config.model
     assert isinstance(model, OpenVLAOFTConfig)
     says_numbers = model.action_head is ActionHead.l1

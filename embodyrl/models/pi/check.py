@@ -174,7 +174,7 @@ def _check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with a config of pi0 or pi0.5."""
+    """Yield an issue for each fault of a config of pi0 or pi0.5."""
     model = config.model
     assert isinstance(model, PiConfig)
     yield from check_flow(config)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.policy import check_tensor
 
 # --------------------------------------------------------------------------------------------------------- observations
 
 
-def check_images(given: Any, count: int) -> Tensor:
-    """Return the images `[B, V, H, W, 3]` of an observation as a tensor.
+def check_images(given: Tensor | None, count: int) -> Tensor:
+    """Return the images `[B, V, H, W, 3]` of an observation.
 
     Args:
-        given: tensor or numpy array, or None.
+        given: its images.
         count: `V` that the model takes.
 
     Raises:
@@ -28,7 +27,7 @@ def check_images(given: Any, count: int) -> Tensor:
     """
     if given is None:
         raise PolicyError("the model needs images, and the observation has none: set env.cameras")
-    images: Tensor = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    images = check_tensor(given, "images")
     if images.dtype != torch.uint8:
         raise PolicyError(f"images must be uint8 (0 .. 255), got {str(images.dtype).removeprefix('torch.')}")
     if images.dim() != 5 or images.shape[-1] != 3:
@@ -38,21 +37,21 @@ def check_images(given: Any, count: int) -> Tensor:
     return images
 
 
-def read_state(proprio: Any, size: int, device: torch.device) -> Tensor:
+def read_state(proprio: Tensor | None, size: int, device: torch.device) -> Tensor:
     """Return the robot's state of an observation as float32 `[B, S]`.
 
     Args:
-        proprio: numpy array or tensor `[B, S]`, or None.
+        proprio: its state `[B, S]`.
         size: `S` that the model takes.
         device: device of the result.
 
     Raises:
-        PolicyError: the state is missing, or has another size.
+        PolicyError: the state is missing, is no tensor, or has another size.
     """
     if proprio is None or proprio.shape[-1] != size:
         found = "none" if proprio is None else f"{proprio.shape[-1]} numbers"
         raise PolicyError(f"the model needs a state of {size} numbers, the observation has {found}")
-    return torch.as_tensor(proprio, dtype=torch.float32, device=device)
+    return check_tensor(proprio, "proprio").to(device, torch.float32)
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
@@ -112,9 +111,9 @@ class SimulatorUnits(nn.Module):
             self.register_buffer(field.name, torch.from_numpy(getattr(rule, field.name)), persistent=False)
 
     def forward(self, actions: Tensor) -> Tensor:
-        """Actions `[..., D]` in the simulator's convention."""
+        """Return actions `[..., D]` in the simulator's convention."""
         return to_simulator(actions, self)
 
     def inverse(self, actions: Tensor) -> Tensor:
-        """Actions `[..., D]` in the policy's convention."""
+        """Return actions `[..., D]` in the policy's convention."""
         return from_simulator(actions, self)
