@@ -20,6 +20,11 @@ import yaml
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodyrl.config.build import build_section
+from embodyrl.config.check import check_settings
+from embodyrl.config.compose import Settings
+from embodyrl.config.issues import Location
+from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import Policy, PolicyError, PolicyObservation
 from embodyrl.registry import SupportedModel, all_registries
@@ -371,6 +376,58 @@ def is_part_of(shown: Any, whole: Any) -> bool:
     if not isinstance(shown, dict) or not isinstance(whole, dict):
         return shown == whole
     return all(key in whole and is_part_of(value, whole[key]) for key, value in shown.items())
+
+
+WRONG: dict[str, list[Any]] = {
+    "bias": [0, 1, "true", None],
+    "layers": [3.0, "3", 0, True, None],
+    "dropout": ["0.1", 1.0, float("nan"), None],
+    "backbone": [3, True, None],
+    "seed": ["3", 1.5],
+    "patch": ["small", 1.5, 0, None],
+    "activation": ["Tanh", "gelu", 1, None],
+    "sizes": [64, [64, 1.5], [0], None],
+    "weights": [[1.0], {"a": "1"}, {3: 1.0}, None],
+    "extra": [1, {3: 1}, None],
+    "head": [3, {"width": 0}, {"widht": 3}, None],
+}
+"""Values that the docs' table of types refuses."""
+RIGHT: dict[str, list[Any]] = {
+    "bias": [False],
+    "layers": [3],
+    "dropout": [0.1, 0, 1e-3],
+    "backbone": ["small", "3"],
+    "seed": [None, 3],
+    "patch": ["auto", 8],
+    "activation": ["relu"],
+    "sizes": [[], [8, 8]],
+    "weights": [{}, {"a": 1, "b": 0.5}],
+    "extra": [{"a": {"b": [1, "c"]}}],
+    "head": [{}, {"width": 8}],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_types_of_settings_are_as_the_docs_list_them(name, imported) -> None:
+    (code,) = (code for _, file, code in blocks("configuration.md", "For developers") if file == "my_types.py")
+    module = imported("my_types", code)
+    SupportedModel.register("net", target=object, options=module["NetConfig"], critic=False, summary="for the types")
+
+    def faults(value: Any) -> list[str]:
+        settings = Settings({"name": "net", name: value})
+        return [str(fault) for fault in check_settings(settings, ModelConfig, Location("here"), ())]
+
+    assert all(faults(value) for value in WRONG[name])
+    assert not any(faults(value) for value in RIGHT[name])
+    built = [getattr(build_section(ModelConfig, {"name": "net", name: value}), name) for value in RIGHT[name]]
+    assert name != "activation" or built == [module["Activation"].relu]
+    assert name != "head" or built == [module["HeadConfig"](), module["HeadConfig"](width=8)]
+
+
+def test_every_type_in_the_docs_is_tried(imported) -> None:
+    (code,) = (code for _, file, code in blocks("configuration.md", "For developers") if file == "my_types.py")
+    own = {field.name for field in dataclasses.fields(imported("my_types", code)["NetConfig"])}
+    assert set(WRONG) == set(RIGHT) == own - {field.name for field in dataclasses.fields(ModelConfig)}
 
 
 @pytest.mark.parametrize(("page", "title"), SECTIONS)
