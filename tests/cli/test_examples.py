@@ -134,7 +134,7 @@ def test_the_script_trains_evaluates_and_steps(copied: Path, tmp_path: Path) -> 
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    begin = ["evaluation", "iteration", str(5 * 8 * 16), "success", "by"]
+    begin = ["evaluation", "iteration", str(5 * 8 * 16), "success", "stepped:"]
     assert all(line.startswith(word) for line, word in zip(lines, begin, strict=True)), lines
     assert (tmp_path / "out" / "report.html").exists()
 
