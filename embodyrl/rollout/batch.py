@@ -1,6 +1,6 @@
 """TrajectoryBatch: the data of a rollout, and the table of its columns: name, shape, type and meaning.
 
-Shapes: `K` chunks, `B` slots, `C` actions in a chunk, `D` action dims, `N` log-prob entries, `S` proprio dims,
+Shapes: `K` chunks, `B` slots, `C` actions in a chunk, `D` action dims, `N` log-probs of a chunk, `S` proprio dims,
 `V` cameras, `H`, `W` pixels. A letter stands for the same number in every column of a batch.
 """
 

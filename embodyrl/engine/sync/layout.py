@@ -1,4 +1,4 @@
-"""Which tensors travel, and in which order."""
+"""The tensors that are sent, and their order."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class SharedSender:
 
     @property
     def address(self) -> str:
-        """What a receiver needs to find the memory, as the same user on the same machine."""
+        """Address by which a receiver finds the memory, as the same user on the same machine."""
         return f"/proc/{os.getpid()}/fd/{self._segment.fd}"
 
     def send(self, version: int) -> int:
