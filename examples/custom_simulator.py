@@ -54,7 +54,7 @@ class PointMass(SlotSimulator):
                 max_episode_steps=config.max_episode_steps,
                 control_frequency=1.0 / TIME_STEP,
                 cameras=tuple(config.cameras),
-                image_size=tuple(config.image_size),
+                image_size=tuple(config.image_size) if config.cameras else (0, 0),
             ),
             num_slots,
         )
