@@ -133,7 +133,7 @@ def main() -> None:
     """Take turns, and print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns per schedule")
-    parser.add_argument("--chunks", type=int, default=24, help="decisions per slot and turn")
+    parser.add_argument("--chunks", type=int, default=24, help="chunks per env and turn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians here, too")
     options = parser.parse_args()
     load = psutil.getloadavg()[0]

@@ -16,7 +16,7 @@ from embodyrl.registry import SIMULATORS
 
 @dataclass(frozen=True, kw_only=True)
 class SleepingConfig(EnvConfig):
-    """How long steps take."""
+    """Duration of steps."""
 
     name: str = "sleeping"
     tasks: list[str] = setting(["sleep"])

@@ -65,7 +65,7 @@ class Sample(NamedTuple):
 
 
 def env_manager(num_envs: int, workers: int, *, copy: bool = True) -> Contender:
-    """EnvManager with this many processes. Without `copy` the caller looks at the images where they are."""
+    """EnvManager with this many processes. Without `copy` the caller reads the images where they are."""
     config = ZeroCostConfig(num_envs=num_envs, workers=workers)
     here = str(Path(__file__).parent)
     manager = EnvManager(config, chunk_size=1, plugins=["zero_cost_simulator"], plugin_path=here)

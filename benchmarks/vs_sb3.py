@@ -61,8 +61,8 @@ class Measurement:
     """CPU time of the main process."""
     total_cpu_s: float
     """CPU time of the main process and its simulator processes."""
-    passes: float
-    """Mean number of epochs per update; early stopping can make it smaller than `epochs`."""
+    epochs: float
+    """Mean number of epochs per update; early stopping can make it smaller than `algorithm.epochs`."""
 
 
 def measure(contender: str, iterations: int, overrides: Sequence[str]) -> Measurement:
@@ -90,7 +90,7 @@ def measure(contender: str, iterations: int, overrides: Sequence[str]) -> Measur
         env_steps_per_s=steps / seconds,
         learner_cpu_s=last.learner_cpu_s - first.learner_cpu_s,
         total_cpu_s=last.total_cpu_s - first.total_cpu_s,
-        passes=statistics.fmean(row["train/epochs"] for row in rows),
+        epochs=statistics.fmean(row["train/epochs"] for row in rows),
     )
 
 
@@ -241,7 +241,7 @@ def run_peer(contender: str, run_dir: Path, iterations: int, overrides: Sequence
             self._report()
 
         def _report(self) -> None:
-            updates = self.model._n_updates  # counts passes
+            updates = self.model._n_updates  # counts epochs
             if updates > self._updates:
                 row = {"env/steps": env_steps, "train/epochs": updates - self._updates}
                 self._file.write(json.dumps(row) + "\n")
@@ -306,7 +306,7 @@ def compare(rounds: int, iterations: int, overrides: Sequence[str]) -> dict[str,
             print(
                 f"round {number + 1}  {contender:<19} {result.env_steps_per_s:7.0f} env steps/s   "
                 f"{result.env_steps} in {result.seconds:.1f} s   CPU: learner {result.learner_cpu_s:.1f} s, "
-                f"all {result.total_cpu_s:.1f} s   {result.passes:.1f} passes per update",
+                f"all {result.total_cpu_s:.1f} s   {result.epochs:.1f} epochs per update",
                 flush=True,
             )
     rates = {

@@ -111,7 +111,7 @@ class Run:
 
     @property
     def stopped_by(self) -> str | None:
-        """What stopped the run before its end: `callback`, the name of a signal, or None."""
+        """Cause of a stop before the end: `callback`, the name of a signal, or None."""
         found: str | None = self.summary.get("stopped_by")
         return found
 

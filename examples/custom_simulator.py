@@ -1,4 +1,4 @@
-"""A simulator of your own in one file: a point mass in a plane that must be pushed to a goal.
+"""A simulator of your own in one file: a point mass in a plane that must be pushed to a goal, or opposite of it.
 
 Run it with the configuration beside it, which names this module under `plugins:`:
 
@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig, setting
-from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_tasks
-from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
-from embodyrl.errors import UserError
+from embodyrl.envs import ActionField, EpisodeSpec, SimulatorSpec
+from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_tasks
 from embodyrl.registry import SIMULATORS
 
-TASKS = {"reach": "push the point to the goal"}
+TASKS = {"reach": "push the point to the goal", "oppose": "push the point to the place opposite of the goal"}
+"""Task name -> task description. Both tasks look alike: only the task description says which one it is."""
+CAMERAS = ["top"]
 TIME_STEP = 0.1
 """Simulated time per action [s]."""
 
@@ -33,7 +34,7 @@ class PointMassConfig(EnvConfig):
     the start."""
 
     goal_radius: float = setting(0.1, above=0.0, high=1.0)
-    """The goal is reached within this distance [m]."""
+    """The target is reached within this distance [m]."""
     wind: float = setting(0.05, low=0.0)
     """Standard deviation of a random force on each axis, drawn anew for every step [N]."""
 
@@ -43,8 +44,7 @@ class PointMass(SlotSimulator):
 
     def __init__(self, config: PointMassConfig, num_slots: int) -> None:
         check_tasks(config.tasks, TASKS, "point_mass")
-        if config.cameras not in ([], ["top"]):
-            raise UserError(f"env.cameras is {config.cameras}, but simulator 'point_mass' has one camera: 'top'")
+        check_cameras(config.cameras, CAMERAS, "point_mass")
         self._config = config
         super().__init__(
             SimulatorSpec(
@@ -60,33 +60,36 @@ class PointMass(SlotSimulator):
         )
 
     def make_slot(self, task: str) -> Slot:
-        """One plane; there is only one task."""
-        return Plane(self._config)
+        """Build a plane for one of the tasks."""
+        return Plane(self._config, task)
 
 
 class Plane(Slot):
-    """One point mass: position [m], velocity [m/s] and goal [m], each `[2]`."""
+    """One point mass: position [m], velocity [m/s], goal [m] and target [m], each `[2]`. The target is the goal, or the
+    place opposite of it."""
 
-    def __init__(self, config: PointMassConfig) -> None:
+    def __init__(self, config: PointMassConfig, task: str) -> None:
         self._radius, self._wind = config.goal_radius, config.wind
+        self._side = 1.0 if task == "reach" else -1.0
         self._image_size = config.image_size if config.cameras else None
-        self._position = self._velocity = self._goal = np.zeros(2)
+        self._position = self._velocity = self._goal = self._target = np.zeros(2)
         self._random = np.random.default_rng(0)
 
     def reset(self, episode: EpisodeSpec) -> None:
         """Place point and goal by the start state, and seed the wind."""
         layout = np.random.default_rng(episode.start_state)
         self._position, self._goal = layout.uniform(-1.0, 1.0, (2, 2))
+        self._target = self._side * self._goal
         self._velocity = np.zeros(2)
         self._random = np.random.default_rng(episode.seed)
 
     def step(self, action: NDArray[np.float32]) -> Transition:
-        """Push with `action [2]`; the reward is the progress towards the goal [m], plus 1 for reaching it."""
-        before = np.linalg.norm(self._goal - self._position)
+        """Push with `action [2]`; the reward is the progress towards the target [m], plus 1 for reaching it."""
+        before = np.linalg.norm(self._target - self._position)
         force = action + self._random.normal(0.0, self._wind, 2) - self._velocity  # the last term is friction
         self._velocity = self._velocity + force * TIME_STEP
         self._position = self._position + self._velocity * TIME_STEP
-        distance = np.linalg.norm(self._goal - self._position)
+        distance = np.linalg.norm(self._target - self._position)
         success = bool(distance < self._radius)
         return Transition(float(before - distance) + float(success), success, success)
 
@@ -113,9 +116,21 @@ class Plane(Slot):
         return image
 
 
+def task_names() -> list[str]:
+    """Return the names that `env.tasks` may hold; `embodyrl validate` asks for them."""
+    return list(TASKS)
+
+
+def camera_names() -> list[str]:
+    """Return the names that `env.cameras` may hold."""
+    return CAMERAS
+
+
 SIMULATORS.register(
     "point_mass",
     target=PointMass,
     options=PointMassConfig,
+    tasks="custom_simulator:task_names",
+    cameras="custom_simulator:camera_names",
     summary="a point mass that is pushed to a goal (examples/custom_simulator.py)",
 )

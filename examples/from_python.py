@@ -38,4 +38,4 @@ with embodyrl.make_envs("gym/pendulum", num_envs=4) as envs:
     for _ in range(envs.spec.max_episode_steps):
         step = envs.step(policy.act(observation))
         observation, total = step.observation, total + step.rewards.sum()
-print(f"by hand: return {total / envs.num_envs:.1f}")
+print(f"stepped: return {total / envs.num_envs:.1f}")

@@ -36,7 +36,7 @@ class Setting:
 
     @property
     def required(self) -> bool:
-        """Whether there is no default."""
+        """True if there is no default."""
         return self.field.default is MISSING and self.field.default_factory is MISSING
 
     @property
@@ -59,7 +59,7 @@ class Setting:
 
     @property
     def is_free_form(self) -> bool:
-        """Whether it is a mapping in which any key is legal."""
+        """True if it is a mapping in which any key is legal."""
         return typing.get_origin(self.kinds[0]) is dict
 
     @property

@@ -62,14 +62,14 @@ LEFT_OPEN = "<weights>"
 
 
 class Episodes(StrEnum):
-    """How episodes fill a rollout."""
+    """Division of a rollout into episodes."""
 
     continuous = "continuous"
     whole = "whole"
 
 
 class Bootstrap(StrEnum):
-    """When the value of the last observation replaces the rewards that were cut off."""
+    """Cases in which the value of the last observation replaces the rewards that were cut off."""
 
     none = "none"
     truncation = "truncation"

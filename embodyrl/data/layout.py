@@ -51,7 +51,7 @@ class DatasetError(UserError):
 
 
 class Images(StrEnum):
-    """How images are stored. Both are lossless."""
+    """Storage of images. Both are lossless."""
 
     image = "image"
     video = "video"

@@ -39,11 +39,11 @@ class ActionField:
     """delta_position | delta_rotation | gripper | joint_delta | joint_target | joint_torque | force | normalized |
     native (the environment's own) | discrete (a float that holds one of the integers low .. high)"""
     unit: str
-    """Unit of one entry: `m`, `rad`, `N`, `N*m`, or `1` for a number without unit."""
+    """Unit of each number: `m`, `rad`, `N`, `N*m`, or `1` for a number without unit."""
     low: tuple[float, ...]
-    """Smallest value of each entry; finite."""
+    """Smallest value of each number; finite."""
     high: tuple[float, ...]
-    """Largest value of each entry; finite."""
+    """Largest value of each number; finite."""
     scale: float = 1.0
     """Size of an action of 1 in `unit`: 0.01 if it moves the hand by 1 cm and the unit is `m`."""
     opens: float | None = None
@@ -72,7 +72,7 @@ class SimulatorSpec:
 
     @property
     def action_dim(self) -> int:
-        """`D`, entries of one action."""
+        """`D`, numbers of one action."""
         return sum(len(field.low) for field in self.actions)
 
     @property

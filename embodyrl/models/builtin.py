@@ -39,7 +39,7 @@ SupportedModel.register(
     standalone=True,
     check="embodyrl.models.openvla.config:check",
     published="the published OpenVLA 7B",
-    summary="OpenVLA (7B): one image and a task description; an action in tokens, entry by entry",
+    summary="OpenVLA (7B): one image and a task description; an action in tokens, one by one",
 )
 SupportedModel.register(
     "openvla_oft",

@@ -263,7 +263,7 @@ class Policy(nn.Module, ABC):
 
     @property
     def keeps_statistics(self) -> bool:
-        """Whether the class overrides `update_statistics`; if not, preprocessing a whole batch for it is skipped."""
+        """True if the class overrides `update_statistics`; if not, preprocessing a whole batch for it is skipped."""
         return type(self).update_statistics is not Policy.update_statistics
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:

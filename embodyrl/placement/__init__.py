@@ -1,1 +1,1 @@
-"""Where processes live: a plan of workers, and launchers that run them."""
+"""Places of processes: a plan of workers, and launchers that run them."""

@@ -1,6 +1,6 @@
 """TrajectoryBatch: the data of a rollout, and the table of its columns: name, shape, type and meaning.
 
-Shapes: `K` chunks, `B` slots, `C` actions in a chunk, `D` action dims, `N` log-prob entries, `S` proprio dims,
+Shapes: `K` chunks, `B` slots, `C` actions in a chunk, `D` action dims, `N` log-probs of a chunk, `S` proprio dims,
 `V` cameras, `H`, `W` pixels. A letter stands for the same number in every column of a batch.
 """
 
@@ -64,15 +64,15 @@ COLUMNS: Mapping[str, Column] = {
     "step_proprio": Column("K B C S", F32, "state observation after every action, zeros where none was executed"),
     "task_index": Column("K B", I64, "index into the batch's task descriptions", required=True),
     "actions": Column("K B C D", F32, "in the simulator's units", required=True),
-    "logprobs": Column("K B N", F32, "when the decision was taken [nats]", required=True),
-    "values": Column("K B", F32, "critic, when the decision was taken; absent without one"),
+    "logprobs": Column("K B N", F32, "of the sampled chunk [nats]", required=True),
+    "values": Column("K B", F32, "the critic's, when the chunk was chosen; absent without one"),
     "next_values": Column("K B", F32, "critic at the following observation, before any reset; absent without one"),
     "rewards": Column("K B C", F32, "0 for actions not executed", required=True),
     "success": Column("K B C", FLAG, "the task's condition held after the action", required=True),
-    "terminated": Column("K B", FLAG, "the episode reached a final state in this decision", required=True),
-    "truncated": Column("K B", FLAG, "the time limit cut it off in this decision", required=True),
+    "terminated": Column("K B", FLAG, "the episode reached a final state in this chunk", required=True),
+    "truncated": Column("K B", FLAG, "the time limit cut it off in this chunk", required=True),
     "steps": Column("K B", I64, "actions executed", required=True),
-    "valid": Column("K B", FLAG, "a decision was taken; True also for the one that ends the episode", required=True),
+    "valid": Column("K B", FLAG, "a chunk was chosen; True also for the one that ends the episode", required=True),
     "episode": Column("K B", I64, "number of the episode within its slot", required=True),
     "group": Column("K B", I64, "group of the episode", required=True),
     "start_state": Column("K B", I64, "start state of the episode"),

@@ -140,7 +140,7 @@ class Stopper:
 
     @property
     def stopped_by(self) -> str | None:
-        """What had asked to stop by the last `agree`: the name of a signal, `callback`, or None."""
+        """Cause of a stop that the last `agree` found: the name of a signal, `callback`, or None."""
         if self._agreed is None:
             return None
         return "callback" if self._agreed == CALLBACK else Signals(self._agreed).name

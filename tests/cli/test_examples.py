@@ -20,6 +20,11 @@ import yaml
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodyrl.config.build import build_section
+from embodyrl.config.check import check_settings
+from embodyrl.config.compose import Settings
+from embodyrl.config.issues import Location
+from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import Policy, PolicyError, PolicyObservation
 from embodyrl.registry import SupportedModel, all_registries
@@ -37,6 +42,7 @@ SMALL = {
     "custom_model": POINT_MASS,
     "custom_reward": POINT_MASS,
     "custom_simulator": POINT_MASS,
+    "custom_text_model": POINT_MASS,
     "custom_stage": ["env.num_envs=2", "env.max_episode_steps=16", "rollout.num_chunks=16", "algorithm.minibatches=2"],
 }
 """What makes each example small; a new one needs a line here, and one in `SHOWS`."""
@@ -47,6 +53,7 @@ SHOWS: dict[str, Callable[[dict[str, float], str], bool]] = {
     "custom_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      linear" in screen,
     "custom_reward": lambda row, screen: row["rollout/shaped_reward_per_step"] < row["rollout/reward_per_step"],
     "custom_simulator": lambda row, screen: row["env/steps"] == 64.0 and "simulator  point_mass" in screen,
+    "custom_text_model": lambda row, screen: row["env/steps"] > 128.0 and "reach, oppose" in screen,
     "custom_stage": lambda row, screen: row["mine/effort"] > 0.0 and row["time/stage/effort"] > 0.0,
 }
 """How each one is seen in the first row of metrics, or on the screen."""
@@ -127,7 +134,7 @@ def test_the_script_trains_evaluates_and_steps(copied: Path, tmp_path: Path) -> 
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    begin = ["evaluation", "iteration", str(5 * 8 * 16), "success", "by"]
+    begin = ["evaluation", "iteration", str(5 * 8 * 16), "success", "stepped:"]
     assert all(line.startswith(word) for line, word in zip(lines, begin, strict=True)), lines
     assert (tmp_path / "out" / "report.html").exists()
 
@@ -144,6 +151,11 @@ def test_the_script_trains_evaluates_and_steps(copied: Path, tmp_path: Path) -> 
         ("custom_reward", ["algorithm.reward.cost=-0.1"], ["algorithm.reward.cost = -0.1 is too small"]),
         ("custom_model", ["rollout.chunk_size=2"], ["rollout.chunk_size"]),
         ("custom_simulator", ["env.goal_radius=0"], ["env.goal_radius = 0 is too small"]),
+        (
+            "custom_simulator",
+            ["env.tasks=[reech]", "env.cameras=[tip]"],
+            ["point_mass has no task 'reech'", "did you mean 'reach'?", "has no camera 'tip'"],
+        ),
     ],
 )
 def test_options_of_the_examples_are_checked(
@@ -230,6 +242,13 @@ def conv(module: dict[str, Any], simulator: SimulatorSpec = CAMERA) -> Policy:
     return policy
 
 
+def text(module: dict[str, Any], simulator: SimulatorSpec = SIMULATOR) -> Policy:
+    torch.manual_seed(0)
+    assert "text" in SupportedModel
+    policy: Policy = module["TextPolicy"](module["TextConfig"](name="text"), simulator, 3)
+    return policy
+
+
 def tensors(device: str, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.ones(shape, device=device) for shape in shapes]
 
@@ -243,7 +262,10 @@ def observation(samples: int, device: str = "cpu") -> PolicyObservation:
     )
 
 
-@pytest.mark.parametrize(("name", "build"), [("custom_model", linear), ("custom_image_model", conv)])
+MODELS = [("custom_model", linear), ("custom_image_model", conv), ("custom_text_model", text)]
+
+
+@pytest.mark.parametrize(("name", "build"), MODELS)
 def test_the_models_decide_and_score_alike_in_either_precision(name, build, example) -> None:
     policy = build(example(name))
     inputs = policy.preprocess(observation(5))
@@ -285,9 +307,19 @@ def test_the_image_model_does_without_a_state_observation(example) -> None:
     assert policy.act(policy.preprocess(seen), "eval").actions.shape == (5, 1, 2)
 
 
+def test_the_text_model_reads_the_task_description(example) -> None:
+    policy = text(example("custom_text_model"))
+    seen = dataclasses.replace(observation(3), proprio=torch.ones(3, 6), task_descriptions=["go left", "go right", ""])
+    output = policy.act(policy.preprocess(seen), "eval")
+    assert output.actions.shape == (3, 3, 2) and output.logprobs.shape == (3, 6)
+    assert len(output.actions.unique(dim=0)) == 3
+    long = dataclasses.replace(seen, task_descriptions=["go left " * 100] * 3)
+    assert policy.preprocess(long)["words"].shape == (3, 32)
+
+
 def test_what_is_computed_is_computed_where_its_inputs_are(example) -> None:
     """On torch's `meta` device, which refuses tensors of the CPU beside its own, and to read numbers, as a GPU does."""
-    for policy in (linear(example("custom_model")).to("meta"), conv(example("custom_image_model")).to("meta")):
+    for policy in [build(example(name)).to("meta") for name, build in MODELS]:
         for source in ("cpu", "meta"):  # observations of rollouts are on the CPU
             inputs = policy.preprocess(observation(5, source))
             assert {each.device.type for each in inputs.values()} == {"meta"}
@@ -344,6 +376,58 @@ def is_part_of(shown: Any, whole: Any) -> bool:
     if not isinstance(shown, dict) or not isinstance(whole, dict):
         return shown == whole
     return all(key in whole and is_part_of(value, whole[key]) for key, value in shown.items())
+
+
+WRONG: dict[str, list[Any]] = {
+    "bias": [0, 1, "true", None],
+    "layers": [3.0, "3", 0, True, None],
+    "dropout": ["0.1", 1.0, float("nan"), None],
+    "backbone": [3, True, None],
+    "seed": ["3", 1.5],
+    "patch": ["small", 1.5, 0, None],
+    "activation": ["Tanh", "gelu", 1, None],
+    "sizes": [64, [64, 1.5], [0], None],
+    "weights": [[1.0], {"a": "1"}, {3: 1.0}, None],
+    "extra": [1, {3: 1}, None],
+    "head": [3, {"width": 0}, {"widht": 3}, None],
+}
+"""Values that the docs' table of types refuses."""
+RIGHT: dict[str, list[Any]] = {
+    "bias": [False],
+    "layers": [3],
+    "dropout": [0.1, 0, 1e-3],
+    "backbone": ["small", "3"],
+    "seed": [None, 3],
+    "patch": ["auto", 8],
+    "activation": ["relu"],
+    "sizes": [[], [8, 8]],
+    "weights": [{}, {"a": 1, "b": 0.5}],
+    "extra": [{"a": {"b": [1, "c"]}}],
+    "head": [{}, {"width": 8}],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_types_of_settings_are_as_the_docs_list_them(name, imported) -> None:
+    (code,) = (code for _, file, code in blocks("configuration.md", "For developers") if file == "my_types.py")
+    module = imported("my_types", code)
+    SupportedModel.register("net", target=object, options=module["NetConfig"], critic=False, summary="for the types")
+
+    def faults(value: Any) -> list[str]:
+        settings = Settings({"name": "net", name: value})
+        return [str(fault) for fault in check_settings(settings, ModelConfig, Location("here"), ())]
+
+    assert all(faults(value) for value in WRONG[name])
+    assert not any(faults(value) for value in RIGHT[name])
+    built = [getattr(build_section(ModelConfig, {"name": "net", name: value}), name) for value in RIGHT[name]]
+    assert name != "activation" or built == [module["Activation"].relu]
+    assert name != "head" or built == [module["HeadConfig"](), module["HeadConfig"](width=8)]
+
+
+def test_every_type_in_the_docs_is_tried(imported) -> None:
+    (code,) = (code for _, file, code in blocks("configuration.md", "For developers") if file == "my_types.py")
+    own = {field.name for field in dataclasses.fields(imported("my_types", code)["NetConfig"])}
+    assert set(WRONG) == set(RIGHT) == own - {field.name for field in dataclasses.fields(ModelConfig)}
 
 
 @pytest.mark.parametrize(("page", "title"), SECTIONS)

@@ -470,7 +470,7 @@ def test_options_with_choices_are_read_printed_and_answered_with_near_matches(wo
     assert loss.by_key == {"k": "hard"} and loss.given == "y"
     printed = to_commented_yaml(config)
     assert "# [one of plain, squared]\n    option: plain\n    # [one of hard, soft]\n    mode: soft\n" in printed
-    assert "# One of: one, two.\n    number: one\n" in printed
+    assert "# [one of one, two]\n    number: one\n" in printed
     workplace.write(printed, "printed.yaml")
     assert load_config("printed.yaml").config == config
     # the name of a member is read as well, as it was written by earlier versions

@@ -147,6 +147,7 @@ BACKENDS = [
         options={"cameras": ["render"], "image_size": [40, 60]},
     ),
     Backend(label="custom", name="point_mass", tasks=("reach",)),
+    Backend(label="custom-mixed", name="point_mass", tasks=("reach", "oppose")),
 ]
 
 

@@ -32,7 +32,7 @@ def episode_rows(batch: TrajectoryBatch, slot: int) -> list[tuple[int, int, bool
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "pipeline", "ready_batch"])
-def test_a_lost_episode_is_void_and_the_next_one_is_learned_from(mortal: Path, schedule: str) -> None:
+def test_a_lost_episode_is_invalid_and_the_next_one_is_learned_from(mortal: Path, schedule: str) -> None:
     settings = {"num_envs": 2, "workers": 2, "num_chunks": 12, "schedule": schedule}
     with make_collector(simulator="counter", **settings) as collector:
         plain = collector.collect()
@@ -40,12 +40,12 @@ def test_a_lost_episode_is_void_and_the_next_one_is_learned_from(mortal: Path, s
         rollout = collector.collect()
         assert len(collector.manager.take_deaths()) == 1 and not mortal.exists()
     batch = rollout.batch
-    void = ~batch["valid"]
-    [slot] = torch.nonzero(void.any(0)).squeeze(1).tolist()  # one process served one slot
+    invalid = ~batch["valid"]
+    [slot] = torch.nonzero(invalid.any(0)).squeeze(1).tolist()  # one process served one slot
     other = 1 - slot
     for name in ("proprio", "rewards", "terminated", "truncated", "next_values", "valid", "episode"):
         assert torch.equal(batch[name][:, other], plain.batch[name][:, other]), name
-    rows = torch.nonzero(void[:, slot]).squeeze(1).tolist()
+    rows = torch.nonzero(invalid[:, slot]).squeeze(1).tolist()
     first, died = rows[0], rows[-1]
     assert died - first == 2 and rows == list(range(first, died + 1))  # it died over its third step
     assert batch["steps"][died, slot] == 0 and not batch["rewards"][died, slot].any()
@@ -55,13 +55,13 @@ def test_a_lost_episode_is_void_and_the_next_one_is_learned_from(mortal: Path, s
     number = int(batch["episode"][died, slot]) + 1
     following = [row for row in episode_rows(batch, slot) if row[1] == number]
     assert following and following[0] in episode_rows(plain.batch, slot) and all(valid for *_, valid in following)
-    void_episodes = 1
+    invalid_episodes = 1
     ended = int((batch["terminated"] | batch["truncated"])[:, slot].sum())
     assert len([each for each in rollout.finished if each.slot == slot]) == ended
-    assert int(batch["episode"][-1, slot]) + 1 - void_episodes >= ended
+    assert int(batch["episode"][-1, slot]) + 1 - invalid_episodes >= ended
 
 
-def test_void_decisions_do_not_leak_into_the_advantages_of_others(mortal: Path) -> None:
+def test_invalid_chunks_do_not_leak_into_the_advantages_of_others(mortal: Path) -> None:
     with make_collector(simulator="mortal", on_worker_death="restart", num_envs=1, num_chunks=12) as collector:
         batch = collector.collect().batch
     columns = {name: batch[name] for name in ("values", "next_values", "valid")}

@@ -69,7 +69,7 @@ def save_and_restore(collector: Collector) -> None:
 
 
 @pytest.mark.parametrize("between", [lend, Collector.offload, save_and_restore])
-def test_what_did_not_come_back_is_void_and_the_rest_is_as_if_nothing_had_happened(
+def test_what_did_not_come_back_is_invalid_and_the_rest_is_as_if_nothing_had_happened(
     between: Callable[[Collector], object],
 ) -> None:
     with make_collector(simulator="dice", **SETTINGS) as collector:
@@ -82,17 +82,17 @@ def test_what_did_not_come_back_is_void_and_the_rest_is_as_if_nothing_had_happen
         mismatches = collector.manager.take_mismatches()
     expected = [slot for slot in range(4) if plain["start_state"][0, slot] % 2 == 1]
     assert expected and len(expected) < 4 and mismatches == expected
-    void = ~second.batch["valid"]
+    invalid = ~second.batch["valid"]
     for slot in range(4):
         if slot in expected:  # one decision was taken on what it showed before, and then the next episode began
-            assert void[:, slot].tolist() == [True, False, False]
+            assert invalid[:, slot].tolist() == [True, False, False]
             assert not second.batch["steps"][0, slot] and not second.batch["rewards"][0, slot].any()
             assert second.batch["proprio"][1, slot, 1] < 1
             assert second.batch["episode"][1, slot] == second.batch["episode"][0, slot] + 1
             ended = (second.batch["terminated"] | second.batch["truncated"])[:, slot]
             assert len([each for each in second.finished if each.slot == slot]) == int(ended.sum())
         else:
-            assert not void[:, slot].any()
+            assert not invalid[:, slot].any()
             for name in ("rewards", "terminated", "truncated", "episode", "steps", "start_state"):
                 assert second.batch[name][:, slot].equal(plain[name][:, slot]), name
 

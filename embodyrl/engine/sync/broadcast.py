@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class _Form(IntEnum):
-    """How a bucket travels."""
+    """Form in which a bucket is sent."""
 
     whole = 0
     same = 1
@@ -112,7 +112,7 @@ _MEETING = "comparing what sender and receivers hold"
 
 
 class _Side:
-    """What both sides know: the group, the tensors that travel, and how they share buckets."""
+    """State that both sides share: the group, the tensors that travel, and how they share buckets."""
 
     def __init__(
         self, module: nn.Module, source: int, group: dist.ProcessGroup | None, timeout_s: float, bucket_bytes: int

@@ -1,4 +1,4 @@
-"""What can go wrong when weights travel."""
+"""Errors of a transfer of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors travel, and in which order."""
+"""The tensors that are sent, and their order."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def check_fit(sent: Sequence[Entry], held: Sequence[Entry]) -> None:
 
 
 def to_json(entries: Iterable[Entry]) -> bytes:
-    """Entries as they are told to the other side."""
+    """Return entries as JSON for the other side."""
     return json.dumps([asdict(each) for each in entries]).encode()
 
 
 def from_json(text: bytes) -> list[Entry]:
-    """Entries that the other side told."""
+    """Return the entries that `to_json` wrote."""
     found: list[dict[str, Any]] = json.loads(text)
     return [Entry(**each | {"shape": tuple(each["shape"])}) for each in found]
 

@@ -1,4 +1,4 @@
-"""What changed between two versions of the same bytes, made small and exact."""
+"""Differences between two versions of the same bytes, small and exact."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _Segment:
         self.alive, self.content = ByteLock(fd, _ALIVE), ByteLock(fd, _CONTENT)
 
     def close(self) -> None:
-        """Let go of the memory. The locks are released by hand, since the mapping keeps the file open."""
+        """Let go of the memory. The locks are released explicitly, since the mapping keeps the file open."""
         if self._close.alive:
             self.alive.release()
             self.content.release()
@@ -106,7 +106,7 @@ class SharedSender:
 
     @property
     def address(self) -> str:
-        """What a receiver needs to find the memory, as the same user on the same machine."""
+        """Address by which a receiver finds the memory, as the same user on the same machine."""
         return f"/proc/{os.getpid()}/fd/{self._segment.fd}"
 
     def send(self, version: int) -> int:

@@ -1,1 +1,1 @@
-"""What the simulators on MuJoCo share."""
+"""Code that the simulators on MuJoCo share."""

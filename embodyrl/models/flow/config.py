@@ -12,7 +12,7 @@ from embodyrl.models.vla.config import ActionUnits, WeightType
 
 
 class NoiseMethod(StrEnum):
-    """How noise is added to denoising steps, so that they have a probability."""
+    """Noise that is added to denoising steps, so that they have a probability."""
 
     flow_sde = "flow_sde"
     flow_cps = "flow_cps"

@@ -28,14 +28,14 @@ class Padding(StrEnum):
 
 
 class Interpolation(StrEnum):
-    """How images are resized."""
+    """Method of resizing images."""
 
     bilinear = "bilinear"
     bicubic = "bicubic"
 
 
 class ValueInput(StrEnum):
-    """What the critic reads."""
+    """Input of the critic."""
 
     vl = "vl"
     vl_and_state = "vl_and_state"

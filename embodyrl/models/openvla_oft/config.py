@@ -17,7 +17,7 @@ ACTION_HEAD, PROPRIO_PROJECTOR = "action_head", "proprio_projector"
 
 
 class ActionHead(StrEnum):
-    """How actions are computed from the language model's hidden states."""
+    """Computation of actions from the language model's hidden states."""
 
     discrete = "discrete"
     l1 = "l1"

@@ -28,7 +28,7 @@ class Frozen(StrEnum):
 
 
 class StateInput(StrEnum):
-    """How the model reads the robot's state."""
+    """Form in which the model reads the robot's state."""
 
     token = "token"
     prompt = "prompt"
@@ -36,14 +36,14 @@ class StateInput(StrEnum):
 
 
 class DenoisingTimes(StrEnum):
-    """How the times between noise (1) and actions (0) are computed."""
+    """Computation of the times between noise (1) and actions (0)."""
 
     summed = "summed"
     divided = "divided"
 
 
 class ValueFrom(StrEnum):
-    """What the critic reads."""
+    """Input of the critic."""
 
     expert = "expert"
     prefix = "prefix"
