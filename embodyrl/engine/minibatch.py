@@ -37,9 +37,18 @@ def to_columns(batch: TensorDictBase, device: torch.device) -> Columns:
 
 
 def rows(columns: Columns, which: Tensor | slice) -> Columns:
-    """Return some rows of every column."""
+    """Return some rows of every column.
+
+    Args:
+        columns: of a batch.
+        which: row numbers, int64; or a range of rows, whose columns share the memory of the given ones.
+    """
+    # `index_select` copies rows as blocks of memory, several times faster than an index in brackets.
     return {
-        name: rows(column, which) if isinstance(column, dict) else column[which] for name, column in columns.items()
+        name: rows(column, which)
+        if isinstance(column, dict)
+        else (column[which] if isinstance(which, slice) else column.index_select(0, which))
+        for name, column in columns.items()
     }
 
 
