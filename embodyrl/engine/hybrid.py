@@ -30,16 +30,18 @@ from embodyrl.engine.minibatch import (
     Columns,
     Drawn,
     Metrics,
+    Step,
     Total,
     draw_minibatches,
     length,
+    mean_kl,
     mean_metrics,
+    metrics_of,
     nothing_of,
     numbered,
     observation_from,
     rows,
     split_minibatch,
-    summarize,
     to_columns,
 )
 from embodyrl.engine.offload import EngineOffload, Mode, Modes
@@ -185,7 +187,7 @@ class HybridEngine:
             Metrics, each the mean over the optimiser steps taken.
         """
         target_kl = self.algorithm.target_kl
-        history: list[Metrics] = []
+        history: list[Step] = []
         epochs, too_far = 0, False
         with self.train_mode(), self.clock.measure(Phase.train):
             rate = self.optimizer.set_learning_rate(self.version)
@@ -202,29 +204,26 @@ class HybridEngine:
                 if epoch > 0:
                     drawn = self._draw_minibatches(columns)
                 for minibatch, share in self._minibatches(columns, drawn):
-                    loss, metrics = self._backward(minibatch, task_descriptions, share)
-                    ratio_error = metrics.pop("ratio_error")
-                    if not history:  # no step was taken yet, so the policy is still the one that decided
-                        metrics["ratio_error_first_minibatch"] = ratio_error
+                    step = self._backward(minibatch, task_descriptions, share)
                     # Early stopping as in OpenAI's Spinning Up: the KL divergence is that before this step, which
                     # would lead still farther away and is not made. The GPU is waited for only if a target is set.
-                    if target_kl is not None and float(metrics["approx_kl"]) > target_kl:
-                        history.append(metrics)
+                    if target_kl is not None and float(mean_kl(step, self.ranks)) > target_kl:
+                        history.append(step)
                         too_far = True
                         break
-                    grad_norm = self.optimizer_step(loss, minibatch)
+                    step.grad_norm = self.optimizer_step(step.loss, minibatch)
                     # A step that the guard left out would put its NaN into every mean.
-                    if grad_norm is not None:
-                        history.append(metrics | {"grad_norm": grad_norm})
+                    if step.grad_norm is not None:
+                        history.append(step)
                 if too_far:
                     break
                 epochs += 1
 
-            metrics_of_update = self._end_update(history, rate)
+            metrics = metrics_of(history, self.ranks, self.version) | self._end_update(rate)
             # Running statistics change what the policy computes. Updated any earlier, the first ratio would not be 1.
             if self.policy.keeps_statistics:
                 self.policy.update_statistics(self._inputs(columns, task_descriptions))
-        return metrics_of_update | {"train/epochs": float(epochs)}
+        return metrics | {"train/epochs": float(epochs)}
 
     def _add_logprobs(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
         """Add the log-probs that the loss needs and the rollout did not record: under the reference policy, and under
@@ -266,9 +265,9 @@ class HybridEngine:
         size = self.ranks.part_size(length(minibatch), self._micro_batch_size or most)
         return self.ranks.scatter(list(split_minibatch(minibatch, size, whole)))
 
-    def _backward(self, minibatch: Columns, task_descriptions: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
-        """Make the forward and backward passes of a minibatch, one micro-batch at a time; returns its loss and metrics,
-        and leaves its gradients on the parameters."""
+    def _backward(self, minibatch: Columns, task_descriptions: Sequence[str], share: float) -> Step:
+        """Make the forward and backward passes of a minibatch, one micro-batch at a time, and leave its gradients on
+        the parameters."""
         totals = []
         self.optimizer.clear()
         for part, counts in self._micro_batches(minibatch, self._whole_episodes):
@@ -280,7 +279,8 @@ class HybridEngine:
             total.loss = total.loss.detach()  # drops the graph before the next micro-batch needs its memory
             totals.append(total if counts else nothing_of(total))
         self.weights.sum_gradients(self.optimizer.parameters)
-        return summarize(totals, self.ranks)
+        loss = torch.stack([total.loss for total in totals]).sum()
+        return Step(totals=totals, loss=self.ranks.sum(loss))
 
     def _loss(self, part: Columns, task_descriptions: Sequence[str], share: float, decisions: int) -> Total:
         """Compute policy loss + KL penalty - entropy bonus + value loss (Schulman et al. 2017, eq. 9; the KL penalty as
@@ -304,17 +304,8 @@ class HybridEngine:
             )
         output = call_with(self.loss, known, self._loss_options)
 
-        # KL(pi_old || pi) is estimated by r - 1 - log r, which is never negative (Schulman 2020, k3).
-        difference = log_ratio(logprobs.detach(), part["old_logprobs"])
-        ratio = difference.exp()
         # Logged entry by entry, since what counts and how many is known only once all parts are joined (`summarize`).
-        logged = output.metrics | {
-            "policy_loss": output.losses.detach(),
-            "entropy": entropy.detach(),
-            "ratio": ratio,
-            "ratio_error": torch.where(self._is_new(part, ratio), (ratio - 1.0).abs(), 0.0),
-            "approx_kl": ratio - 1.0 - difference,
-        }
+        logged = output.metrics | {"policy_loss": output.losses.detach(), "entropy": entropy.detach()}
         losses = output.losses
         if settings.entropy_coef > 0.0:
             losses = losses - settings.entropy_coef * entropy
@@ -324,7 +315,13 @@ class HybridEngine:
             losses = losses + settings.kl_coef * divergence
         # Weights were made for the whole batch. Divided by the share, a minibatch's loss is as large as the batch's, so
         # the learning rate means the same for any number of minibatches.
-        total = Total(loss=(part["weights"] * losses).sum() / share, entries=logged, valid=part["valid"])
+        total = Total(
+            loss=(part["weights"] * losses).sum() / share,
+            log_ratio=log_ratio(logprobs.detach(), part["old_logprobs"]),
+            entries=logged,
+            valid=part["valid"],
+            version=part["version"],
+        )
 
         if settings.value_coef > 0.0:
             assert evaluated.values is not None, "the config rules ask for a critic"
@@ -349,14 +346,11 @@ class HybridEngine:
         self.optimizer.step()
         return norm
 
-    def _end_update(self, history: Sequence[Metrics], rate: float) -> dict[str, float]:
-        """Count an update and return its metrics."""
+    def _end_update(self, rate: float) -> dict[str, float]:
+        """Count an update and return the metrics that every kind of update has."""
         self.optimizer.clear()
         self._set_version(self.version + 1)
-        return mean_metrics(history) | {
-            "train/learning_rate": rate,
-            "train/skipped_steps": float(self.guard.skipped),
-        }
+        return {"train/learning_rate": rate, "train/skipped_steps": float(self.guard.skipped)}
 
     def _set_version(self, version: int) -> None:
         self.version = version
@@ -431,7 +425,7 @@ class HybridEngine:
                 grad_norm = self.optimizer_step(loss, {"inputs": inputs, "actions": wanted})
                 if grad_norm is not None:
                     history.append({"loss": loss, "grad_norm": grad_norm})
-        return self._end_update(history, rate)
+        return mean_metrics(history) | self._end_update(rate)
 
     def _sft_backward(self, inputs: Inputs, actions: Tensor) -> Tensor:
         """Make the forward and backward passes of a minibatch of demonstrations, one micro-batch at a time; returns its
