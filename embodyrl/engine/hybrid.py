@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.algorithms.levels import logprobs_at_level
-from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
+from embodyrl.algorithms.losses import (
+    LossOutput,
+    kl_divergence,
+    log_ratio,
+    proximal_logprobs,
+    require_entries,
+    value_loss,
+)
 from embodyrl.algorithms.options import asks_for, call_with, options_of
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, OldLogprobs, Proximal
 from embodyrl.engine.compute import (
@@ -303,6 +310,7 @@ class HybridEngine:
                 logprobs, part["old_logprobs"], part["version"], self.version + 1, settings.proximal
             )
         output = call_with(self.loss, known, self._loss_options)
+        require_entries(output, self.loss, logprobs)
 
         # Logged entry by entry, since what counts and how many is known only once all parts are joined (`summarize`).
         logged = output.metrics | {"policy_loss": output.losses.detach(), "entropy": entropy.detach()}
