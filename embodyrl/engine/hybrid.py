@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ from embodyrl.algorithms.losses import (
     value_loss,
 )
 from embodyrl.algorithms.options import asks_for, call_with, options_of
-from embodyrl.config.schema import AlgorithmConfig, EngineConfig, OldLogprobs, Proximal
+from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Offload, OldLogprobs, Proximal
 from embodyrl.engine.compute import (
     Streams,
     be_deterministic,
@@ -51,7 +52,7 @@ from embodyrl.engine.minibatch import (
     split_minibatch,
     to_columns,
 )
-from embodyrl.engine.offload import EngineOffload, Mode, Modes
+from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.optimizer import Guard, Optimizer
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, parallelize
 from embodyrl.engine.reference import reference_of
@@ -131,6 +132,7 @@ class HybridEngine:
         """Updates so far; every chunk is labelled with the version that produced it."""
         self.precision = choose_precision(config.precision, policy, self.device)
         """Data type of forward passes."""
+        self._computing = computing_in(self.precision, self.device)
         self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations, policy.critic_parameters())
         self.guard = Guard(config.guard, folder if ranks.is_first else None)
         self.offload = EngineOffload(
@@ -142,7 +144,9 @@ class HybridEngine:
             folder=Path(tempfile.gettempdir()) if folder is None else folder,
             clock=self.clock,
         )
-        self.modes.around[Mode.train].append(self.offload.optimizer_here)
+        self._offloads = config.offload is not Offload.none
+        if self._offloads:
+            self.modes.around[Mode.train].append(self.offload.optimizer_here)
         self._micro_batch_size = config.micro_batch_size
         self._whole_episodes = asks_for(loss, "sequence")
         self._streams = Streams(seed, self.device, ranks)
@@ -156,6 +160,10 @@ class HybridEngine:
         """Hold weights and optimiser ready to learn for the length of a block."""
         return self.modes.enter(Mode.train)
 
+    def memory_metrics(self) -> dict[str, float]:
+        """Return the memory that `engine.offload` has freed on the device [MiB]; empty without it."""
+        return self.offload.metrics() if self._offloads else {}
+
     def full_policy(self) -> Policy | None:
         """Return the policy with all of its weights, to be saved, on the first rank; None on the others. All ranks must
         call it."""
@@ -168,15 +176,12 @@ class HybridEngine:
         noise = self._streams.actions if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self._preprocess(PolicyObservation.of(observation))
-            with self._computing():
+            with self._computing:
                 return self.policy.act(inputs, mode, noise)
 
     def _preprocess(self, observation: PolicyObservation) -> Inputs:
         with self.clock.measure(Phase.preprocess):
             return self.policy.preprocess(observation)
-
-    def _computing(self) -> AbstractContextManager[object]:
-        return computing_in(self.precision, self.device)
 
     # ---- learning from rollouts
 
@@ -369,7 +374,7 @@ class HybridEngine:
     def _logprobs(self, policy: Policy, part: Columns, task_descriptions: Sequence[str]) -> tuple[Tensor, EvalOutput]:
         """Return the log-probs of chunks under a policy at the level of the loss, and all that the policy evaluated."""
         inputs = self._inputs(part, task_descriptions)
-        with self._computing():
+        with self._computing:
             evaluated = policy.evaluate(inputs, part["trace"])
         return logprobs_at_level(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
 
@@ -444,7 +449,7 @@ class HybridEngine:
         draws = self.policy.imitation_draws(count, self._streams.imitation)
         size = self.ranks.part_size(count, self._micro_batch_size)
         for part, counts in self.ranks.scatter([slice(start, start + size) for start in range(0, count, size)]):
-            with self._computing():
+            with self._computing:
                 seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
                 loss = self.policy.sft_loss(seen, actions[part], drawn)
             # The policy returns a mean over the part; the last part may be smaller and counts for less.
@@ -482,3 +487,53 @@ class HybridEngine:
             with self.offload.reference_here():
                 self.reference.load_state_dict(state["reference"])
         self.offload.put_away()
+
+
+# ---- modes
+
+
+Preparation = Callable[[], AbstractContextManager[object]]
+"""A context to enter when a mode begins, and to leave when it ends."""
+
+
+class Mode(StrEnum):
+    """Use of the weights."""
+
+    rollout = "rollout"
+    train = "train"
+
+
+class Modes:
+    """Keeps the current mode and prepares the engine for it.
+
+    `around` holds the preparations of each mode: state loaded back, shards gathered. They are entered in this order
+    when the mode begins, and left in the opposite one. Entering the current mode again does nothing; a mode inside the
+    other one lasts for its block.
+
+    Args:
+        clock: preparations count as `sync`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.around: dict[Mode, list[Preparation]] = {mode: [] for mode in Mode}
+        self.current: Mode | None = None
+
+    @contextmanager
+    def enter(self, mode: Mode) -> Iterator[None]:
+        """Be in a mode for the length of a block."""
+        if self.current is mode:
+            yield
+            return
+        before = self.current
+        with ExitStack() as stack:
+            with self._clock.measure(Phase.sync):
+                for preparation in self.around[mode]:
+                    stack.enter_context(preparation())
+            self.current = mode
+            try:
+                yield
+            finally:
+                self.current = before
+            with self._clock.measure(Phase.sync):
+                stack.close()
