@@ -70,7 +70,7 @@ def our_update(config: Config) -> Callable[[], None]:
         seed=1,
     )
     draw = torch.Generator().manual_seed(0)
-    numbers = {name: torch.zeros(k, b, dtype=torch.int64) for name in ("task", "episode", "group", "version")}
+    numbers = {name: torch.zeros(k, b, dtype=torch.int64) for name in ("task_index", "episode", "group", "version")}
     columns: dict[str, Any] = numbers | {
         "terminated": torch.zeros(k, b, dtype=torch.bool),
         "truncated": torch.zeros(k, b, dtype=torch.bool),

@@ -44,7 +44,7 @@ class Bound(Generic[R]):
 
     def __init__(self, function: Callable[..., R], section: Any) -> None:
         options, parameters = option_names(section), inspect.signature(function).parameters
-        self._function = function
+        self.function = function
         self._options = {name: getattr(section, name) for name in parameters if name in options}
         self._required = {
             name: parameter.default is inspect.Parameter.empty
@@ -69,10 +69,10 @@ class Bound(Generic[R]):
             elif required:
                 hint = did_you_mean(name, list(columns), lead=" - ")
                 raise SignatureError(
-                    f"{self._function.__module__}.{self._function.__qualname__} asks for {name!r}, which is not "
+                    f"{self.function.__module__}.{self.function.__qualname__} asks for {name!r}, which is not "
                     f"available{hint} (available: {', '.join(sorted({*columns, *self._options}))})"
                 )
-        return self._function(**taken)
+        return self.function(**taken)
 
 
 class LevelError(ValueError):

@@ -9,6 +9,8 @@ Shapes: `M` chunks of a minibatch; `K` chunks, `B` slots of a rollout.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.functional import huber_loss
 
 from embodyrl.algorithms.columns import require_same_shape
 from embodyrl.config.schema import Aggregation, Excess, KLEstimator, Proximal
+from embodyrl.errors import UserError
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this, so that their exponentials stay finite [nats]."""
@@ -36,6 +39,35 @@ class LossOutput:
     """One for every entry."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """One number for every entry, detached; the mean over the entries that count is logged."""
+
+
+class LossOutputError(UserError):
+    """Raised when a registered loss does not return one number for every entry."""
+
+
+def require_entries(output: LossOutput, loss: Callable[..., LossOutput], logprobs: Tensor) -> None:
+    """Require that a loss has returned one number for every entry, and so have its metrics.
+
+    Raises:
+        LossOutputError: it has not; names the loss, the shape found and the one expected.
+    """
+    if not isinstance(output, LossOutput):
+        raise LossOutputError(
+            f"loss {_named(loss)} returned a {type(output).__name__}, expected LossOutput(losses=..., metrics=...) of "
+            f"embodyrl.algorithms.losses"
+        )
+    shapes = {"losses": output.losses.shape} | {f"metrics[{key!r}]": each.shape for key, each in output.metrics.items()}
+    for part, found in shapes.items():
+        if found != logprobs.shape:
+            raise LossOutputError(
+                f"loss {_named(loss)} returned {part} of shape {tuple(found)}, expected {tuple(logprobs.shape)}, the "
+                f"shape of logprobs: return one number for every entry, without `.mean()` or `.sum()`; the engine "
+                f"takes the mean over the entries that count (algorithm.aggregation)"
+            )
+
+
+def _named(loss: Callable[..., LossOutput]) -> str:
+    return f"{loss.__module__}.{loss.__qualname__}" if inspect.isfunction(loss) else repr(loss)
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -299,7 +331,8 @@ def sequence_numbers(episode: Tensor) -> Tensor:
     Args:
         episode: number of each chunk's episode within its slot.
     """
-    slots = torch.arange(episode.shape[1], device=episode.device).expand_as(episode)
-    pairs = torch.stack([slots, episode], -1).flatten(0, 1)
-    numbers: Tensor = torch.unique(pairs, dim=0, return_inverse=True)[1]
-    return numbers.view(episode.shape)
+    slots = torch.arange(episode.shape[1], device=episode.device)
+    # One number for each pair, because sorting pairs takes torch many times as long.
+    pairs = slots * (episode.max() + 1) + episode
+    numbers: Tensor = torch.unique(pairs, return_inverse=True)[1]
+    return numbers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.algorithms.columns import Bound, logprobs_at_level
-from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, proximal_logprobs, value_loss
-from embodyrl.config.schema import AlgorithmConfig, EngineConfig, OldLogprobs, Proximal
+from embodyrl.algorithms.losses import (
+    LossOutput,
+    kl_divergence,
+    log_ratio,
+    proximal_logprobs,
+    require_entries,
+    value_loss,
+)
+from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Offload, OldLogprobs, Proximal
 from embodyrl.engine.compute import (
     Streams,
     be_deterministic,
@@ -29,19 +37,21 @@ from embodyrl.engine.minibatch import (
     Columns,
     Drawn,
     Metrics,
+    Step,
     Total,
     draw_minibatches,
     length,
+    mean_kl,
     mean_metrics,
+    metrics_of,
     nothing_of,
     numbered,
     observation_from,
     rows,
     split_minibatch,
-    summarize,
     to_columns,
 )
-from embodyrl.engine.offload import EngineOffload, Mode, Modes
+from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.optimizer import Guard, Optimizer
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, parallelize
 from embodyrl.engine.reference import reference_of
@@ -120,6 +130,7 @@ class HybridEngine:
         """Updates so far; every chunk is labelled with the version that produced it."""
         self.precision = choose_precision(config.precision, policy, self.device)
         """Data type of forward passes."""
+        self._computing = computing_in(self.precision, self.device)
         self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations, policy.critic_parameters())
         self.guard = Guard(config.guard, folder if ranks.is_first else None)
         self.offload = EngineOffload(
@@ -131,7 +142,9 @@ class HybridEngine:
             folder=Path(tempfile.gettempdir()) if folder is None else folder,
             clock=self.clock,
         )
-        self.modes.around[Mode.train].append(self.offload.optimizer_here)
+        self._offloads = config.offload is not Offload.none
+        if self._offloads:
+            self.modes.around[Mode.train].append(self.offload.optimizer_here)
         self._micro_batch_size = config.micro_batch_size
         self._whole_episodes = self.loss.takes("sequence")
         self._streams = Streams(seed, self.device, ranks)
@@ -145,6 +158,10 @@ class HybridEngine:
         """Hold weights and optimiser ready to learn for the length of a block."""
         return self.modes.enter(Mode.train)
 
+    def memory_metrics(self) -> dict[str, float]:
+        """Return the memory that `engine.offload` has freed on the device [MiB]; empty without it."""
+        return self.offload.metrics() if self._offloads else {}
+
     def full_policy(self) -> Policy | None:
         """Return the policy with all of its weights, to be saved, on the first rank; None on the others. All ranks must
         call it."""
@@ -157,15 +174,12 @@ class HybridEngine:
         noise = self._streams.actions if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self._preprocess(PolicyObservation.of(observation))
-            with self._computing():
+            with self._computing:
                 return self.policy.act(inputs, mode, noise)
 
     def _preprocess(self, observation: PolicyObservation) -> Inputs:
         with self.clock.measure(Phase.preprocess):
             return self.policy.preprocess(observation)
-
-    def _computing(self) -> AbstractContextManager[object]:
-        return computing_in(self.precision, self.device)
 
     # ---- learning from rollouts
 
@@ -183,7 +197,7 @@ class HybridEngine:
             Metrics, each the mean over the optimiser steps taken.
         """
         target_kl = self.algorithm.target_kl
-        history: list[Metrics] = []
+        history: list[Step] = []
         epochs, too_far = 0, False
         with self.train_mode(), self.clock.measure(Phase.train):
             rate = self.optimizer.set_learning_rate(self.version)
@@ -200,29 +214,26 @@ class HybridEngine:
                 if epoch > 0:
                     drawn = self._draw_minibatches(columns)
                 for minibatch, share in self._minibatches(columns, drawn):
-                    loss, metrics = self._backward(minibatch, task_descriptions, share)
-                    ratio_error = metrics.pop("ratio_error")
-                    if not history:  # no step was taken yet, so the policy is still the one that decided
-                        metrics["ratio_error_first_minibatch"] = ratio_error
+                    step = self._backward(minibatch, task_descriptions, share)
                     # Early stopping as in OpenAI's Spinning Up: the KL divergence is that before this step, which
                     # would lead still farther away and is not made. The GPU is waited for only if a target is set.
-                    if target_kl is not None and float(metrics["approx_kl"]) > target_kl:
-                        history.append(metrics)
+                    if target_kl is not None and float(mean_kl(step, self.ranks)) > target_kl:
+                        history.append(step)
                         too_far = True
                         break
-                    grad_norm = self.optimizer_step(loss, minibatch)
+                    step.grad_norm = self.optimizer_step(step.loss, minibatch)
                     # A step that the guard left out would put its NaN into every mean.
-                    if grad_norm is not None:
-                        history.append(metrics | {"grad_norm": grad_norm})
+                    if step.grad_norm is not None:
+                        history.append(step)
                 if too_far:
                     break
                 epochs += 1
 
-            metrics_of_update = self._end_update(history, rate)
+            metrics = metrics_of(history, self.ranks, self.version) | self._end_update(rate)
             # Running statistics change what the policy computes. Updated any earlier, the first ratio would not be 1.
             if self.policy.keeps_statistics:
                 self.policy.update_statistics(self._inputs(columns, task_descriptions))
-        return metrics_of_update | {"train/epochs": float(epochs)}
+        return metrics | {"train/epochs": float(epochs)}
 
     def _add_logprobs(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
         """Add the log-probs that the loss needs and the rollout did not record: under the reference policy, and under
@@ -264,9 +275,9 @@ class HybridEngine:
         size = self.ranks.part_size(length(minibatch), self._micro_batch_size or most)
         return self.ranks.scatter(list(split_minibatch(minibatch, size, whole)))
 
-    def _backward(self, minibatch: Columns, task_descriptions: Sequence[str], share: float) -> tuple[Tensor, Metrics]:
-        """Make the forward and backward passes of a minibatch, one micro-batch at a time; returns its loss and metrics,
-        and leaves its gradients on the parameters."""
+    def _backward(self, minibatch: Columns, task_descriptions: Sequence[str], share: float) -> Step:
+        """Make the forward and backward passes of a minibatch, one micro-batch at a time, and leave its gradients on
+        the parameters."""
         totals = []
         self.optimizer.clear()
         for part, counts in self._micro_batches(minibatch, self._whole_episodes):
@@ -278,7 +289,8 @@ class HybridEngine:
             total.loss = total.loss.detach()  # drops the graph before the next micro-batch needs its memory
             totals.append(total if counts else nothing_of(total))
         self.weights.sum_gradients(self.optimizer.parameters)
-        return summarize(totals, self.ranks)
+        loss = torch.stack([total.loss for total in totals]).sum()
+        return Step(totals=totals, loss=self.ranks.sum(loss))
 
     def _loss(self, part: Columns, task_descriptions: Sequence[str], share: float, decisions: int) -> Total:
         """Compute policy loss + KL penalty - entropy bonus + value loss (Schulman et al. 2017, eq. 9; the KL penalty as
@@ -301,18 +313,10 @@ class HybridEngine:
                 logprobs, part["old_logprobs"], part["version"], self.version + 1, settings.proximal
             )
         output = self.loss(known)
+        require_entries(output, self.loss.function, logprobs)
 
-        # KL(pi_old || pi) is estimated by r - 1 - log r, which is never negative (Schulman 2020, k3).
-        difference = log_ratio(logprobs.detach(), part["old_logprobs"])
-        ratio = difference.exp()
         # Logged entry by entry, since what counts and how many is known only once all parts are joined (`summarize`).
-        logged = output.metrics | {
-            "policy_loss": output.losses.detach(),
-            "entropy": entropy.detach(),
-            "ratio": ratio,
-            "ratio_error": torch.where(self._is_new(part, ratio), (ratio - 1.0).abs(), 0.0),
-            "approx_kl": ratio - 1.0 - difference,
-        }
+        logged = output.metrics | {"policy_loss": output.losses.detach(), "entropy": entropy.detach()}
         losses = output.losses
         if settings.entropy_coef > 0.0:
             losses = losses - settings.entropy_coef * entropy
@@ -322,7 +326,13 @@ class HybridEngine:
             losses = losses + settings.kl_coef * divergence
         # Weights were made for the whole batch. Divided by the share, a minibatch's loss is as large as the batch's, so
         # the learning rate means the same for any number of minibatches.
-        total = Total(loss=(part["weights"] * losses).sum() / share, entries=logged, valid=part["valid"])
+        total = Total(
+            loss=(part["weights"] * losses).sum() / share,
+            log_ratio=log_ratio(logprobs.detach(), part["old_logprobs"]),
+            entries=logged,
+            valid=part["valid"],
+            version=part["version"],
+        )
 
         if settings.value_coef > 0.0:
             assert evaluated.values is not None, "the config rules ask for a critic"
@@ -347,14 +357,11 @@ class HybridEngine:
         self.optimizer.step()
         return norm
 
-    def _end_update(self, history: Sequence[Metrics], rate: float) -> dict[str, float]:
-        """Count an update and return its metrics."""
+    def _end_update(self, rate: float) -> dict[str, float]:
+        """Count an update and return the metrics that every kind of update has."""
         self.optimizer.clear()
         self._set_version(self.version + 1)
-        return mean_metrics(history) | {
-            "train/learning_rate": rate,
-            "train/skipped_steps": float(self.guard.skipped),
-        }
+        return {"train/learning_rate": rate, "train/skipped_steps": float(self.guard.skipped)}
 
     def _set_version(self, version: int) -> None:
         self.version = version
@@ -365,7 +372,7 @@ class HybridEngine:
     def _logprobs(self, policy: Policy, part: Columns, task_descriptions: Sequence[str]) -> tuple[Tensor, EvalOutput]:
         """Return the log-probs of chunks under a policy at the level of the loss, and all that the policy evaluated."""
         inputs = self._inputs(part, task_descriptions)
-        with self._computing():
+        with self._computing:
             evaluated = policy.evaluate(inputs, part["trace"])
         return logprobs_at_level(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
 
@@ -429,7 +436,7 @@ class HybridEngine:
                 grad_norm = self.optimizer_step(loss, {"inputs": inputs, "actions": wanted})
                 if grad_norm is not None:
                     history.append({"loss": loss, "grad_norm": grad_norm})
-        return self._end_update(history, rate)
+        return mean_metrics(history) | self._end_update(rate)
 
     def _sft_backward(self, inputs: Inputs, actions: Tensor) -> Tensor:
         """Make the forward and backward passes of a minibatch of demonstrations, one micro-batch at a time; returns its
@@ -440,7 +447,7 @@ class HybridEngine:
         draws = self.policy.imitation_draws(count, self._streams.imitation)
         size = self.ranks.part_size(count, self._micro_batch_size)
         for part, counts in self.ranks.scatter([slice(start, start + size) for start in range(0, count, size)]):
-            with self._computing():
+            with self._computing:
                 seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
                 loss = self.policy.sft_loss(seen, actions[part], drawn)
             # The policy returns a mean over the part; the last part may be smaller and counts for less.
@@ -478,3 +485,53 @@ class HybridEngine:
             with self.offload.reference_here():
                 self.reference.load_state_dict(state["reference"])
         self.offload.put_away()
+
+
+# ---- modes
+
+
+Preparation = Callable[[], AbstractContextManager[object]]
+"""A context to enter when a mode begins, and to leave when it ends."""
+
+
+class Mode(StrEnum):
+    """Use of the weights."""
+
+    rollout = "rollout"
+    train = "train"
+
+
+class Modes:
+    """Keeps the current mode and prepares the engine for it.
+
+    `around` holds the preparations of each mode: state loaded back, shards gathered. They are entered in this order
+    when the mode begins, and left in the opposite one. Entering the current mode again does nothing; a mode inside the
+    other one lasts for its block.
+
+    Args:
+        clock: preparations count as `sync`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.around: dict[Mode, list[Preparation]] = {mode: [] for mode in Mode}
+        self.current: Mode | None = None
+
+    @contextmanager
+    def enter(self, mode: Mode) -> Iterator[None]:
+        """Be in a mode for the length of a block."""
+        if self.current is mode:
+            yield
+            return
+        before = self.current
+        with ExitStack() as stack:
+            with self._clock.measure(Phase.sync):
+                for preparation in self.around[mode]:
+                    stack.enter_context(preparation())
+            self.current = mode
+            try:
+                yield
+            finally:
+                self.current = before
+            with self._clock.measure(Phase.sync):
+                stack.close()

@@ -37,9 +37,18 @@ def to_columns(batch: TensorDictBase, device: torch.device) -> Columns:
 
 
 def rows(columns: Columns, which: Tensor | slice) -> Columns:
-    """Return some rows of every column."""
+    """Return some rows of every column.
+
+    Args:
+        columns: of a batch.
+        which: row numbers, int64; or a range of rows, whose columns share the memory of the given ones.
+    """
+    # `index_select` copies rows as blocks of memory, several times faster than an index in brackets.
     return {
-        name: rows(column, which) if isinstance(column, dict) else column[which] for name, column in columns.items()
+        name: rows(column, which)
+        if isinstance(column, dict)
+        else (column[which] if isinstance(which, slice) else column.index_select(0, which))
+        for name, column in columns.items()
     }
 
 
@@ -135,10 +144,14 @@ class Total:
 
     loss: Tensor
     """Scalar."""
+    log_ratio: Tensor
+    """log(pi / pi_old) at the level of the log-probs, detached."""
     entries: dict[str, Tensor]
-    """Numbers to log, detached, at the level of the log-probs."""
+    """Further numbers to log, detached, at the same level."""
     valid: Tensor
     """bool, the entries that count."""
+    version: Tensor
+    """`[M]`, the version of the policy that chose each chunk."""
     value_losses: Tensor | None = None
     """`[M]`, detached."""
 
@@ -147,33 +160,82 @@ def nothing_of(total: Total) -> Total:
     """Return a result of the same shape of which nothing counts; see `Ranks.scatter`."""
     return Total(
         loss=torch.zeros_like(total.loss),
+        log_ratio=total.log_ratio,
         entries=total.entries,
         valid=torch.zeros_like(total.valid),
+        version=total.version,
         value_losses=None if total.value_losses is None else total.value_losses[:0],
     )
 
 
-def summarize(totals: Sequence[Total], ranks: Ranks) -> tuple[Tensor, Metrics]:
-    """Return loss and metrics of a minibatch, of which each rank has some parts: means over the entries that count,
-    and the largest ratio and ratio error of one. The same on all ranks."""
-    valid = joined([total.valid for total in totals])
+@dataclass(kw_only=True)
+class Step:
+    """An optimiser step.
+
+    Its metrics are computed at the end of the update. Between two backward passes the same operations take three times
+    as long on a CPU, because matrix products have displaced them from its caches.
+    """
+
+    totals: Sequence[Total]
+    """Of this rank's parts of the minibatch."""
+    loss: Tensor
+    """Of the minibatch; the same on all ranks."""
+    grad_norm: Tensor | None = None
+    """Norm of the gradients before clipping; None before the step is made."""
+
+
+def approx_kl(log_ratio: Tensor) -> Tensor:
+    """Estimate KL(pi_old || pi) of every entry by r - 1 - log r, which is never negative (Schulman 2020, k3)."""
+    return log_ratio.exp() - 1.0 - log_ratio
+
+
+def mean_kl(step: Step, ranks: Ranks) -> Tensor:
+    """Return the mean of `approx_kl` over the entries that count; the same on all ranks."""
+    valid = joined([total.valid for total in step.totals])
+    found = approx_kl(joined([total.log_ratio for total in step.totals]))
+    total, count = ranks.sum(torch.stack([torch.where(valid, found, 0.0).sum(), valid.sum()])).unbind()
+    return total / count.clamp(min=1.0)
+
+
+def summarize(step: Step, ranks: Ranks, version: int) -> Metrics:
+    """Return the metrics of a step, the same on all ranks: means over the entries that count, the largest ratio, and
+    the largest distance from 1 of a ratio of a chunk that `version` of the policy chose (`ratio_error`)."""
+    totals = step.totals
+    valid, log_ratio = (joined([getattr(total, name) for total in totals]) for name in ("valid", "log_ratio"))
     columns = {name: joined([total.entries[name] for total in totals]) for name in totals[0].entries}
-    # Everything is packed into one vector: one exchange between ranks per minibatch, and no `.item()` that would make
-    # the CPU wait for the GPU here. Sums and counts travel, because means of parts of different size do not average.
-    largest = torch.stack([torch.where(valid, columns[name], 0.0).max() for name in ("ratio", "ratio_error")])
-    del columns["ratio_error"]
+    columns |= {"ratio": log_ratio.exp(), "approx_kl": approx_kl(log_ratio)}
+    is_new = (joined([total.version for total in totals]) == version).view(-1, *[1] * (log_ratio.dim() - 1))
+    error = torch.where(is_new, (columns["ratio"] - 1.0).abs(), 0.0)
+    # Everything is packed into one vector: one exchange between ranks, and no `.item()` that would make the CPU wait
+    # for the GPU here. Sums and counts travel, because means of parts of different size do not average.
+    largest = torch.stack([torch.where(valid, column, 0.0).max() for column in (columns["ratio"], error)])
     weights = valid.to(torch.float32)
     sums = (torch.stack(list(columns.values())) * weights).flatten(1).sum(1)
-    loss = torch.stack([total.loss for total in totals]).sum()
-    errors = torch.cat([loss.new_zeros(0) if each.value_losses is None else each.value_losses for each in totals])
-    numbers = torch.stack([loss, weights.sum(), errors.sum(), errors.new_tensor(len(errors))])
+    errors = torch.cat([sums.new_zeros(0) if each.value_losses is None else each.value_losses for each in totals])
+    numbers = torch.stack([weights.sum(), errors.sum(), errors.new_tensor(len(errors))])
     every = torch.stack(ranks.gather(torch.cat([numbers, sums, largest])))
-    loss, count, error, decisions, *logged = every[:, :-2].sum(0).unbind()
+    count, value_loss, decisions, *logged = every[:, :-2].sum(0).unbind()
     metrics = {name: total / count.clamp(min=1.0) for name, total in zip(columns, logged, strict=True)}
     metrics["ratio_max"], metrics["ratio_error"] = every[:, -2:].amax(0).unbind()
     if totals[0].value_losses is not None:
-        metrics["value_loss"] = error / decisions
-    return loss, metrics
+        metrics["value_loss"] = value_loss / decisions
+    return metrics if step.grad_norm is None else metrics | {"grad_norm": step.grad_norm}
+
+
+def metrics_of(history: Sequence[Step], ranks: Ranks, version: int) -> dict[str, float]:
+    """Return the metrics of an update.
+
+    Args:
+        history: its steps.
+        ranks: those of the run.
+        version: of the policy that the update started from.
+    """
+    metrics = [summarize(step, ranks, version) for step in history]
+    for number, each in enumerate(metrics):
+        error = each.pop("ratio_error")
+        if number == 0:  # no step had been made, so the policy was still the one that chose the chunks
+            each["ratio_error_first_minibatch"] = error
+    return mean_metrics(metrics)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -17,8 +17,7 @@ import tempfile
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from enum import StrEnum
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psutil
@@ -33,51 +32,6 @@ from embodyrl.tracking.clock import Clock, Phase
 _ALIGNMENT = 64
 _IN_MEMORY = ("tmpfs", "ramfs")
 """File systems whose files are memory."""
-Preparation = Callable[[], AbstractContextManager[object]]
-"""A context to enter when a mode begins, and to leave when it ends."""
-
-
-class Mode(StrEnum):
-    """Use of the weights."""
-
-    rollout = "rollout"
-    train = "train"
-
-
-class Modes:
-    """Keeps the current mode and prepares the engine for it.
-
-    `around` holds the preparations of each mode: state loaded back, shards gathered. They are entered in this order
-    when the mode begins, and left in the opposite one. Entering the current mode again does nothing; a mode inside the
-    other one lasts for its block.
-
-    Args:
-        clock: preparations count as `sync`.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.around: dict[Mode, list[Preparation]] = {mode: [] for mode in Mode}
-        self.current: Mode | None = None
-
-    @contextmanager
-    def enter(self, mode: Mode) -> Iterator[None]:
-        """Be in a mode for the length of a block."""
-        if self.current is mode:
-            yield
-            return
-        before = self.current
-        with ExitStack() as stack:
-            with self._clock.measure(Phase.sync):
-                for preparation in self.around[mode]:
-                    stack.enter_context(preparation())
-            self.current = mode
-            try:
-                yield
-            finally:
-                self.current = before
-            with self._clock.measure(Phase.sync):
-                stack.close()
 
 
 class Offloaded:

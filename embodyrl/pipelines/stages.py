@@ -226,7 +226,7 @@ def update(iteration: Iteration) -> None:
     decisions = decisions_to_learn_from(batch, iteration.config)
     with iteration.engine.train_mode():
         iteration.metrics |= iteration.engine.update(decisions, batch.task_descriptions)
-    iteration.metrics |= iteration.engine.offload.metrics()
+    iteration.metrics |= iteration.engine.memory_metrics()
 
 
 def teaches(batch: TrajectoryBatch, config: Config) -> bool:
@@ -245,7 +245,7 @@ def sft_step(iteration: Iteration) -> None:
     batches = iteration.demonstrations.batches(iteration.engine.version * steps, steps)
     with iteration.engine.train_mode():
         iteration.metrics |= iteration.engine.sft_step((batch.observation, batch.actions) for batch in batches)
-    iteration.metrics |= iteration.engine.offload.metrics()
+    iteration.metrics |= iteration.engine.memory_metrics()
 
 
 def _batch(iteration: Iteration) -> TrajectoryBatch:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,36 @@ def test_a_loss_gets_all_that_validate_says_is_there(monkeypatch: pytest.MonkeyP
     engine = make_engine(loss="probe", kl_coef=0.1)
     engine.update(make_batch(engine), ["push"])
     assert seen.keys() == set(names)
+
+
+def mean_loss(*, logprobs: torch.Tensor, advantages: torch.Tensor) -> LossOutput:
+    return LossOutput(losses=-(advantages * logprobs).mean())
+
+
+def mean_metric(*, logprobs: torch.Tensor, advantages: torch.Tensor) -> LossOutput:
+    return LossOutput(losses=-advantages * logprobs, metrics={"largest": advantages.max()})
+
+
+def bare_tensor(*, logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    return -advantages * logprobs
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (mean_loss, r"test_hybrid\.mean_loss returned losses of shape \(\), expected \(8,\).*without `\.mean\(\)`"),
+        (mean_metric, r"test_hybrid\.mean_metric returned metrics\['largest'\] of shape \(\), expected \(8,\)"),
+        (bare_tensor, r"test_hybrid\.bare_tensor returned a Tensor, expected LossOutput\(losses=\.\.\., metrics="),
+    ],
+)
+def test_a_loss_that_does_not_return_entries_is_named(
+    monkeypatch: pytest.MonkeyPatch, loss: Callable[..., Any], message: str
+) -> None:
+    monkeypatch.setattr(LOSSES, "_entries", {entry.name: entry for entry in LOSSES.entries()})
+    LOSSES.register("wrong", target=loss, whole=False, summary="a test")
+    engine = make_engine(loss="wrong")
+    with pytest.raises(UserError, match=message):
+        engine.update(make_batch(engine), ["push"])
 
 
 def minibatches(engine: HybridEngine) -> list[tuple[list[int], float]]:

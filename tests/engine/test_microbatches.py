@@ -13,7 +13,7 @@ from engines import SPEC, make_batch, make_engine, make_policy
 from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Level
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import Columns, pack, rows, split_minibatch, to_columns
+from embodyrl.engine.minibatch import Columns, mean_kl, pack, rows, split_minibatch, summarize, to_columns
 from embodyrl.envs import Observation
 from embodyrl.models import PolicyObservation, build_policy
 from embodyrl.models.mlp.options import MLPConfig
@@ -41,9 +41,11 @@ def prepared(engine: HybridEngine, how: Aggregation) -> Columns:
 
 def gradients(loss: str, how: Aggregation, size: int | None) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     engine = make_engine(loss=loss, engine={"micro_batch_size": size}, **TERMS)
-    descended, metrics = engine._backward(prepared(engine, how), ["push"], 0.5)
+    step = engine._backward(prepared(engine, how), ["push"], 0.5)
     found = torch.cat([parameter.grad.flatten() for parameter in engine.optimizer.parameters])
-    return found, descended, {name: float(value) for name, value in metrics.items()}
+    metrics = summarize(step, engine.ranks, engine.version)
+    assert float(mean_kl(step, engine.ranks)) == pytest.approx(float(metrics["approx_kl"]), rel=1e-6)
+    return found, step.loss, {name: float(value) for name, value in metrics.items()}
 
 
 @pytest.mark.parametrize(("loss", "how"), [*itertools.product(LOSSES.names(), Aggregation)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from engines import make_batch, make_engine, make_policy, weights
 
-from embodyrl.engine.offload import Mode, Modes, Preparation
+from embodyrl.engine.hybrid import Mode, Modes, Preparation
 from embodyrl.envs import Observation
 from embodyrl.tracking.clock import Clock
 

@@ -1,24 +1,28 @@
-"""Policy and value network on state observations."""
+"""The MLP policy: policy and value network on state observations, their normalisation, and the distributions of
+actions: Gaussians over continuous ones, or a categorical choice among n.
+
+Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk (`C*D` for Gaussians, `C` for
+choices), `S` proprio dims.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import is_discrete
+from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.mlp.heads import CategoricalHead, GaussianHead
 from embodyrl.models.mlp.options import Activation, MLPConfig
-from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec
 
 ACTIVATIONS = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU, Activation.elu: nn.ELU}
+LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Network(nn.Sequential):
@@ -106,3 +110,173 @@ class MLPPolicy(Policy):
     def _normalize(self, inputs: Inputs) -> Tensor:
         proprio = inputs["proprio"]
         return proprio if self.normalizer is None else self.normalizer(proprio)
+
+
+# ---- normalisation of observations
+
+
+class RunningNormalizer(nn.Module):
+    """Scales observations to mean 0 and standard deviation 1, clipped to +-`limit`.
+
+    The statistics change only in `update`, never in `forward`, and are part of the state dict. They are float64,
+    because a float32 count stops growing at 2^24 and sums lose digits. Merging follows Chan et al. (1979), "Updating
+    formulae".
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, size: int, limit: float = 10.0) -> None:
+        super().__init__()
+        self.limit = limit
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Normalise `[..., S]`."""
+        return ((observations - self.shift) * self.scale).clamp(-self.limit, self.limit)
+
+    @torch.no_grad()
+    def update(self, observations: Tensor) -> None:
+        """Update the statistics with observations `[M, S]`."""
+        batch = observations.to(torch.float64)
+        number = float(batch.shape[0])
+        delta = batch.mean(0) - self.mean
+        total = self.count + number
+        sum_of_squares = (
+            self.variance * self.count
+            + batch.var(0, unbiased=False) * number
+            + delta.square() * (self.count * number / total)
+        )
+        self.mean += delta * (number / total)
+        self.variance.copy_(sum_of_squares / total)
+        self.count.copy_(total)
+        self.shift.copy_(self.mean)
+        self.scale.copy_((self.variance + 1e-8).rsqrt())
+
+
+# ---- distributions of actions
+
+
+class Head(Protocol):
+    """A distribution over chunks of actions, given the network's outputs `[B, outputs]`."""
+
+    kind: str
+    outputs: int
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw `[B, N]`."""
+        ...
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """Return the most likely sample `[B, N]`."""
+        ...
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """Return log-probabilities `[B, N]` of a sample [nats]."""
+        ...
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Return entropies `[B, N]` [nats]."""
+        ...
+
+    def actions(self, sample: Tensor) -> Tensor:
+        """Convert samples to actions `[B, C, D]` in the simulator's units."""
+        ...
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the supervised loss for demonstrated `actions [B, C, D]`; a scalar."""
+        ...
+
+
+class GaussianHead(nn.Module):
+    """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range. Samples outside are clipped by
+    the conversion to actions, not by the distribution. The standard deviations do not depend on the observation."""
+
+    kind = "gaussian"
+    centre: Tensor
+    half_width: Tensor
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
+        super().__init__()
+        self.chunk_size = chunk_size
+        self.outputs = chunk_size * simulator.action_dim
+        self.log_std = nn.Parameter(torch.full((self.outputs,), log_std))
+        centre, half_width = unit_range(simulator)
+        self.register_buffer("centre", torch.from_numpy(centre))
+        self.register_buffer("half_width", torch.from_numpy(half_width))
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """See `Head`."""
+        noise = torch.randn(outputs.shape, generator=generator, device=outputs.device)
+        return outputs + self.log_std.exp() * noise
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return outputs
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        deviation = (sample - outputs) / self.log_std.exp()
+        return torch.addcmul(-LOG_SQRT_2PI - self.log_std, deviation, deviation, value=-0.5)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return (self.log_std + LOG_SQRT_2PI + 0.5).expand_as(outputs)
+
+    def actions(self, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        chunk = sample.view(*sample.shape[:-1], self.chunk_size, -1)
+        return from_unit_range(chunk, self.centre, self.half_width)
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Mean squared error of the means, in units of half the action range. The standard deviations get no gradient:
+        demonstrations do not determine how much to explore."""
+        return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square().mean()
+
+
+class CategoricalHead(nn.Module):
+    """One choice among n for each action of the chunk; the action is its index."""
+
+    kind = "categorical"
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int) -> None:
+        super().__init__()
+        self.chunk_size = chunk_size
+        self.outputs = chunk_size * (int(simulator.action_high[0]) + 1)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """See `Head`."""
+        probabilities = self._logits(outputs).softmax(-1)
+        flat = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator)
+        return flat.view(probabilities.shape[:2])
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._logits(outputs).argmax(-1)
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._logits(outputs).log_softmax(-1).gather(-1, sample.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        logprobs = self._logits(outputs).log_softmax(-1)
+        return -(logprobs.exp() * logprobs).sum(-1)
+
+    def actions(self, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        return sample.unsqueeze(-1).float()
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Cross-entropy of the choices."""
+        return -self.logprobs(outputs, actions.squeeze(-1).round().long()).mean()
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        return outputs.view(*outputs.shape[:-1], self.chunk_size, -1)
