@@ -131,7 +131,13 @@ class HybridEngine:
         self.precision = choose_precision(config.precision, policy, self.device)
         """Data type of forward passes."""
         self._computing = computing_in(self.precision, self.device)
-        self.optimizer = Optimizer(policy.parameters(), config.optimizer, iterations, policy.critic_parameters())
+        self.optimizer = Optimizer(
+            policy.parameters(),
+            config.optimizer,
+            iterations,
+            policy.critic_parameters(),
+            keep_gradients=config.offload is Offload.none,
+        )
         self.guard = Guard(config.guard, folder if ranks.is_first else None)
         self.offload = EngineOffload(
             config.offload,

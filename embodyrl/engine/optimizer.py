@@ -4,7 +4,7 @@ infinity out of the weights."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from embodyrl.config.schema import GuardConfig, LearningRate, OptimizerConfig
 from embodyrl.engine.minibatch import Columns
-from embodyrl.engine.parallel import norm_of, placed
+from embodyrl.engine.parallel import is_sharded, norm_of, placed
 from embodyrl.errors import RunError
 from embodyrl.files import replacing
 from embodyrl.registry import OPTIMIZERS
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
+MOST_SMALL = 2**18
+"""Most weights of a policy that `SmallAdamW` learns; with more, computing takes longer than preparing."""
 
 
 class Optimizer:
@@ -34,6 +36,7 @@ class Optimizer:
         config: rates, decay, norm.
         updates: length of the run, for the schedule.
         critic: the critic's parameters, for `critic_lr`.
+        keep_gradients: the gradients of a small policy may keep their memory between updates (`SmallAdamW`).
     """
 
     def __init__(
@@ -42,13 +45,19 @@ class Optimizer:
         config: OptimizerConfig,
         updates: int,
         critic: Iterable[nn.Parameter] = (),
+        *,
+        keep_gradients: bool = False,
     ) -> None:
         self.config = config
         self.updates = updates
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.stepped = [self._stepped(parameter) for parameter in self.parameters]
         """The tensors that are stepped: parameters, or their copies."""
-        self.inner: torch.optim.Optimizer = OPTIMIZERS.load(config.name)(self._groups(set(critic)), config)
+        small = keep_gradients and small_suits(self.parameters, config)
+        self._small = SmallAdamW(self.parameters, config) if small else None
+        self.inner: torch.optim.Optimizer = self._small or OPTIMIZERS.load(config.name)(
+            self._groups(set(critic)), config
+        )
 
     def _groups(self, critic: set[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups: one of all, or the policy's and the critic's."""
@@ -73,16 +82,24 @@ class Optimizer:
 
     def clear(self) -> None:
         """Drop all gradients."""
+        if self._small is not None:
+            self._small.gradient.zero_()
+            return
         for parameter in self.parameters:
             parameter.grad = None
 
     def clip(self) -> Tensor:
         """Scale gradients down to `max_grad_norm`; returns their norm before, over the shards of all ranks."""
+        if self._small is not None:
+            return self._small.clip(self.config.max_grad_norm)
         return norm_of(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm, foreach=True)).detach()
 
     @torch.no_grad()
     def step(self) -> None:
         """Make a step."""
+        if self._small is not None:
+            self._small.step_all()
+            return
         for parameter, copy in self._copies:
             copy.grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
             parameter.grad = None  # at once: for a large policy both gradients together are much of the memory
@@ -138,6 +155,93 @@ def adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.
         weight_decay=config.weight_decay,
         fused=True,
     )
+
+
+class SmallAdamW(torch.optim.AdamW):
+    """AdamW for a small policy on the CPU: the same numbers, bit for bit, in fewer operations.
+
+    With the few weights of an MLP, preparing a step takes longer than making it. Here it is prepared once: gradients
+    are parts of one vector, and the lists of tensors that a step names stay the same.
+
+    Args:
+        parameters: float32, on the CPU; their gradients must not be replaced.
+        config: rates.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> None:
+        betas = (config.betas[0], config.betas[1])
+        super().__init__(parameters, config.lr, betas, config.eps, config.weight_decay, fused=True)
+        self._parameters: list[Tensor] = list(parameters)
+        self.gradient = torch.zeros(sum(parameter.numel() for parameter in parameters))
+        """Gradients of all parameters, one after the other."""
+        parts = self.gradient.split([parameter.numel() for parameter in parameters])
+        self._gradients = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
+        for parameter, gradient in zip(parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        self._means, self._squares = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))
+        self._made = torch.zeros(len(parameters))
+        """Steps made, once for each parameter, since each has its own in a state dict."""
+        self._steps = list(self._made.unbind())
+
+    def clip(self, most: float) -> Tensor:
+        """Scale gradients down to a norm of `most`; returns their norm before."""
+        # From the norms of the parts, as torch's own clipping: the norm of the vector would be rounded differently.
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._gradients)))
+        self.gradient.mul_((most / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def step_all(self) -> None:
+        """Make a step: the operation within `step`, which prepares it anew each time."""
+        group = self.param_groups[0]
+        self._made.add_(1.0)
+        torch._fused_adamw_(
+            self._parameters,
+            self._gradients,
+            self._means,
+            self._squares,
+            [],
+            self._steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+        if not self.state:  # a state dict is empty before the first step, as AdamW's
+            self._show_state()
+
+    def _show_state(self) -> None:
+        """Let AdamW's state be the tensors that `step_all` steps."""
+        for parameter, *values in zip(self._parameters, self._steps, self._means, self._squares, strict=True):
+            self.state[parameter] = dict(zip(("step", "exp_avg", "exp_avg_sq"), values, strict=True))
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state dict of AdamW. Parameters that never had a gradient have no state in it: their moments
+        are 0."""
+        super().load_state_dict(state_dict)
+        loaded = dict(self.state)
+        for tensor in (self._made, *self._means, *self._squares):
+            tensor.zero_()
+        if not loaded:
+            return
+        self._show_state()
+        for parameter, entry in loaded.items():
+            for name, value in entry.items():
+                self.state[parameter][name].copy_(value)
+        self._made.fill_(self._made.max())
+
+
+def small_suits(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> bool:
+    """Return whether `SmallAdamW` learns what `adamw` would, faster.
+
+    Weight decay would move parameters that the loss has no gradient for, which `adamw` leaves as they are.
+    """
+    dense = all(p.dtype is torch.float32 and p.device.type == "cpu" and not is_sharded(p) for p in parameters)
+    uniform = config.name == "adamw" and config.critic_lr is None and config.weight_decay == 0.0
+    return dense and uniform and 0 < sum(parameter.numel() for parameter in parameters) <= MOST_SMALL
 
 
 def adamw_8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:

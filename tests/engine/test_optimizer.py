@@ -5,10 +5,11 @@ import dataclasses
 
 import pytest
 import torch
+from engines import make_batch, make_engine, weights
 from torch import nn
 
 from embodyrl.config.schema import LearningRate, OptimizerConfig
-from embodyrl.engine.optimizer import Optimizer
+from embodyrl.engine.optimizer import Optimizer, SmallAdamW
 
 TINY = OptimizerConfig(lr=1e-4, max_grad_norm=1e9)
 """A step of 1e-4 is a fortieth of the distance between neighbours of 1 in bfloat16."""
@@ -107,6 +108,79 @@ def test_the_critic_learns_at_a_rate_of_its_own_also_after_a_resume() -> None:
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     other.set_learning_rate(0)
     assert [group["lr"] for group in other.inner.param_groups] == pytest.approx([1e-3, 2e-2])
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2), nn.Linear(2, 1))
+
+
+def descend(of: nn.Sequential, optimizer: Optimizer, steps: int, layers: int = 4) -> list[float]:
+    inputs, norms = torch.linspace(-1.0, 1.0, 40).view(8, 5), []
+    for _ in range(steps):
+        optimizer.clear()
+        (of[:layers](inputs) - 3.0).square().sum().backward()
+        norms.append(float(optimizer.clip()))
+        optimizer.step()
+    return norms
+
+
+def both(config: OptimizerConfig) -> list[tuple[nn.Sequential, Optimizer]]:
+    """A network with AdamW, and the same with that for small policies."""
+    found = []
+    for small in (False, True):
+        of = network()
+        found.append((of, Optimizer(of.parameters(), config, 1, keep_gradients=small)))
+    assert [isinstance(optimizer.inner, SmallAdamW) for _, optimizer in found] == [False, True]
+    return found
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_small_policy_learns_bit_for_bit_what_torch_would() -> None:
+    (plain, of_plain), (small, of_small) = both(OptimizerConfig(lr=0.01, max_grad_norm=0.5))
+    norms = descend(plain, of_plain, 5, layers=3)
+    assert norms[0] > 0.5, "gradients are clipped"
+    assert descend(small, of_small, 5, layers=3) == norms and same(plain, small)
+    assert torch.equal(small[3].weight, network()[3].weight), "what has no gradient stays"
+
+
+def test_states_of_small_policies_and_of_torch_continue_each_other() -> None:
+    config = OptimizerConfig(lr=0.01)
+    (plain, of_plain), (small, of_small) = both(config)
+    assert of_small.state_dict() == of_plain.state_dict(), "before the first step there is no state"
+    descend(plain, of_plain, 3)
+    descend(small, of_small, 3)
+    torch.testing.assert_close(of_small.state_dict(), of_plain.state_dict(), rtol=0, atol=0)
+    for source, state in ((plain, of_plain.state_dict()), (small, of_small.state_dict())):
+        saved = copy.deepcopy(state)
+        resumed = both(config)
+        for of, optimizer in resumed:
+            of.load_state_dict(source.state_dict())
+            optimizer.load_state_dict(copy.deepcopy(saved))
+            descend(of, optimizer, 3)
+        assert same(resumed[0][0], resumed[1][0]) and not same(resumed[0][0], source)
+
+
+@pytest.mark.parametrize("change", [{"weight_decay": 0.1}, {"critic_lr": 1e-3}])
+def test_parameters_that_learn_differently_stay_apart(change: dict[str, float]) -> None:
+    parameters = [ones(torch.float32), ones(torch.float32)]
+    optimizer = Optimizer(parameters, OptimizerConfig(**change), 1, critic=parameters[1:], keep_gradients=True)
+    assert not isinstance(optimizer.inner, SmallAdamW)
+
+
+def test_an_update_of_a_small_policy_is_bit_for_bit_that_of_torch() -> None:
+    small, plain = make_engine(), make_engine()
+    plain.optimizer = Optimizer(plain.policy.parameters(), plain.optimizer.config, 4)
+    plain.optimizer.clear()
+    assert isinstance(small.optimizer.inner, SmallAdamW)
+    before = weights(plain)
+    for _ in range(3):
+        metrics = [engine.update(make_batch(engine), ["push"]) for engine in (small, plain)]
+        assert metrics[0] == metrics[1]
+    assert torch.equal(weights(small), weights(plain)) and not torch.equal(weights(plain), before)
 
 
 def eight_bit() -> OptimizerConfig:
