@@ -181,7 +181,7 @@ def choose_installer(venv: Venv) -> None:
 
 
 def prepare(venv: Venv, made_here: bool) -> None:
-    """Make sure that the environment exists and starts, and that pip is in it unless `uv` installs.
+    """Make sure that the environment exists, starts, and has pip.
 
     Args:
         venv: the environment.
@@ -205,13 +205,15 @@ def prepare(venv: Venv, made_here: bool) -> None:
         if output is not None:
             raise SetupError(f"{output}\nThis Python cannot make environments: apt install python3-venv.")
     choose_installer(venv)
-    if not venv.uv and venv.run(venv.python, "-m", "pip", "--version") is not None:
+    if venv.run(venv.python, "-m", "pip", "--version") is not None:
         bootstrap_pip(venv)
 
 
 def bootstrap_pip(venv: Venv) -> None:
     """Put pip into an environment from whatever the machine offers; Debian's Python has no ensurepip."""
     say("installing pip")
+    if venv.uv and venv.install("pip") is None:
+        return
     if venv.run(venv.python, "-m", "ensurepip", "--default-pip") is None:
         return
     if venv.run(sys.executable, "-m", "pip", "--python", venv.python, "install", "pip") is None:

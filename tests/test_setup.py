@@ -79,16 +79,18 @@ def machine(monkeypatch: pytest.MonkeyPatch, setup: ModuleType, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("uv", [False, True])
-def test_packages_whose_requirements_are_not_followed_come_last(
+def test_pip_comes_first_and_packages_whose_requirements_are_not_followed_come_last(
     setup: ModuleType, installer: Installer, tmp_path: Path, uv: bool, request: pytest.FixtureRequest
 ) -> None:
     if uv:
         request.getfixturevalue("machine")
+    installer.failing = {"-m pip --version": "No module named pip"}
     setup.set_up(setup.Venv(tmp_path / "v"), None, {"libero"}, "any")
     installs = [command for command in installer.commands if "pip install -c constraints.txt" in command]
-    assert len(installs) == 3 and "--no-deps hf-libero" in installs[-1]
+    assert len(installs) == 3 + uv and "--no-deps hf-libero" in installs[-1]
     assert all(command.startswith("/bin/uv pip") == uv for command in installs)
-    assert any(" -m pip" in command for command in installer.commands) != uv, "uv needs no pip"
+    assert ("constraints.txt pip --python" in installs[0]) == uv
+    assert any("-m ensurepip" in command for command in installer.commands) != uv
 
 
 def test_uv_follows_the_settings_of_pip(setup: ModuleType, machine: dict[str, str], tmp_path: Path) -> None:
