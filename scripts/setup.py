@@ -155,13 +155,13 @@ def watch(process: subprocess.Popen[bytes], log_path: Path) -> int:
 
 def pip_settings(venv: Venv) -> dict[str, str]:
     """Return the machine's settings of `pip install`, from the files and the variables that pip reads."""
-    env = os.environ
-    shared = (env.get("XDG_CONFIG_DIRS") or f"{ETC}/xdg").split(":")
-    own = env.get("XDG_CONFIG_HOME") or "~/.config"
-    folders = [*(f"{folder}/pip" for folder in shared), ETC, "~/.pip", f"{own}/pip", venv.path]
-    files, named = configparser.RawConfigParser(), env.get("PIP_CONFIG_FILE", "")
+    env, files = os.environ, configparser.RawConfigParser()
+    folders = [f"{folder}/pip" for folder in (env.get("XDG_CONFIG_DIRS") or f"{ETC}/xdg").split(":")] + [ETC]
+    named = env.get("PIP_CONFIG_FILE", "")
+    if not os.path.exists(named):  # else pip leaves the user's own files out
+        folders += ["~/.pip", f"{env.get('XDG_CONFIG_HOME') or '~/.config'}/pip"]
     if named != os.devnull:
-        files.read([*(os.path.expanduser(f"{folder}/pip.conf") for folder in folders), named])
+        files.read([os.path.expanduser(f"{folder}/pip.conf") for folder in [*folders, venv.path]] + [named])
     sections = [dict(files[name]) for name in ("global", "install") if name in files]
     sections.append({key.removeprefix("PIP_"): value for key, value in env.items() if key.startswith("PIP_")})
     return {key.lower().replace("_", "-"): value for each in sections for key, value in each.items() if value}

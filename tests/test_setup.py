@@ -117,7 +117,9 @@ def test_uv_follows_the_settings_of_pip(setup: ModuleType, machine: dict[str, st
 def test_with_a_setting_that_uv_cannot_follow_it_is_pip_that_installs(
     setup: ModuleType, machine: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "named.conf").write_text("[global]\nproxy = http://proxy\n[download]\npre = yes\n")
+    (tmp_path / "named.conf").write_text("[global]\nproxy = http://proxy\n[download]\nuser = yes\n")
+    (tmp_path / ".pip").mkdir()
+    (tmp_path / ".pip" / "pip.conf").write_text("[global]\npre = yes\n")  # not read if another file is named
     machine |= {"PIP_CONFIG_FILE": str(tmp_path / "named.conf"), "PIP_NO_INDEX": "1", "PIP_INDEX_URL": "https://mine"}
     before = dict(machine)
     setup.choose_installer(venv := setup.Venv(tmp_path / "v"))
