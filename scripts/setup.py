@@ -2,10 +2,10 @@
 
     python3 scripts/setup.py [--torch auto|cpu|cuda] [--venv DIR] [--wheel FILE] [EXTRA ...]
 
-Needs nothing but Python's standard library, and no root. It installs with pip, which follows the machine's settings of
-package indexes. A second call with the same pyproject.toml, constraints.txt and extras returns at once. A call that was
-cut short is repaired by the next one, and two calls at the same time take turns. What was printed is in
-`<venv>/setup.log`.
+Needs nothing but Python's standard library, and no root. With `uv` on the PATH it is `uv` that installs, following the
+machine's settings of pip, else pip. A second call with the same pyproject.toml, constraints.txt and extras returns at
+once. A call that was cut short is repaired by the next one, and two calls at the same time take turns. What was printed
+is in `<venv>/setup.log`.
 """
 
 import sys
@@ -15,6 +15,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - met by the system's python3, bef
     sys.exit("embodyrl needs Python 3.11 or newer; " + found + ". Name another one: make PYTHON=python3.12 ...")
 
 import argparse
+import configparser
 import contextlib
 import fcntl
 import hashlib
@@ -24,7 +25,6 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import tomllib
 import urllib.request
@@ -40,12 +40,28 @@ NEEDS_TORCHVISION = {"vla"}
 """Extras that pull torchvision in, which must match torch's build."""
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 PIP_ZIPAPP = "https://bootstrap.pypa.io/pip/pip.pyz"
+ETC = "/etc"
+UV_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+}
+"""Settings of pip, and the variables with which `uv` follows them."""
+NO_MATTER = (
+    "break-system-packages cache-dir config-file default-timeout disable-pip-version-check log no-cache-dir no-color "
+    "no-input no-warn-script-location progress-bar quiet require-virtualenv retries root-user-action timeout"
+)
+"""Settings of pip that do not change what is installed. With any other one, it is pip that installs."""
+MISLEADING = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_CONSTRAINT", "UV_CONSTRAINT")
+"""Variables with which an installer would miss the environment, or its packages."""
 REMEDIES = {
     r"No space left": "The disk is full: free some space (about 3 GB; 10 GB with CUDA) and run the same command again.",
-    r"name resolution|Name or service|[Cc]onnect|Max retries|Retrying \(|timed out|SSLError": (
+    r"name resolution|Name or service|[Cc]onnect|Max retries|Retrying \(|timed out|SSLError|dns error": (
         "A package index could not be reached: check the network and its proxy settings, then run it again."
     ),
-    r"No matching distribution|conflicting|ResolutionImpossible": (
+    r"No matching distribution|no version of|no wheels|conflicting|ResolutionImpossible|unsatisfiable": (
         "The package index does not offer what constraints.txt asks for, for this Python and this machine: try another "
         "Python (make PYTHON=python3.11 ...), check the index settings, and undo changes of the requirements."
     ),
@@ -71,6 +87,7 @@ class Venv:
         self.path, self.python, self.stamp = path, path / "bin" / "python", path / ".setup.json"
         self.log_path = path / "setup.log"
         self.mark = path / ".made-by-setup"
+        self.uv: str | None = None
 
     def state(self) -> dict[str, Any]:
         """Return what the last set-up left; empty if there was none, or it was cut short."""
@@ -90,15 +107,12 @@ class Venv:
 
     def run(self, *command: str | Path) -> str | None:
         """Run a command with its output in the log; returns None if it succeeded, else the output."""
-        unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_CONSTRAINT")
-        env = {key: value for key, value in os.environ.items() if key not in unwanted}
-        env |= {"PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
         with self.log_path.open("a+") as log:
             log.write(f"\n$ {' '.join(map(str, command))}\n")
             log.flush()
             begin = os.fstat(log.fileno()).st_size
             try:
-                process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             except OSError as error:
                 return str(error)
             status = watch(process, self.log_path)
@@ -107,16 +121,12 @@ class Venv:
 
     def install(self, *words: str) -> str | None:
         """Install packages at the versions of constraints.txt; returns None, or the output of what failed."""
-        return self.run(self.python, "-m", "pip", "install", "-c", "constraints.txt", *words)
-
-    def must_install(self, what: str, *words: str) -> None:
-        """Announce and install packages.
-
-        Raises:
-            SetupError: that failed; shows the end of the output, and what to do.
-        """
-        say(f"installing {what}")
-        self.check(f"installing {what}", self.install(*words))
+        words = ("install", "-c", "constraints.txt", *words)
+        if not self.uv:
+            return self.run(self.python, "-m", "pip", *words)
+        # As pip: from whichever index has the best version, and compiled.
+        as_pip = ("--index-strategy", "unsafe-best-match", "--compile-bytecode")
+        return self.run(self.uv, "pip", *words, "--python", self.python, *as_pip)
 
     def check(self, what: str, output: str | None) -> None:
         """Raise a SetupError if a command failed: its output is there."""
@@ -143,6 +153,33 @@ def watch(process: subprocess.Popen[bytes], log_path: Path) -> int:
         raise
 
 
+def pip_settings(venv: Venv) -> dict[str, str]:
+    """Return the machine's settings of `pip install`, from the files and the variables that pip reads."""
+    env, files = os.environ, configparser.RawConfigParser()
+    folders = [f"{folder}/pip" for folder in (env.get("XDG_CONFIG_DIRS") or f"{ETC}/xdg").split(":")] + [ETC]
+    named = env.get("PIP_CONFIG_FILE", "")
+    if not os.path.exists(named):  # else pip leaves the user's own files out
+        folders += ["~/.pip", f"{env.get('XDG_CONFIG_HOME') or '~/.config'}/pip"]
+    if named != os.devnull:
+        files.read([os.path.expanduser(f"{folder}/pip.conf") for folder in [*folders, venv.path]] + [named])
+    sections = [dict(files[name]) for name in ("global", "install") if name in files]
+    sections.append({key.removeprefix("PIP_"): value for key, value in env.items() if key.startswith("PIP_")})
+    return {key.lower().replace("_", "-"): value for each in sections for key, value in each.items() if value}
+
+
+def choose_installer(venv: Venv) -> None:
+    """Choose `uv` if it is on the PATH, and hand pip's settings on to it; choose pip if `uv` cannot follow them."""
+    uv, settings = shutil.which("uv"), pip_settings(venv)
+    alien = settings.keys() - UV_VARIABLES.keys() - set(NO_MATTER.split())
+    if uv and alien:
+        say(f"installing with pip: uv cannot follow pip's settings of {', '.join(sorted(alien))}")
+    elif uv:
+        venv.uv = uv
+        for key in settings.keys() & UV_VARIABLES.keys():
+            words = map(os.path.expanduser, settings[key].split())
+            os.environ.setdefault(UV_VARIABLES[key], ("," if key == "find-links" else " ").join(words))
+
+
 def prepare(venv: Venv, made_here: bool) -> None:
     """Make sure that the environment exists, starts, and has pip.
 
@@ -167,6 +204,7 @@ def prepare(venv: Venv, made_here: bool) -> None:
         output = venv.run(sys.executable, "-m", "venv", "--without-pip", str(venv.path))
         if output is not None:
             raise SetupError(f"{output}\nThis Python cannot make environments: apt install python3-venv.")
+    choose_installer(venv)
     if venv.run(venv.python, "-m", "pip", "--version") is not None:
         bootstrap_pip(venv)
 
@@ -174,19 +212,20 @@ def prepare(venv: Venv, made_here: bool) -> None:
 def bootstrap_pip(venv: Venv) -> None:
     """Put pip into an environment from whatever the machine offers; Debian's Python has no ensurepip."""
     say("installing pip")
+    if venv.uv and venv.install("pip") is None:
+        return
     if venv.run(venv.python, "-m", "ensurepip", "--default-pip") is None:
         return
     if venv.run(sys.executable, "-m", "pip", "--python", venv.python, "install", "pip") is None:
         return
-    with tempfile.TemporaryDirectory() as folder:
-        zipapp = Path(folder) / "pip.pyz"
-        with contextlib.suppress(OSError), urllib.request.urlopen(PIP_ZIPAPP, timeout=30) as response:
-            zipapp.write_bytes(response.read())
-        if venv.run(venv.python, zipapp, "install", "pip") is not None:
-            raise SetupError(
-                "This Python comes without pip, and pip could not be downloaded. Check the network and run the same "
-                f"command again, or install it once as root: apt install python3-venv. Log: {venv.log_path}"
-            )
+    zipapp = venv.path / "pip.pyz"
+    with contextlib.suppress(OSError), urllib.request.urlopen(PIP_ZIPAPP, timeout=30) as response:
+        zipapp.write_bytes(response.read())
+    if venv.run(venv.python, zipapp, "install", "pip") is not None:
+        raise SetupError(
+            "This Python comes without pip, and pip could not be downloaded. Check the network and run the same "
+            f"command again, or install it once as root: apt install python3-venv. Log: {venv.log_path}"
+        )
 
 
 def pinned(package: str) -> str:
@@ -270,9 +309,11 @@ def install(venv: Venv, wheel: Path | None, extras: set[str], build: str) -> Non
     install_torch(venv, build, bool(extras & NEEDS_TORCHVISION))
     names = f"[{','.join(sorted(extras))}]" if extras else ""
     target = [f"{wheel}{names}"] if wheel else ["-e", f".{names}"]
-    venv.must_install(f"embodyrl {' '.join(sorted(extras))}".strip(), *target)
-    for extra in sorted(extras & NO_DEPS.keys()):
-        venv.must_install(", ".join(NO_DEPS[extra]), "--no-deps", *NO_DEPS[extra])
+    steps = [(f"embodyrl {' '.join(sorted(extras))}".strip(), target)]
+    steps += [(", ".join(NO_DEPS[extra]), ["--no-deps", *NO_DEPS[extra]]) for extra in sorted(extras & NO_DEPS.keys())]
+    for what, words in steps:
+        say(f"installing {what}")
+        venv.check(f"installing {what}", venv.install(*words))
     say("importing torch and embodyrl")
     venv.check("importing torch and embodyrl", venv.run(venv.python, "-P", "-c", "import torch, embodyrl"))
 
@@ -298,10 +339,13 @@ def main() -> int:
     words = parser.parse_args()
     has_gpu = any(Path(path).exists() for path in ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"))
     build = words.torch if words.torch != "auto" else "cuda" if has_gpu else "any"  # without a GPU both builds run
+    for name in MISLEADING:
+        os.environ.pop(name, None)
+    os.environ |= {"PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         set_up(Venv(words.venv.absolute()), words.wheel and words.wheel.absolute(), set(words.extras), build)
-    except (SetupError, OSError) as error:
+    except (SetupError, configparser.Error, OSError) as error:
         print(f"\nset-up: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -46,6 +46,7 @@ class Installer:
 def installer(monkeypatch: pytest.MonkeyPatch, setup: ModuleType) -> Installer:
     fake = Installer()
     monkeypatch.setattr(setup.Venv, "run", lambda venv, *words: fake(venv, *words))
+    monkeypatch.setattr(setup.shutil, "which", lambda name: None)
     return fake
 
 
@@ -67,12 +68,67 @@ def test_a_second_call_does_nothing_and_extras_add_up(setup: ModuleType, install
     assert setup.Venv(tmp_path / "v").torch_build()[1] == "cpu"
 
 
-def test_packages_whose_requirements_are_not_followed_come_last(
-    setup: ModuleType, installer: Installer, tmp_path: Path
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, setup: ModuleType, tmp_path: Path) -> dict[str, str]:
+    """A machine with `uv` and without settings of pip; returns its environment variables."""
+    variables = {"HOME": str(tmp_path)}
+    monkeypatch.setattr(setup.os, "environ", variables)
+    monkeypatch.setattr(setup, "ETC", str(tmp_path / "etc"))
+    monkeypatch.setattr(setup.shutil, "which", lambda name: "/bin/uv")
+    return variables
+
+
+@pytest.mark.parametrize("uv", [False, True])
+def test_pip_comes_first_and_packages_whose_requirements_are_not_followed_come_last(
+    setup: ModuleType, installer: Installer, tmp_path: Path, uv: bool, request: pytest.FixtureRequest
 ) -> None:
+    if uv:
+        request.getfixturevalue("machine")
+    installer.failing = {"-m pip --version": "No module named pip"}
     setup.set_up(setup.Venv(tmp_path / "v"), None, {"libero"}, "any")
-    installs = [command for command in installer.commands if " -m pip install -c constraints.txt" in command]
-    assert len(installs) == 3 and "--no-deps hf-libero" in installs[-1]
+    installs = [command for command in installer.commands if "pip install -c constraints.txt" in command]
+    assert len(installs) == 3 + uv and "--no-deps hf-libero" in installs[-1]
+    assert all(command.startswith("/bin/uv pip") == uv for command in installs)
+    assert ("constraints.txt pip --python" in installs[0]) == uv
+    assert any("-m ensurepip" in command for command in installer.commands) != uv
+
+
+def test_uv_follows_the_settings_of_pip(setup: ModuleType, machine: dict[str, str], tmp_path: Path) -> None:
+    for folder, text in {
+        "etc/xdg/pip": "[global]\nindex-url = https://all\ncert = ~/ca.pem\ntrusted-host =\n  one\n  two:80\n",
+        ".config/pip": "[install]\nindex_url = https://mine\n[global]\nindex-url = https://other\ntimeout = 5\n",
+    }.items():
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "pip.conf").write_text(text)
+    machine |= {"PIP_FIND_LINKS": "/wheels ~/more", "PIP_EXTRA_INDEX_URL": "https://a https://b", "PIP_CERT": ""}
+    machine["UV_INSECURE_HOST"] = "set by the user"
+    before = set(machine)
+    setup.choose_installer(venv := setup.Venv(tmp_path / "v"))
+    assert venv.uv == "/bin/uv"
+    assert {key: machine[key] for key in machine.keys() - before} == {
+        "UV_DEFAULT_INDEX": "https://mine",
+        "UV_INDEX": "https://a https://b",
+        "UV_FIND_LINKS": f"/wheels,{tmp_path}/more",
+        "SSL_CERT_FILE": f"{tmp_path}/ca.pem",
+    }
+    assert machine["UV_INSECURE_HOST"] == "set by the user"
+
+
+def test_with_a_setting_that_uv_cannot_follow_it_is_pip_that_installs(
+    setup: ModuleType, machine: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "named.conf").write_text("[global]\nproxy = http://proxy\n[download]\nuser = yes\n")
+    (tmp_path / ".pip").mkdir()
+    (tmp_path / ".pip" / "pip.conf").write_text("[global]\npre = yes\n")  # not read if another file is named
+    machine |= {"PIP_CONFIG_FILE": str(tmp_path / "named.conf"), "PIP_NO_INDEX": "1", "PIP_INDEX_URL": "https://mine"}
+    before = dict(machine)
+    setup.choose_installer(venv := setup.Venv(tmp_path / "v"))
+    assert venv.uv is None and machine == before
+    assert "with pip: uv cannot follow pip's settings of no-index, proxy\n" in capsys.readouterr().out
+    machine["PIP_CONFIG_FILE"] = "/dev/null"  # which is how pip is told to read no files
+    del machine["PIP_NO_INDEX"]
+    setup.choose_installer(venv)
+    assert venv.uv == "/bin/uv" and machine["UV_DEFAULT_INDEX"] == "https://mine"
 
 
 def test_the_build_of_torch_can_change_and_falls_back(setup: ModuleType, installer: Installer, tmp_path: Path) -> None:
