@@ -175,7 +175,7 @@ class Saved:
         if self.is_relative:
             return "has plug-ins in a folder that is named relative to it"
         if self.plugin_dir.resolve().is_relative_to(_whole(self.folder.resolve())):
-            return "has plug-ins in a folder inside it"
+            return "looks for plug-ins in its own folder"
         expected = sign(self.plugin_dir, claims)
         if expected is None or self.signature is None or not hmac.compare_digest(expected, self.signature):
             return "was not made by you on this machine"
