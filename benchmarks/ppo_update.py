@@ -29,7 +29,7 @@ from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import build_policy
-from embodyrl.pipelines.stages import decisions_to_learn_from
+from embodyrl.pipelines.stages import chunks_to_learn_from
 from embodyrl.registry import LOSSES
 from embodyrl.rollout.batch import TrajectoryBatch
 
@@ -90,7 +90,7 @@ def our_update(config: Config) -> Callable[[], None]:
     def update() -> None:
         batch = TrajectoryBatch(columns, [TASK_DESCRIPTION])
         batch["advantages"], batch["returns"] = normalize(advantages, batch["valid"]), returns
-        engine.update(decisions_to_learn_from(batch, config), [TASK_DESCRIPTION])
+        engine.update(chunks_to_learn_from(batch, config), [TASK_DESCRIPTION])
 
     return update
 

@@ -20,6 +20,8 @@ from typing import Any, Generic, TypeVar
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError, did_you_mean
 
 E = TypeVar("E", bound="Entry")
+Function = str
+"""`module:function`, which is imported when it is first called."""
 
 
 @functools.cache
@@ -132,13 +134,13 @@ class ModelEntry(Entry):
     """Whether it consists of layers that can be recomputed, sharded and adapted; None: see its `parallel_plan`."""
     standalone: bool = False
     """Whether it can be built from its checkpoint without a simulator."""
-    check: str | None = None
+    check: Function | None = None
     """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault,
     without importing torch."""
     kept: Mapping[str, Any] = field(default_factory=dict)
     """Options that a saved policy keeps where a config leaves them null (see `options_to_save`), with their values in
     policies that did not save them."""
-    notes: str | None = None
+    notes: Function | None = None
     """`module:function` that takes the whole config and returns notes for `embodyrl validate`."""
     published: str | None = None
     """Name of its published size, or None."""
@@ -148,35 +150,35 @@ class ModelEntry(Entry):
 class SimulatorEntry(Entry):
     """A simulator backend. Target: callable (config, num_slots) -> `envs.Simulator`."""
 
-    tasks: str | None = None
+    tasks: Function | None = None
     """`module:function` that returns all task names without importing the simulator; None: known only to the running
     simulator."""
-    cameras: str | None = None
+    cameras: Function | None = None
     """`module:function` that returns all camera names; None: as with tasks."""
-    state_dim: str | None = None
+    state_dim: Function | None = None
     """`module:function` that takes the section `env` and returns the size of the state (S), or None if only the running
     simulator knows it."""
-    action_dim: str | None = None
+    action_dim: Function | None = None
     """`module:function` that returns the size of an action (D), in the same way."""
-    task_description: str | None = None
+    task_description: Function | None = None
     """`module:function` that returns the task description of a task."""
     graphics: str | None = None
     """Graphics interface of its renderer, `opengl` (MuJoCo) or `vulkan` (SAPIEN); decides the driver variables of its
     processes."""
-    rendering_checks: str | None = None
+    rendering_checks: Function | None = None
     """`module:function` for `embodyrl doctor`: takes the machine's `placement.plan.Inventory` and returns a list of
     `placement.graphics.RenderingCheck`."""
     preload: Sequence[str] | None = None
     """Modules to import once before its processes are forked, see `placement.child`; None: forking is not safe."""
-    check: str | None = None
+    check: Function | None = None
     """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault,
     without importing the simulator."""
-    check_here: str | None = None
+    check_here: Function | None = None
     """`module:function` that yields the same for what this machine lacks."""
-    assets: str | None = None
+    assets: Function | None = None
     """`module:function` for `embodyrl doctor` that returns which downloads are present, and the remedy for missing ones
     or ""."""
-    fills_gpu: str | None = None
+    fills_gpu: Function | None = None
     """`module:function` that takes the section `env` and returns whether each process occupies a GPU."""
 
 
@@ -188,7 +190,7 @@ class AlgorithmEntry(Entry):
     """Whether its stages provide a critic's values; None: works with and without."""
     demonstrations: bool = False
     """Whether it learns from the demonstrations of `data.path`."""
-    check: str | None = None
+    check: Function | None = None
     """As with models."""
 
 
@@ -200,11 +202,11 @@ class AdvantageEntry(Entry):
     """Whether it needs the values of a critic."""
     whole: bool
     """Whether it needs whole episodes."""
-    group: bool | str = False
+    group: bool | Function = False
     """Whether it compares the episodes of a group, or `module:function` that takes its options and returns this."""
     actions: bool = False
     """Whether it supports rewards per action (`algorithm.reward_level: action`)."""
-    check: str | None = None
+    check: Function | None = None
     """As with models."""
 
 
@@ -214,7 +216,7 @@ class LossEntry(Entry):
 
     whole: bool
     """Whether it needs whole episodes."""
-    check: str | None = None
+    check: Function | None = None
     """As with models."""
 
 
@@ -224,7 +226,7 @@ class RewardEntry(Entry):
 
     whole: bool
     """Whether it needs whole episodes."""
-    check: str | None = None
+    check: Function | None = None
     """As with models."""
 
 
@@ -234,7 +236,7 @@ class FilterEntry(Entry):
 
     group: bool = True
     """Whether it drops groups."""
-    check: str | None = None
+    check: Function | None = None
     """As with models."""
 
 
@@ -282,7 +284,7 @@ class Registry(Generic[E]):
 
         Raises:
             DuplicateNameError: the name is taken.
-            TypeError: a required field is missing, or the entry has no such field.
+            TypeError: a required field is missing or is no text where one is required, or the entry has no such field.
         """
         self._fill()
         if name in self._entries:
@@ -290,6 +292,7 @@ class Registry(Generic[E]):
                 f"{self.kind} {name!r} is already registered ({self._entries[name].source}): choose another name"
             )
         self._require_fields(name, known)
+        self._require_texts(name, known)
         self._entries[name] = self.entry_type(name=name, target=target, source=self._source, **known)
 
     def _require_fields(self, name: str, known: Mapping[str, Any]) -> None:
@@ -312,6 +315,24 @@ class Registry(Generic[E]):
             raise TypeError(
                 f"{what} is registered without {' and '.join(map(repr, lacking))}: add "
                 f"{', '.join(f'{key}=...' for key in lacking)} ({fields[lacking[0]].type}; embodyrl.registry.{entry})"
+            )
+
+    def _require_texts(self, name: str, known: Mapping[str, Any]) -> None:
+        """Raise TypeError for a function itself, or its result, where an entry holds `module:function`, and for options
+        that are no class."""
+        for each in dataclasses.fields(self.entry_type):
+            value = known.get(each.name)
+            if each.name == "options":
+                is_right, wanted = isinstance(value, str | type), "their dataclass, or 'module:class'"
+            else:
+                is_right = "Function" not in str(each.type) or isinstance(value, str | bool)
+                wanted = "the text 'module:function', which is imported when it is first called"
+            if value is None or is_right:
+                continue
+            module, attribute = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+            write = f": write {each.name}={f'{module}:{attribute}'!r}" if module and attribute else ""
+            raise TypeError(
+                f"{self.kind} {name!r} is registered with {each.name}={value!r:.80}, expected {wanted}{write}"
             )
 
     def names(self) -> list[str]:

@@ -329,6 +329,8 @@ def test_policies_act_as_in_their_evaluation(trained: embodyrl.Run, tmp_path: Pa
         assert ends.tolist() == [1, 1], "episodes of 10 steps, and the next ones begin at once"
         with pytest.raises(embodyrl.UserError, match=r"want \[num_envs, chunk_size, action dims\] = \(2, 1, 1\)"):
             envs.step(np.zeros((2, 3, 1)))
+        with pytest.raises(embodyrl.UserError, match=r"actions\[1, 0, 0\] is nan: want finite numbers"):
+            envs.step([[0.0], [np.nan]])
     assert_nothing_is_left()
 
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from embodyrl import registry
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
-from embodyrl.registry import ADVANTAGES, REWARDS, STAGES, Entry, Registry, Requirement, SystemLibrary
+from embodyrl.registry import ADVANTAGES, REWARDS, SIMULATORS, STAGES, Entry, Registry, Requirement, SystemLibrary
 
 HOME = """
 from shelf import SHELF
@@ -129,6 +130,20 @@ def test_what_no_entry_has_is_refused_with_the_near_match() -> None:
     with pytest.raises(TypeError, match=r"stage 'mine' is registered with 'read', .* did you mean 'reads'\?"):
         STAGES.register("mine", target=print, summary="mine", read=("rewards",))
     assert "mine" not in ADVANTAGES and "mine" not in STAGES
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tasks": dataclasses.fields}, r"tasks=<function fields at .*>, .*: write tasks='dataclasses:fields'$"),
+        ({"cameras": ["front"]}, r"cameras=\['front'\], expected the text 'module:function', .* first called$"),
+        ({"options": dataclasses.fields}, r"options=<function .*, expected their dataclass, or 'module:class'"),
+    ],
+)
+def test_a_function_itself_is_no_text_that_names_it(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=f"simulator 'mine' is registered with {message}"):
+        SIMULATORS.register("mine", target=print, summary="mine", **given)
+    assert "mine" not in SIMULATORS
 
 
 def test_a_registration_as_it_was_written_before_says_what_to_write() -> None:

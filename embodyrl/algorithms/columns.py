@@ -90,20 +90,6 @@ def executed_actions(steps: Tensor, valid: Tensor, chunk_size: int) -> Tensor:
     return (torch.arange(chunk_size, device=steps.device) < steps.unsqueeze(-1)) & valid.unsqueeze(-1)
 
 
-def tokens(entries: Tensor, chunk_size: int) -> Tensor:
-    """Split log-prob or entropy entries by action: `[..., N]` -> `[..., C, D]`.
-
-    Raises:
-        LevelError: `N` is no multiple of `C`.
-    """
-    if entries.dim() < 2 or entries.shape[-1] % chunk_size:
-        raise LevelError(
-            f"entries have shape {tuple(entries.shape)}, expected [..., N] with N a multiple of the chunk size "
-            f"{chunk_size}"
-        )
-    return torch.unflatten(entries, -1, (chunk_size, -1))
-
-
 def logprobs_at_level(level: Level, entries: Tensor, executed: Tensor) -> Tensor:
     """Return log-probs or entropies `[..., N]` at a level: the sum of the entries that the level joins. Entries of
     actions that were not executed count 0, because no reward depends on them.
@@ -115,7 +101,15 @@ def logprobs_at_level(level: Level, entries: Tensor, executed: Tensor) -> Tensor
     Raises:
         LevelError: the shapes do not fit.
     """
-    by_action = tokens(entries, executed.shape[-1])
+    chunk_size = executed.shape[-1]
+    if entries.dim() < 2 or entries.shape[-1] % chunk_size:
+        raise LevelError(
+            f"the model's log-probs or entropies have shape {tuple(entries.shape)}, and N = {entries.shape[-1]} is no "
+            f"multiple of the chunk size C = {chunk_size}, so they cannot be taken at algorithm.logprob_level: "
+            f"{level.value}. Policy.act and Policy.evaluate must return [B, N] with N = C * n, ordered by action: "
+            f"entry c * n + d belongs to action c (docs/models.md, Log-probs)"
+        )
+    by_action = torch.unflatten(entries, -1, (chunk_size, -1))
     if by_action.shape[:-1] != executed.shape:
         raise LevelError(f"entries have shape {tuple(entries.shape)}, executed actions {tuple(executed.shape)}")
     # A sum of log-probs is the log-prob of their product, the joint probability of an action or of a chunk.
@@ -166,7 +160,7 @@ def expand_to_level(level: Level, column: Tensor, executed: Tensor, tokens_per_a
     return by_action if level is Level.action else by_action.unsqueeze(-1).expand(*executed.shape, tokens_per_action)
 
 
-def decision_rewards(rewards: Tensor, gamma_within: float) -> Tensor:
+def chunk_rewards(rewards: Tensor, gamma_within: float) -> Tensor:
     """Return the reward of each chunk: `[..., C]` -> `[...]`, the sum over its actions, the i-th times
     `gamma_within ** i` (i = 0, 1, ...)."""
     if gamma_within == 1.0:

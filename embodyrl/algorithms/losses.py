@@ -41,15 +41,25 @@ class LossOutput:
     """One number for every entry, detached; the mean over the entries that count is logged."""
 
 
+OWN_METRICS = frozenset(
+    {
+        *("policy_loss", "value_loss", "entropy", "reference_kl", "approx_kl", "ratio", "ratio_max"),
+        *("ratio_error", "ratio_error_first_minibatch", "explained_variance"),
+        *("grad_norm", "learning_rate", "skipped_steps", "epochs"),
+    }
+)
+"""Metrics of an update that the engine logs itself."""
+
+
 class LossOutputError(UserError):
-    """Raised when a registered loss does not return one number for every entry."""
+    """Raised when a registered loss does not return one number for every entry, or takes a metric of the engine."""
 
 
 def require_entries(output: LossOutput, loss: Callable[..., LossOutput], logprobs: Tensor) -> None:
-    """Require that a loss has returned one number for every entry, and so have its metrics.
+    """Require that a loss has returned one number for every entry, and so have its metrics, of names of their own.
 
     Raises:
-        LossOutputError: it has not; names the loss, the shape found and the one expected.
+        LossOutputError: it has not; names the loss, and the shape found and the one expected, or the metric.
     """
     if not isinstance(output, LossOutput):
         raise LossOutputError(
@@ -64,6 +74,11 @@ def require_entries(output: LossOutput, loss: Callable[..., LossOutput], logprob
                 f"shape of logprobs: return one number for every entry, without `.mean()` or `.sum()`; the engine "
                 f"takes the mean over the entries that count (algorithm.aggregation)"
             )
+    if not OWN_METRICS.isdisjoint(output.metrics):
+        raise LossOutputError(
+            f"loss {_named(loss)} returned metrics {', '.join(sorted(OWN_METRICS & output.metrics.keys()))}, which the "
+            f"engine logs itself: choose other names than {', '.join(sorted(OWN_METRICS))}"
+        )
 
 
 def _named(loss: Callable[..., LossOutput]) -> str:

@@ -271,8 +271,8 @@ def _absent(name: str, config: Config) -> tuple[str, str]:
 
 def _absent_for_advantages(name: str, config: Config) -> tuple[str, str]:
     """Do what `_absent` does, for a column that an advantage estimator names."""
-    of_decisions = ("terminated", "values", "next_values")
-    if name in of_decisions and config.algorithm.reward_level is RewardLevel.action:
+    of_chunks = ("terminated", "values", "next_values")
+    if name in of_chunks and config.algorithm.reward_level is RewardLevel.action:
         return "actions have none (algorithm.reward_level is 'action')", "set algorithm.reward_level to chunk"
     return _absent(name, config)
 

@@ -155,7 +155,7 @@ def _refuse(source: Source, doubts: str, does: str, what: Sequence[str], which: 
     if what:
         raise UntrustedError(
             f"{source.label} {doubts}, and it would {does} {', '.join(what)}: read {which}, and if you trust it, say "
-            "so with --trust"
+            "so with --trust (in Python trust=True)"
         )
 
 

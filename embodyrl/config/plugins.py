@@ -81,7 +81,10 @@ def where_from(name: str) -> str | None:
         spec = importlib.util.find_spec(name if name in sys.modules else name.partition(".")[0])
     except (ImportError, ValueError):  # not a module name
         return None
-    return None if spec is None else spec.origin or ", ".join(spec.submodule_search_locations or ())
+    if spec is None:
+        return None
+    places = [spec.origin] if spec.origin else spec.submodule_search_locations or ()
+    return ", ".join(map(os.path.normpath, places))
 
 
 def _announce(name: str) -> None:
@@ -101,7 +104,7 @@ def _import(name: str, folder: Path) -> tuple[str, str] | None:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             beside, remedy = [path.stem for path in folder.glob("*.py")], f"put {name}.py there, or install its package"
             return (
-                f"plug-in {name!r} is neither in {folder} nor installed",
+                f"plug-in {name!r} is neither in {os.path.normpath(folder)} nor installed",
                 did_you_mean(name.removesuffix(".py"), beside, otherwise=remedy),
             )
         return f"plug-in {name!r} needs {error.name!r}, which is not installed", f"pip install {error.name}"
@@ -124,13 +127,14 @@ _OF_DATACLASSES = {
 def _describe(error: Exception, folder: Path) -> str:
     """Return the exception in one line, with the last line in the plug-in's folder that led to it."""
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
+        return f"{type(error).__name__}: {error.msg} ({os.path.normpath(error.filename or '')}:{error.lineno})"
     program = str(Path(embodyrl.__file__).parent)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     frames = [frame for frame in frames if "importlib" not in frame.filename]
     outside = [frame for frame in frames if not frame.filename.startswith(program)]
-    own = [frame for frame in outside if frame.filename.startswith(f"{folder}{os.sep}")] or outside or frames
-    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    places = [(os.path.normpath(frame.filename), frame.lineno) for frame in outside or frames]
+    own = [(file, line) for file, line in places if file.startswith(f"{folder}{os.sep}")] or places
+    place = " ({}:{})".format(*own[-1]) if own else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
@@ -175,7 +179,7 @@ class Saved:
         if self.is_relative:
             return "has plug-ins in a folder that is named relative to it"
         if self.plugin_dir.resolve().is_relative_to(_whole(self.folder.resolve())):
-            return "has plug-ins in a folder inside it"
+            return "looks for plug-ins in its own folder"
         expected = sign(self.plugin_dir, claims)
         if expected is None or self.signature is None or not hmac.compare_digest(expected, self.signature):
             return "was not made by you on this machine"

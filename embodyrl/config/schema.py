@@ -256,7 +256,7 @@ class RunConfig:
     name: str = setting("run")
     """Name of the run, legal as a folder name. The run directory is runs/<name>/<time> unless `run.dir` is set."""
     dir: str | None = setting(None)
-    """Run directory; it must not exist yet. null: runs/<name>/<time>."""
+    """Run directory; it must hold no results yet. null: runs/<name>/<time>."""
     iterations: int = setting(100, low=1)
     """Iterations; each is a rollout and an update."""
     eval_every: int = setting(20, low=0)

@@ -214,11 +214,11 @@ def summarize(step: Step, ranks: Ranks, version: int) -> Metrics:
     errors = torch.cat([sums.new_zeros(0) if each.value_losses is None else each.value_losses for each in totals])
     numbers = torch.stack([weights.sum(), errors.sum(), errors.new_tensor(len(errors))])
     every = torch.stack(ranks.gather(torch.cat([numbers, sums, largest])))
-    count, value_loss, decisions, *logged = every[:, :-2].sum(0).unbind()
+    count, value_loss, chunks, *logged = every[:, :-2].sum(0).unbind()
     metrics = {name: total / count.clamp(min=1.0) for name, total in zip(columns, logged, strict=True)}
     metrics["ratio_max"], metrics["ratio_error"] = every[:, -2:].amax(0).unbind()
     if totals[0].value_losses is not None:
-        metrics["value_loss"] = value_loss / decisions
+        metrics["value_loss"] = value_loss / chunks
     return metrics if step.grad_norm is None else metrics | {"grad_norm": step.grad_norm}
 
 

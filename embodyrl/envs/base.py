@@ -110,7 +110,7 @@ class Slot(ABC):
 
     def render(self) -> NDArray[np.uint8]:
         """Render an image for people, `[H, W, 3]`."""
-        raise RenderError(f"{type(self).__name__} draws no images")
+        raise RenderError(f"{type(self).__name__} renders no images")
 
     def close(self) -> None:
         """Release all resources; called once. Most environments have none."""

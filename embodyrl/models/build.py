@@ -57,7 +57,7 @@ def load_policy(
         name: name of the model, as `embodyrl list models` shows it.
         checkpoint: folder of the weights.
         simulator: spec of the simulator to act in; None: actions are returned in the units of the checkpoint's
-            statistics, for models that have such.
+            statistics, for models that have such (`ModelEntry.standalone`).
         chunk_size: actions per chunk; None: as saved with the policy, or as usual for the model's public checkpoints if
             it comes from elsewhere.
         options: the model's options, as in the `model:` section of a config. Others are as saved with the policy, or
@@ -66,9 +66,14 @@ def load_policy(
     Raises:
         UnknownNameError: no model has this name.
         MissingPackageError: it needs a package that is not installed.
-        PolicyError: an option is unknown or wrong, or the checkpoint does not fit.
+        PolicyError: an option is unknown or wrong, the checkpoint does not fit, or the model needs `simulator`.
     """
     entry = SupportedModel.entry(name)
+    if simulator is None and not entry.standalone:
+        raise PolicyError(
+            f"model {name!r} cannot be built without the spec of a simulator: pass simulator=envs.spec "
+            f"(embodyrl.make_envs), or load a policy that was trained here with embodyrl.load_policy(run)"
+        )
     entry.load()
     saved, saved_chunk = read_description(Path(checkpoint), name)
     data = {**saved, "name": name, "checkpoint": str(checkpoint), **options}

@@ -17,7 +17,7 @@ from torch import Tensor
 from embodyrl.algorithms.advantages import explained_variance, normalize
 from embodyrl.algorithms.columns import (
     Bound,
-    decision_rewards,
+    chunk_rewards,
     executed_actions,
     expand_to_level,
     in_chunks,
@@ -198,7 +198,7 @@ def estimate_advantages(iteration: Iteration) -> None:
     `algorithm.reward_level: action`."""
     settings, batch = iteration.config.algorithm, _batch(iteration)
     of_actions = settings.reward_level is RewardLevel.action
-    steps = steps_of_actions(batch, settings) if of_actions else steps_of_decisions(batch, settings)
+    steps = steps_of_actions(batch, settings) if of_actions else steps_of_chunks(batch, settings)
     steps["rewards"] = steps["rewards"] * settings.reward_scale
     columns: dict[str, Any] = steps | {"group_size": iteration.config.rollout.group_size}
     advantages, returns = (column.float() for column in iteration.components.advantage(columns))
@@ -223,9 +223,9 @@ def update(iteration: Iteration) -> None:
     if not teaches(batch, iteration.config):
         iteration.metrics["train/epochs"] = 0.0
         return
-    decisions = decisions_to_learn_from(batch, iteration.config)
+    chunks = chunks_to_learn_from(batch, iteration.config)
     with iteration.engine.train_mode():
-        iteration.metrics |= iteration.engine.update(decisions, batch.task_descriptions)
+        iteration.metrics |= iteration.engine.update(chunks, batch.task_descriptions)
     iteration.metrics |= iteration.engine.memory_metrics()
 
 
@@ -259,11 +259,11 @@ def executed_in(batch: TrajectoryBatch) -> Tensor:
     return executed_actions(batch["steps"], batch["valid"], batch["rewards"].shape[2])
 
 
-def steps_of_decisions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[str, Tensor]:
+def steps_of_chunks(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[str, Tensor]:
     """Return columns `[K, B]` for an advantage estimator: a chunk's rewards are summed, in float64."""
     per_action = settings.discount_per is DiscountPer.action
     columns = {name: batch[name] for name in ("values", "terminated", "valid") if name in batch} | {
-        "rewards": decision_rewards(batch["shaped_rewards"].double(), settings.gamma if per_action else 1.0),
+        "rewards": chunk_rewards(batch["shaped_rewards"].double(), settings.gamma if per_action else 1.0),
         "ended": batch["terminated"] | batch["truncated"],
         "discounts": settings.gamma ** (batch["steps"].float() if per_action else batch["valid"].float()),
     }
@@ -289,14 +289,14 @@ def steps_of_actions(batch: TrajectoryBatch, settings: AlgorithmConfig) -> dict[
     }
 
 
-def decisions_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDictBase:
+def chunks_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDictBase:
     """Return the valid chunks `[M]` of a batch, with the columns that `HybridEngine.update` takes."""
     level, chunk_size = config.algorithm.logprob_level, batch["rewards"].shape[2]
     per_action = batch["logprobs"].shape[2] // chunk_size
     executed = executed_in(batch)
     observed = [name for name in ("proprio", "images") if name in batch]
     critic = ["returns"] if "values" in batch else []
-    decisions = batch.decisions("task_index", "trace", "version", "valid", *observed, *critic)
+    chunks = batch.decisions("task_index", "trace", "version", "valid", *observed, *critic)
     columns = {
         "executed": executed,
         "old_logprobs": logprobs_at_level(level, batch["logprobs"], executed),
@@ -309,11 +309,9 @@ def decisions_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDic
     # Padding and lost episodes leave the batch here, so that minibatches hold only chunks that count.
     taken = torch.nonzero(batch["valid"].flatten()).squeeze(1)
     for name, column in columns.items():
-        decisions[name] = column.flatten(0, 1)
-    decisions = decisions[taken]
+        chunks[name] = column.flatten(0, 1)
+    chunks = chunks[taken]
     # Weights are made over the whole batch, before it is cut into minibatches (see `algorithms.losses`).
-    longest = config.rollout.num_chunks * int(decisions["valid"][0].numel()) if len(taken) else 1
-    decisions["weights"] = token_weights(
-        decisions["valid"], decisions["sequence"], config.algorithm.aggregation, longest
-    )
-    return decisions
+    longest = config.rollout.num_chunks * int(chunks["valid"][0].numel()) if len(taken) else 1
+    chunks["weights"] = token_weights(chunks["valid"], chunks["sequence"], config.algorithm.aggregation, longest)
+    return chunks

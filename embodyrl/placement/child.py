@@ -15,6 +15,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -22,11 +23,11 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from embodyrl.errors import PluginError, UserError
+from embodyrl.errors import PluginError, UserError, is_debugging
 from embodyrl.placement.channel import Call, Channel, Failure, decode_call, encode_reply
 from embodyrl.placement.signals import leave_to_parent
 from embodyrl.placement.startup_lock import use_startup_lock
@@ -37,6 +38,9 @@ STACKS_SIGNAL = signal.SIGUSR2
 be one of `signals.STOPPING`, whose handlers a forked worker sets anew."""
 
 _PR_SET_PDEATHSIG = 1
+_PACKAGE = Path(__file__).parents[1]
+_LEADING_TO_SIMULATORS = tuple(str(_PACKAGE / name) for name in ("placement/", "envs/manager/", "envs/base.py"))
+"""Files whose frames come before those of a simulator."""
 
 
 def main(fd: int, parent: int) -> None:
@@ -161,9 +165,20 @@ def describe(error: BaseException) -> Failure:
     return Failure(
         type_name=type(error).__qualname__,
         message="; ".join([str(error), *getattr(error, "__notes__", [])]),
-        traceback="".join(traceback.format_exception(error)),
+        traceback="".join(_formatted(error)),
         is_user_error=isinstance(error, UserError),
     )
+
+
+def _formatted(error: BaseException) -> Iterable[str]:
+    """Return the lines of a traceback from the first frame of a simulator on, without the notes, which the message has;
+    `EMBODYRL_DEBUG=1` keeps the frames that led there."""
+    shown = traceback.TracebackException.from_exception(error)
+    shown.__notes__ = None
+    frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(_LEADING_TO_SIMULATORS), shown.stack))
+    if frames and not is_debugging():
+        shown.stack = traceback.StackSummary.from_list(frames)
+    return shown.format()
 
 
 MAX_MESSAGE = 1 << 17

@@ -27,7 +27,7 @@ _MANIFESTS = ("etc/vulkan/icd.d", "usr/local/share/vulkan/icd.d", "usr/share/vul
 
 @dataclass(frozen=True, kw_only=True)
 class Graphics:
-    """The ways to draw of a machine."""
+    """Renderers of a machine."""
 
     opengl: tuple[str, ...] = ()
     """Ways to OpenGL without a screen whose library is installed: `egl`, `osmesa`."""
@@ -60,7 +60,7 @@ class RenderingCheck:
 
 
 def read_graphics(root: Path, environment: Mapping[str, str]) -> Graphics:
-    """Return the ways to draw of this machine.
+    """Return the renderers of this machine.
 
     Args:
         root: the root folder.
@@ -76,10 +76,10 @@ def read_graphics(root: Path, environment: Mapping[str, str]) -> Graphics:
 
 
 def graphics_variables(kind: str | None, graphics: Graphics, gpus: Sequence[Gpu], rank: int) -> dict[str, str]:
-    """Environment variables for a process that may draw; none that the user has set.
+    """Environment variables for a process that may render; none that the user has set.
 
     Args:
-        kind: `OPENGL`, `VULKAN`, or None for a simulator that draws in another way, or not at all.
+        kind: `OPENGL`, `VULKAN`, or None for a simulator that renders in another way, or not at all.
         graphics: of the machine.
         gpus: the NVIDIA GPUs that may be used.
         rank: number of the process; processes take turns on several GPUs.
@@ -92,7 +92,7 @@ def graphics_variables(kind: str | None, graphics: Graphics, gpus: Sequence[Gpu]
 
 
 def _opengl(graphics: Graphics, gpus: Sequence[Gpu], rank: int) -> dict[str, str]:
-    """Return the variables of EGL where there is an NVIDIA GPU, else of OSMesa, which draws on the CPU and needs no
+    """Return the variables of EGL where there is an NVIDIA GPU, else of OSMesa, which renders on the CPU and needs no
     device; else of EGL."""
     order = ("egl", "osmesa") if gpus else ("osmesa", "egl")
     wanted = [graphics.preset.get("MUJOCO_GL", "").lower(), graphics.preset.get("PYOPENGL_PLATFORM", "").lower()]
@@ -107,8 +107,8 @@ def _opengl(graphics: Graphics, gpus: Sequence[Gpu], rank: int) -> dict[str, str
 
 
 def _vulkan(graphics: Graphics, gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return the variables that select the CPU's driver where nothing else can draw, so that drivers of graphics cards
-    are not even tried."""
+    """Return the variables that select the CPU's driver where nothing else can render, so that drivers of graphics
+    cards are not even tried."""
     if gpus or graphics.has_device or graphics.software_vulkan is None or "VK_DRIVER_FILES" in graphics.preset:
         return {}
     return {"VK_ICD_FILENAMES": graphics.software_vulkan}

@@ -36,7 +36,7 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     """NVIDIA GPUs in CUDA's order."""
     graphics: Graphics = field(default_factory=Graphics)
-    """Its ways to draw."""
+    """Its renderers."""
 
     @property
     def usable_nodes(self) -> list[Node]:

@@ -245,11 +245,11 @@ def assumption(config: Config) -> str:
     """Return a text about the sizes that `assumed_spec` assumes."""
     guessed = [
         f"{what} of {size} numbers"
-        for what, size, told in (
+        for what, size, known in (
             ("states", PROPRIO_DIM, state_dim(config)),
             ("actions", ACTION_DIM, action_dim(config)),
         )
-        if not told
+        if not known
     ]
     if len(task_descriptions(config)) < len(config.env.tasks):
         guessed.append(f"task descriptions of {WORDS} words")

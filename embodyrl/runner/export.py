@@ -11,7 +11,7 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.plugins import TRAINING_FILE
+from embodyrl.config.plugins import TRAINING_FILE, code_of_its_own
 from embodyrl.config.schema import Config
 from embodyrl.engine.lora import add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
@@ -43,7 +43,7 @@ A `{model}` policy{base}, post-trained with `{algorithm}` in the simulator `{sim
 |---|---|
 | tasks | {tasks} |
 | iterations | {iterations} |
-| actions per decision | {chunk} |
+| actions per chunk | {chunk} |
 | observations | {observations} |
 | seed | {seed} |
 {results}
@@ -249,6 +249,8 @@ def _merged_use(config: Config) -> str:
 
 def _python(config: Config) -> str:
     """Return a sentence on loading the policy in Python."""
-    if not SupportedModel.entry(config.model.name).standalone:
-        return "In Python it is built together with its simulator (`embodyrl.models.build_policy`)."
-    return f"In Python: `embodyrl.models.load_policy({config.model.name!r}, checkpoint='.')`."
+    trust = ", trust=True" if code_of_its_own(config) else ""
+    text = f"In Python: `embodyrl.load_policy('.'{trust})`"
+    if SupportedModel.entry(config.model.name).standalone:
+        text += f", or without its simulator `embodyrl.models.load_policy({config.model.name!r}, checkpoint='.')`"
+    return f"{text}."

@@ -125,7 +125,7 @@ class Envs:
             episode where one ended), and `final_observation` (at the end of the chunk, before any reset).
 
         Raises:
-            UserError: the actions have another shape.
+            UserError: the actions have another shape, or one is not finite.
             WorkerError: a simulator failed; only `close` works then.
         """
         wanted = (self.num_envs, self.chunk_size, self.spec.action_dim)
@@ -136,6 +136,9 @@ class Envs:
                 f"actions have shape {given.shape}, want [num_envs, chunk_size, action dims] = {wanted}: chunk_size=C "
                 "of make_envs decides how many actions a step executes"
             )
+        if not np.isfinite(chunks).all():
+            env, action, dim = np.argwhere(~np.isfinite(chunks))[0]
+            raise UserError(f"actions[{env}, {action}, {dim}] is {chunks[env, action, dim]}: want finite numbers")
         result = self.manager.step(self._slots, chunks, self._following())
         self._begun += result.ended | result.lost
         observation = _apart(result.observation)

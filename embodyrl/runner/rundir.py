@@ -202,7 +202,7 @@ def read_config(
     return dataclasses.replace(loaded, source=read_origin(folder).get("source", loaded.source))
 
 
-def mend(run_dir: Path, checkpoint: Path) -> str | None:
+def restore_files(run_dir: Path, checkpoint: Path) -> str | None:
     """Restore damaged files of a run directory from its checkpoint; returns a warning if there were any."""
     is_whole = {CONFIG_FILE: bool((run_dir / CONFIG_FILE).read_bytes().strip()), ORIGIN_FILE: _is_origin(run_dir)}
     damaged = [name for name, whole in is_whole.items() if not whole]

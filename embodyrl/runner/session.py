@@ -26,7 +26,7 @@ from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Manifest, find
 from embodyrl.runner.ranks import follow, leading
-from embodyrl.runner.rundir import SOURCES, RunDir, mend, read_config, sources_not_needed, write_config
+from embodyrl.runner.rundir import SOURCES, RunDir, read_config, restore_files, sources_not_needed, write_config
 from embodyrl.runner.stopping import Interrupted
 from embodyrl.tracking.report import SummaryError, read_summary
 from embodyrl.version import __version__
@@ -77,8 +77,8 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
         return Ending(run_dir=run_dir, exit_code=exit_code)
     with held(RunDir.open(run_dir)) as directory:
         found = find(run_dir)
-        if (mended := mend(run_dir, found.place)) is not None:
-            show(directory, mended, host)
+        if (warning := restore_files(run_dir, found.place)) is not None:
+            show(directory, warning, host)
         sources = sources_not_needed(found.place)
         loaded = read_config(run_dir, overrides, sources, trust=trust)
         # The reference policy is the one that the run began with, so its sources are needed again.

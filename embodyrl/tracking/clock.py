@@ -19,7 +19,7 @@ class Phase(StrEnum):
     simulate = "simulate"
     """Waiting for simulators that compute physics, start or end, and for their results."""
     render = "render"
-    """Waiting for simulators that draw images."""
+    """Waiting for simulators that render images."""
     infer = "infer"
     """The policy acts."""
     preprocess = "preprocess"

@@ -9,25 +9,24 @@ from embodyrl.algorithms.columns import (
     Bound,
     LevelError,
     SignatureError,
-    decision_rewards,
+    chunk_rewards,
     executed_actions,
     expand_to_level,
     in_chunks,
     in_time,
     logprobs_at_level,
     require_same_shape,
-    tokens,
     valid_at,
 )
 from embodyrl.config.schema import Level, LossConfig
 
 ENTRIES = torch.arange(1.0, 13.0).view(2, 6)
-"""Two decisions of C = 3 actions with D = 2 entries."""
+"""Two chunks of C = 3 actions with D = 2 entries."""
 EXECUTED = torch.tensor([[True, True, True], [True, False, False]])
 
 
 def test_entries_are_summed_up_to_their_level() -> None:
-    # Decision 0: (1+2, 3+4, 5+6); decision 1 ended after its first action: (7+8, -, -).
+    # Chunk 0: (1+2, 3+4, 5+6); chunk 1 ended after its first action: (7+8, -, -).
     assert logprobs_at_level(Level.token, ENTRIES, EXECUTED).tolist() == [
         [[1, 2], [3, 4], [5, 6]],
         [[7, 8], [0, 0], [0, 0]],
@@ -55,10 +54,10 @@ def test_the_action_that_ends_an_episode_counts_and_those_after_it_do_not(golden
 
 
 def test_advantages_are_spread_down_and_never_up() -> None:
-    of_decisions, of_actions = torch.tensor([1.0, 2.0]), torch.arange(6.0).view(2, 3)
-    assert expand_to_level(Level.chunk, of_decisions, EXECUTED, 2).tolist() == [1, 2]
-    assert expand_to_level(Level.action, of_decisions, EXECUTED, 2).tolist() == [[1] * 3, [2] * 3]
-    assert expand_to_level(Level.token, of_decisions, EXECUTED, 2)[1].tolist() == [[2, 2]] * 3
+    of_chunks, of_actions = torch.tensor([1.0, 2.0]), torch.arange(6.0).view(2, 3)
+    assert expand_to_level(Level.chunk, of_chunks, EXECUTED, 2).tolist() == [1, 2]
+    assert expand_to_level(Level.action, of_chunks, EXECUTED, 2).tolist() == [[1] * 3, [2] * 3]
+    assert expand_to_level(Level.token, of_chunks, EXECUTED, 2)[1].tolist() == [[2, 2]] * 3
     assert expand_to_level(Level.action, of_actions, EXECUTED, 2).tolist() == of_actions.tolist()
     assert expand_to_level(Level.token, of_actions, EXECUTED, 2)[1].tolist() == [[3, 3], [4, 4], [5, 5]]
     with pytest.raises(LevelError, match="advantages of actions do not fit one log-prob per chunk"):
@@ -71,10 +70,10 @@ def test_actions_in_time_and_back() -> None:
     assert torch.equal(in_chunks(in_time(column), 2), column)
 
 
-def test_rewards_of_decisions() -> None:
+def test_rewards_of_chunks() -> None:
     rewards = torch.tensor([[1.0, 2.0, 4.0]])
-    assert decision_rewards(rewards, 1.0).tolist() == [7.0]
-    assert decision_rewards(rewards, 0.5).tolist() == [1.0 + 1.0 + 1.0]
+    assert chunk_rewards(rewards, 1.0).tolist() == [7.0]
+    assert chunk_rewards(rewards, 0.5).tolist() == [1.0 + 1.0 + 1.0]
 
 
 def test_a_log_prob_of_the_wrong_rank_is_an_error_and_no_broadcast(goldens: dict) -> None:
@@ -85,8 +84,11 @@ def test_a_log_prob_of_the_wrong_rank_is_an_error_and_no_broadcast(goldens: dict
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:
-    with pytest.raises(LevelError, match=r"\(2, 6\), expected \[..., N\] with N a multiple of the chunk size 4"):
-        tokens(ENTRIES, 4)
+    wanted = (
+        r"shape \(2, 6\), and N = 6 is no multiple of the chunk size C = 4, .* algorithm\.logprob_level: action\. Pol"
+    )
+    with pytest.raises(LevelError, match=wanted):
+        logprobs_at_level(Level.action, ENTRIES, torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(LevelError, match=r"entries have shape \(2, 6\), executed actions \(3, 2\)"):
         logprobs_at_level(Level.chunk, ENTRIES, torch.ones(3, 2, dtype=torch.bool))
     with pytest.raises(LevelError, match=r"advantages have shape \(3,\), expected \(2,\) or \(2, 3\)"):

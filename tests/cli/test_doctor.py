@@ -88,7 +88,7 @@ def test_a_vulkan_driver_that_does_not_exist() -> None:
     broken = {"VK_ICD_FILENAMES": os.devnull, "VK_DRIVER_FILES": os.devnull}
     done = doctor(**broken)
     status, text = row(done, "Vulkan (SAPIEN)")
-    assert status == "absent" and "no device that can draw" in text and "-> install a Vulkan driver" in text
+    assert status == "absent" and "no device that can render" in text and "-> install a Vulkan driver" in text
     assert done.returncode == 0  # states need no driver
     images = doctor("experiment/maniskill_push_cube", "env.cameras=[base_camera]", **broken)
     assert row(images, "Vulkan (SAPIEN)")[0] == "FAULT" and images.returncode == 1

@@ -27,7 +27,10 @@ rollout: {num_chunks: 4}
 algorithm: {minibatches: 1, epochs: 1}
 tracking: {sinks: [jsonl]}
 """
-DENIED = "and it would run the Python code of mine: read that code, and if you trust it, say so with --trust\n"
+DENIED = (
+    "and it would run the Python code of mine: read that code, and if you trust it, say so with --trust "
+    "(in Python trust=True)\n"
+)
 
 
 def embodyrl(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -99,7 +102,7 @@ def test_a_strangers_code_does_not_run_unasked(strange: Path, words: list[str]) 
     done = embodyrl(strange.parent, *words)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "strange/" in done.stderr and done.stderr.count("\n") == 1
-    assert done.stderr.endswith(f"has plug-ins in a folder inside it, {DENIED}")
+    assert done.stderr.endswith(f"looks for plug-ins in its own folder, {DENIED}")
     assert not (strange / "imported").exists()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from embodyrl.config import load_config, to_commented_yaml
+import pytest
+
+from embodyrl.config import ConfigError, load_config, to_commented_yaml
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -70,6 +72,19 @@ def test_a_plugin_that_lacks_a_package_says_which(workplace):
     assert fault.startswith(
         "my.yaml:3:5: plug-in 'lacks_package' needs 'no_such_package_abc', which is not installed - "
     )
+
+
+def test_paths_are_printed_without_detours(workplace, capsys):
+    """As of a config that is named `../x/my.yaml`."""
+    workplace.write("1 / 0\n", "divides.py")
+    workplace.write(f"{GOOD}plugins: [divides, missing]\n")
+    detour = workplace.folder / "other" / ".." / "my.yaml"
+    (workplace.folder / "other").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        load_config(detour)
+    assert f"({workplace.folder / 'divides.py'}:1)" in str(caught.value)
+    assert f"neither in {workplace.folder} nor installed" in str(caught.value)
+    assert f"plug-in divides: {workplace.folder / 'divides.py'}\n" in capsys.readouterr().err
 
 
 def test_a_plugin_with_a_syntax_error_says_where(workplace):

@@ -164,12 +164,12 @@ def missing(backend: Backend) -> str | None:
         from embodyrl.envs.maniskill.loading import rendering_device
 
         return None if rendering_device() else "no Vulkan driver that SAPIEN can draw with"
-    return _cannot_draw() if backend.options.get("cameras") and backend.name in ON_MUJOCO else None
+    return _cannot_render() if backend.options.get("cameras") and backend.name in ON_MUJOCO else None
 
 
 @cache
-def _cannot_draw() -> str | None:
-    """Why MuJoCo draws no images here, or None."""
+def _cannot_render() -> str | None:
+    """Why MuJoCo renders no images here, or None."""
     try:
         rendering.context(16, 16).free()
     except NoOpenGLError as error:

@@ -168,7 +168,7 @@ def hand_over(ranks: Ranks, value: Any) -> Path:
     return path
 
 
-@case("what belongs together is dealt, gathered and told")
+@case("ranks gather, broadcast, sum and scatter")
 def exchange(ranks: Ranks) -> None:
     rank = ranks.rank
     assert [each.tolist() for each in ranks.gather(torch.tensor([rank == 0, True]))] == [[True, True], [False, True]]

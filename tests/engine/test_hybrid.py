@@ -9,7 +9,7 @@ import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, weights
 
-from embodyrl.algorithms.losses import LossOutput
+from embodyrl.algorithms.losses import OWN_METRICS, LossOutput
 from embodyrl.algorithms.options import GIVEN
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.engine.hybrid import HybridEngine
@@ -157,8 +157,18 @@ def mean_metric(*, logprobs: torch.Tensor, advantages: torch.Tensor) -> LossOutp
     return LossOutput(losses=-advantages * logprobs, metrics={"largest": advantages.max()})
 
 
+def taken_metric(*, logprobs: torch.Tensor, advantages: torch.Tensor) -> LossOutput:
+    return LossOutput(losses=-advantages * logprobs, metrics={"entropy": advantages, "mine": advantages})
+
+
 def bare_tensor(*, logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
     return -advantages * logprobs
+
+
+def test_every_metric_of_the_engine_is_taken() -> None:
+    engine = make_engine(kl_coef=0.1)
+    found = {name.removeprefix("train/") for name in engine.update(make_batch(engine), ["push"])}
+    assert found - OWN_METRICS == {"clip_fraction"}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +176,10 @@ def bare_tensor(*, logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Te
     [
         (mean_loss, r"test_hybrid\.mean_loss returned losses of shape \(\), expected \(8,\).*without `\.mean\(\)`"),
         (mean_metric, r"test_hybrid\.mean_metric returned metrics\['largest'\] of shape \(\), expected \(8,\)"),
+        (
+            taken_metric,
+            r"test_hybrid\.taken_metric returned metrics entropy, which the engine logs itself: choose other",
+        ),
         (bare_tensor, r"test_hybrid\.bare_tensor returned a Tensor, expected LossOutput\(losses=\.\.\., metrics="),
     ],
 )

@@ -298,5 +298,5 @@ def test_a_restored_episode_that_differs_is_reported() -> None:
 
 
 def test_without_images_rendering_says_so() -> None:
-    with pytest.raises(RenderError, match="Counter draws no images"):
+    with pytest.raises(RenderError, match="Counter renders no images"):
         running().render([1])

@@ -204,7 +204,7 @@ def test_nan_reward_is_refused() -> None:
 
 
 def test_without_an_image_mode_rendering_says_so() -> None:
-    with pytest.raises(RenderError, match=r"has no render mode 'rgb_array'|cannot draw"):
+    with pytest.raises(RenderError, match=r"has no render mode 'rgb_array'|cannot render"):
         simulator().render([0])
 
 

@@ -251,8 +251,8 @@ def test_without_a_driver_states_are_the_same_and_images_are_refused_in_words() 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
     there, drawing, camera = done.stdout.splitlines()
     assert there == first.tobytes().hex()
-    assert drawing.startswith("ManiSkill cannot draw 'PushCube-v1' on this machine: install a Vulkan driver")
-    assert camera.startswith("env.cameras: ManiSkill cannot draw images on this machine: install a Vulkan driver")
+    assert drawing.startswith("ManiSkill cannot render 'PushCube-v1' on this machine: install a Vulkan driver")
+    assert camera.startswith("env.cameras: ManiSkill cannot render images on this machine: install a Vulkan driver")
 
 
 def test_images_show_what_the_state_says(driver: None) -> None:

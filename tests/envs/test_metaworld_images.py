@@ -186,7 +186,7 @@ def test_a_renderer_that_is_forgotten_does_not_spoil_the_others() -> None:
     env = env_of(ours)
     for _ in range(2):
         forgotten = Renderer(env.model, 40, 40, FAST)
-        forgotten.paint(env.data, "corner2")
+        forgotten.render(env.data, "corner2")
         slot = ours._seats[0].slot
         assert slot is not None and images is not None and np.array_equal(slot.observe()[0], images[0])
         del forgotten
@@ -237,9 +237,9 @@ def test_processes_draw_the_same_at_full_quality() -> None:
     [
         ({"MUJOCO_GL": "eggl"}, "the environment variable MUJOCO_GL is 'eggl', which MuJoCo does not know"),
         ({"MUJOCO_GL": "off"}, "MUJOCO_GL is 'off', which forbids drawing: unset it"),
-        ({"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "7"}, "cannot draw images on this machine with egl"),
-        ({"MUJOCO_GL": "glfw", "DISPLAY": ""}, "cannot draw images on this machine with glfw"),
-        ({"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"}, "cannot draw images on this machine with egl"),
+        ({"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "7"}, "cannot render images on this machine with egl"),
+        ({"MUJOCO_GL": "glfw", "DISPLAY": ""}, "cannot render images on this machine with glfw"),
+        ({"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"}, "cannot render images on this machine with egl"),
     ],
 )
 def test_no_opengl_is_said_in_words(environment: dict[str, str], message: str) -> None:

@@ -106,9 +106,15 @@ def test_an_exception_brings_its_traceback(manager):
     assert (error.type_name, error.rank) == ("ArithmeticError", 1)
     assert error.remote_message.startswith("cannot add 0.5")
     assert "env 0 of this worker is env 2 of the run" in error.remote_message
-    assert "toy_simulator.py" in error.remote_traceback
-    assert "in step" in str(error)
+    assert error.remote_traceback.count('  File "') == error.remote_traceback.count("toy_simulator.py") == 2
+    assert "in step" in str(error) and str(error).count("is env 2 of the run") == 1
     assert psutil.pid_exists(error.pid)  # raising does not end a worker
+
+
+def test_debugging_keeps_what_led_to_it(start, monkeypatch):
+    monkeypatch.setenv("EMBODYRL_DEBUG", "1")
+    with pytest.raises(RemoteError, match=r"(?s)child\.py.*worker\.py.*toy_simulator\.py"):
+        start(start="badly")
 
 
 def test_the_simulators_exit_is_an_exception_too(manager):

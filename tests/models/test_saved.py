@@ -111,3 +111,13 @@ def test_a_damaged_description(saved: tuple[Policy, Path], tmp_path: Path) -> No
     (folder / DESCRIPTION_FILE).write_text("{")
     with pytest.raises(PolicyError, match=r"policy\.json is damaged"):
         load_policy("pi0", checkpoint=folder, simulator=SPEC)
+
+
+def test_a_model_that_needs_its_simulator_says_so(tmp_path: Path) -> None:
+    options: Any = SupportedModel.entry("mlp").load_options()
+    build_policy(options(name="mlp"), SPEC, chunk_size=1, seed=1).save(tmp_path, options(name="mlp"))
+    with pytest.raises(
+        PolicyError, match=r"'mlp' cannot be built without .*: pass simulator=.*embodyrl\.load_policy\(run"
+    ):
+        load_policy("mlp", checkpoint=tmp_path)
+    assert load_policy("mlp", checkpoint=tmp_path, simulator=SPEC).spec.proprio_dim == 4

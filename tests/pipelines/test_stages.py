@@ -19,7 +19,7 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.pipelines.stages import (
     Components,
-    decisions_to_learn_from,
+    chunks_to_learn_from,
     episode_embeddings,
     estimate_advantages,
     filter_groups,
@@ -306,7 +306,7 @@ def test_what_the_engine_learns_from_at_each_level(level: str, counted: int) -> 
     shape_rewards(iteration)
     estimate_advantages(iteration)
     assert iteration.batch is not None
-    decisions = decisions_to_learn_from(iteration.batch, config)
+    decisions = chunks_to_learn_from(iteration.batch, config)
     shape = {"chunk": (2,), "action": (2, 2), "token": (2, 2, 2)}[level]
     for name in ("old_logprobs", "advantages", "valid", "weights"):
         assert decisions[name].shape == shape, name
@@ -389,10 +389,10 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
     assert not first.batch["advantages"].any()
     update(iteration)
     assert iteration.metrics["train/epochs"] == 0
-    engine.update(decisions_to_learn_from(first.batch, config), first.batch.task_descriptions)  # not even when asked to
+    engine.update(chunks_to_learn_from(first.batch, config), first.batch.task_descriptions)  # not even when asked to
     assert bits_of(engine) == before
     first.batch["advantages"] = ordinary.sum(2)
-    engine.update(decisions_to_learn_from(first.batch, config), first.batch.task_descriptions)
+    engine.update(chunks_to_learn_from(first.batch, config), first.batch.task_descriptions)
     assert bits_of(engine) != before
 
 

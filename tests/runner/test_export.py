@@ -46,6 +46,7 @@ def test_an_exported_policy_is_the_one_that_was_trained(small_run: Callable[...,
     assert header["library_name"] == "embodyrl" and {"mlp", "ppo", "gymnasium"} <= set(header["tags"])
     assert f"| success | {began['eval/success_once']:.3f} in 5 held-out episodes" in card
     assert f"| mean return | {began['eval/return']:.2f} |" in card
+    assert "| actions per chunk | 1 |" in card and "In Python: `embodyrl.load_policy('.')`." in card
 
 
 def test_a_policy_outlives_what_it_was_made_from(

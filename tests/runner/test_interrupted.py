@@ -93,7 +93,7 @@ def test_on_maniskill(tmp_path: Path) -> None:
 @needs("model", "openvla_oft")
 def test_tiny_oft_on_images_with_a_reference(tmp_path: Path) -> None:
     if not can_draw():
-        pytest.skip("MuJoCo cannot draw here")
+        pytest.skip("MuJoCo cannot render here")
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY_OFT)
     run_twice(tmp_path, str(config), [], 2)

@@ -34,7 +34,7 @@ def test_what_is_learned_from_demonstrations_goes_on_by_trial_and_error(tmp_path
     try:
         rendering.context(16, 16).free()
     except (NoOpenGLError, ImportError):
-        pytest.skip("MuJoCo cannot draw here")
+        pytest.skip("MuJoCo cannot render here")
     sft, grpo, data = tmp_path / "sft", tmp_path / "grpo", f"data.path={tmp_path / 'demonstrations'}"
     recording = ["collect", "tiny_oft_sft", data, *SHORT, "env.end_at_success=false", "--episodes", "4"]
     recorded = CliRunner().invoke(app, [*recording, "--pushes", "1.5", "--after-success", "3"])

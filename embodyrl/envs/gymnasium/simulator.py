@@ -242,9 +242,9 @@ class Views:
             image = np.asarray(self._env.render(), np.uint8)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise RenderError(f"the Gymnasium environment {self._task!r} cannot draw: {why}") from error
+            raise RenderError(f"the Gymnasium environment {self._task!r} cannot render: {why}") from error
         if image.ndim != 3 or image.shape[2] != 3:
-            raise RenderError(f"the Gymnasium environment {self._task!r} drew {image.shape}, want [H, W, 3]")
+            raise RenderError(f"the Gymnasium environment {self._task!r} rendered {image.shape}, want [H, W, 3]")
         return image
 
     def _image(self, camera: str, parts: dict[str, Any]) -> NDArray[np.uint8]:

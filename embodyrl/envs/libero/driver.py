@@ -37,7 +37,7 @@ from embodyrl.errors import UserError
 
 T = TypeVar("T")
 
-PAINTED = ("mesh_vert", "mesh_normal", "mesh_texcoord", "mesh_face", "mesh_graph", "tex_data")
+RENDERED = ("mesh_vert", "mesh_normal", "mesh_texcoord", "mesh_face", "mesh_graph", "tex_data")
 """Parts of a model that a renderer loads: meshes and textures."""
 PLACEMENT_ATTEMPTS = 1000
 """Most attempts to draw a random layout without collisions."""
@@ -241,7 +241,7 @@ class Driver:
     def appearance(self) -> int:
         """Return a checksum of the parts that a renderer loads; scenes with equal checksums can share a renderer."""
         check = 0
-        for name in PAINTED:
+        for name in RENDERED:
             check = zlib.crc32(getattr(self.model, name).data, check)
         return check
 

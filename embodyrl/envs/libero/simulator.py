@@ -139,7 +139,7 @@ class LiberoSlot(Slot):
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
         """Return images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""
-        images = [self._paint(camera) for camera in self._config.cameras]
+        images = [self._render_camera(camera) for camera in self._config.cameras]
         return np.stack(images) if images else None, self._proprio()
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
@@ -154,7 +154,7 @@ class LiberoSlot(Slot):
 
     def render(self) -> NDArray[np.uint8]:
         """Render the policy's first camera `[H, W, 3]`, else LIBERO's camera `agentview`."""
-        return self._paint(self._config.cameras[0] if self._config.cameras else FOR_PEOPLE)
+        return self._render_camera(self._config.cameras[0] if self._config.cameras else FOR_PEOPLE)
 
     def _proprio(self) -> NDArray[np.float32]:
         """Return hand and fingers `[8]`, and with `proprio: full` the poses of everything that moves."""
@@ -163,11 +163,11 @@ class LiberoSlot(Slot):
             full = self._config.proprio is Proprio.full
             return np.concatenate([robot, self._driver.objects(scene)] if full else [robot]).astype(np.float32)
 
-    def _paint(self, camera: str) -> NDArray[np.uint8]:
+    def _render_camera(self, camera: str) -> NDArray[np.uint8]:
         """Render one camera, turned as in public evaluations: the right way up, left and right swapped."""
         renderer = self._renderers.get(self._appearance, self._make_renderer)
         with self._driver.scene() as scene:
-            return np.ascontiguousarray(renderer.paint(scene, CAMERAS[camera])[:, ::-1])
+            return np.ascontiguousarray(renderer.render(scene, CAMERAS[camera])[:, ::-1])
 
     def _make_renderer(self) -> Renderer:
         renderer = Renderer(self._driver.model, *self._size, self._config.render_quality)

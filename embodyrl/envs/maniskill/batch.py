@@ -32,7 +32,7 @@ from embodyrl.envs.base import (
 )
 from embodyrl.envs.images import timed_rendering
 from embodyrl.envs.maniskill import loading
-from embodyrl.envs.maniskill.loading import action_fields, specification, spoken, start_of
+from embodyrl.envs.maniskill.loading import action_fields, description_of, specification, start_of
 from embodyrl.envs.options import ManiSkillConfig, Proprio
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ActionField, ChunkResult, EpisodeSpec, Observation, nothing_executed
@@ -110,7 +110,7 @@ class ManiSkillScenes:
         self._env = loading.build(task, config, count)
         self.count = count
         self.fields = action_fields(self._env, task)
-        self.task_description = spoken(self._env, task)
+        self.task_description = description_of(self._env, task)
         self.control_frequency = float(self._env.control_freq)
         self._state: Any = self._env.get_obs()
         if config.cameras:
@@ -315,8 +315,8 @@ class ManiSkillBatch:
     def render(self, slots: Sequence[int]) -> NDArray[np.uint8]:
         """Render images for people, `[B, H, W, 3]`."""
         self._check(slots, playing=True)
-        if loading.drawing_device(self._sim) is None:
-            raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
+        if loading.rendering_device_for(self._sim) is None:
+            raise loading.NoVulkanError(f"ManiSkill cannot render {self._task!r}")
         with timed_rendering():
             images = self._scenes.render()
         if images is None:

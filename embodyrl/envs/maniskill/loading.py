@@ -31,7 +31,7 @@ class NoVulkanError(RenderError, UserError):
     """Raised when images are needed and no driver renders them here; the text names what to install."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} on this machine: {DRIVER_REMEDY}; `embodyrl doctor` tries it out")
+        super().__init__(f"{what} on this machine: {DRIVER_REMEDY}; `embodyrl doctor` checks it")
 
 
 def load() -> Any:
@@ -65,7 +65,7 @@ def rendering_device() -> str | None:
     return None
 
 
-def drawing_device(sim: Sim) -> str | None:
+def rendering_device_for(sim: Sim) -> str | None:
     """Return the device that renders scenes simulated on `sim`, or None. The CPU cannot render scenes on a GPU."""
     device = rendering_device()
     return None if sim is Sim.gpu and device != "gpu" else device
@@ -82,9 +82,9 @@ def build(task: str, config: ManiSkillConfig, num_envs: int = 1) -> Any:
     entry = load().REGISTERED_ENVS[task]
     _check_assets(task, entry.asset_download_ids or [])
     _check_reward(task, config, entry.cls.SUPPORTED_REWARD_MODES)
-    device = drawing_device(config.sim)
+    device = rendering_device_for(config.sim)
     if config.cameras and device is None:
-        raise NoVulkanError("env.cameras: ManiSkill cannot draw images")
+        raise NoVulkanError("env.cameras: ManiSkill cannot render images")
     name = "upstream" if config.driver is Driver.upstream else "driver"
     driver = importlib.import_module(f"embodyrl.envs.maniskill.{name}")
     settings = {
@@ -147,7 +147,7 @@ def _explained(task: str, error: Exception) -> Exception:
     if "download_asset" in text:
         return UserError(f"the ManiSkill task {task!r} cannot be built: {text}")
     if rendering_device() is None and "render" in text:
-        return NoVulkanError(f"the ManiSkill task {task!r} cannot run without a renderer, and nothing draws")
+        return NoVulkanError(f"the ManiSkill task {task!r} cannot run without a renderer, and there is none")
     return error
 
 
@@ -256,7 +256,7 @@ def specification(
     )
 
 
-def spoken(env: Any, task: str) -> str:
+def description_of(env: Any, task: str) -> str:
     """Return the task description of `task`: the task's own, if it has one."""
     return (
         str(env.get_language_instruction()[0]) if hasattr(env, "get_language_instruction") else task_description(task)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embodyrl.envs.base import RenderError, Slot, SlotSimulator, Transition, check_task_list, check_tasks
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.batch import ManiSkillBatch
-from embodyrl.envs.maniskill.loading import action_fields, specification, spoken, start_of
+from embodyrl.envs.maniskill.loading import action_fields, description_of, specification, start_of
 from embodyrl.envs.maniskill.tasks import task_description
 from embodyrl.envs.options import Driver, ManiSkillConfig, Proprio, Sim
 from embodyrl.envs.types import EpisodeSpec, Simulator
@@ -82,7 +82,7 @@ class ManiSkillSlot(Slot):
         self._robot_only = config.proprio is Proprio.robot
         self._env = loading.build(task, config)
         self.fields = action_fields(self._env, task)
-        self.task_description = spoken(self._env, task)
+        self.task_description = description_of(self._env, task)
         self.control_frequency = float(self._env.control_freq)
         self._observation: Any = self._env.get_obs()
         _, proprio = self.observe()  # the first images take seconds: shaders are compiled
@@ -110,7 +110,7 @@ class ManiSkillSlot(Slot):
     def render(self) -> NDArray[np.uint8]:
         """Render the task's camera for people, `[H, W, 3]`."""
         if loading.rendering_device() is None:
-            raise loading.NoVulkanError(f"ManiSkill cannot draw {self._task!r}")
+            raise loading.NoVulkanError(f"ManiSkill cannot render {self._task!r}")
         with self._torch.inference_mode():
             drawn = self._env.render_rgb_array()
         if drawn is None:

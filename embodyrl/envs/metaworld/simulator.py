@@ -131,7 +131,7 @@ class MetaWorldSlot(Slot):
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
         """Return images `[V, H, W, 3]`, or None without cameras, and proprio `[39 or 4]`."""
-        images = [self._paint(camera, self._size) for camera in self._config.cameras]
+        images = [self._render_camera(camera, self._size) for camera in self._config.cameras]
         return np.stack(images) if images else None, self._observation[: self._proprio_dim].astype(np.float32)
 
     def snapshot(self) -> dict[str, NDArray[Any]] | None:
@@ -151,14 +151,15 @@ class MetaWorldSlot(Slot):
 
     def render(self) -> NDArray[np.uint8]:
         """Render the policy's first camera `[H, W, 3]`, else MetaWorld's camera `corner2`."""
-        return self._paint(self._config.cameras[0], self._size) if self._config.cameras else self._paint(*FOR_PEOPLE)
+        camera, size = (self._config.cameras[0], self._size) if self._config.cameras else FOR_PEOPLE
+        return self._render_camera(camera, size)
 
-    def _paint(self, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
+    def _render_camera(self, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Render one camera, the right way up."""
         quality = self._config.render_quality
         renderer = self._renderers.get((self._task, size), lambda: Renderer(self._env.model, *size, quality))
         renderer.options.sitegroup[:] = SHOWN_SITES if self._config.show_goals else 0
-        image = renderer.paint(self._env.data, camera)
+        image = renderer.render(self._env.data, camera)
         return np.ascontiguousarray(image[::-1, ::-1]) if CAMERAS[camera] else image
 
 

@@ -127,11 +127,11 @@ def context(height: int, width: int) -> Any:
             raise RuntimeError("no window can be made, is there a display?")
         return made
     except Exception as error:  # ImportError, AttributeError or RuntimeError, depending on the library
-        raise NoOpenGLError(_cannot_draw(name, error)) from error
+        raise NoOpenGLError(_cannot_render(name, error)) from error
 
 
-def _cannot_draw(name: str, error: Exception) -> str:
-    return f"MuJoCo cannot draw images on this machine with {name} ({type(error).__name__}: {error}): {REMEDY}"
+def _cannot_render(name: str, error: Exception) -> str:
+    return f"MuJoCo cannot render images on this machine with {name} ({type(error).__name__}: {error}): {REMEDY}"
 
 
 CHECK = """
@@ -143,7 +143,7 @@ mujoco.mj_forward(model, data)
 renderer = mujoco.Renderer(model, 32, 32)
 renderer.update_scene(data)
 image = renderer.render()
-assert image.std() > 1, "it draws black images"
+assert image.std() > 1, "it renders black images"
 from OpenGL import GL
 print(json.dumps(GL.glGetString(GL.GL_RENDERER).decode()))
 """
@@ -215,7 +215,7 @@ class Renderer:
         self._finalizer = weakref.finalize(self, _release, self._gl, self._context)
         self._finalizer.atexit = False
 
-    def paint(self, data: Any, camera: str) -> NDArray[np.uint8]:
+    def render(self, data: Any, camera: str) -> NDArray[np.uint8]:
         """Render the scene in state `data` from a camera of its model, as a new array `[H, W, 3]`.
 
         Equal states give equal images, bit for bit, whatever was rendered before.

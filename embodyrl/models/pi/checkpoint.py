@@ -321,8 +321,8 @@ def _columns(statistics: Statistics, kind: str, normalization: Normalization, wh
     columns = {name: _finite(numbers, f"{where}.{name}") for name, numbers in found.items()}
     lengths = {name: len(numbers) for name, numbers in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise PolicyError(f"{where} is damaged: {told} numbers, as many of each were expected: {REMEDY}")
+        counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise PolicyError(f"{where} is damaged: {counts} numbers, as many of each were expected: {REMEDY}")
     return columns
 
 

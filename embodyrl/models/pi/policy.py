@@ -141,8 +141,8 @@ class PiPolicy(FlowPolicy):
         state = self.states.normalize(proprio)
         shown = torch.zeros_like(state) if self.config.state is StateInput.none else state
         padding = (0, self.architecture.state_dim - state.shape[1])
-        told = functional.pad(state, padding) if writes_padded(self.config) else state
-        written = [*told.cpu().numpy()] if self.config.state is StateInput.prompt else None
+        given = functional.pad(state, padding) if writes_padded(self.config) else state
+        written = [*given.cpu().numpy()] if self.config.state is StateInput.prompt else None
         ids, mask = self.prompts.batch(observation.task_descriptions, written)
         inputs = {
             "pixel_values": pixel_values(images, self.architecture.image_size, device),
