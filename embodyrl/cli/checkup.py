@@ -233,7 +233,7 @@ def start_rendering(check: RenderingCheck, *, needed: bool) -> Started:
 
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         if result is not None:
-            return judged(check.subject, True, f"draws with {result}{check.note}", "")
+            return judged(check.subject, True, f"renders with {result}{check.note}", "")
         found = "no device that can render" if failure is None else str(failure)
         is_needed = check.required or (needed and check.usual)
         return judged(check.subject, False, found, check.remedy, needed=is_needed)
