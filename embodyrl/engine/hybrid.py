@@ -32,7 +32,7 @@ from embodyrl.engine.compute import (
     computing_in,
     recompute_blocks,
 )
-from embodyrl.engine.lora import add_adapters, load_policy
+from embodyrl.engine.lora import add_adapters, load_weights_into
 from embodyrl.engine.minibatch import (
     Columns,
     Drawn,
@@ -117,7 +117,7 @@ class HybridEngine:
         self.reference = reference_of(policy, adapted=config.lora.rank > 0) if algorithm.kl_coef > 0.0 else None
         """The policy at the start of the run; None if `algorithm.kl_coef` is 0."""
         if saved is not None:
-            load_policy(policy, saved)
+            load_weights_into(policy, saved)
         if config.gradient_checkpointing:
             recompute_blocks(policy)
         self.ranks = ranks

@@ -131,7 +131,7 @@ def save_policy(policy: Policy, folder: Path, config: ModelConfig) -> None:
         policy.save(folder, config)
 
 
-def load_policy(policy: Policy, folder: Path) -> None:
+def load_weights_into(policy: Policy, folder: Path) -> None:
     """Read what `save_policy` wrote, into a policy like the one that was saved.
 
     Raises:
