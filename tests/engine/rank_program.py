@@ -287,7 +287,7 @@ def model_cases() -> None:
 
     def imitate(ranks: Ranks, name: str) -> None:
         one = test_policies.CASES[name]
-        seen = one.observation(5)
+        seen = one.simulated(5)
         wanted = np.random.default_rng(0).uniform(-0.3, 0.3, (5, one.chunk, one.policy().spec.action_dim))
         alone = make_engine(policy=one.policy())
         shared = make_engine(policy=one.policy(), engine=spread_over("fsdp", micro_batch_size=2), ranks=ranks)
