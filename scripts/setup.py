@@ -259,7 +259,8 @@ def install_build(venv: Venv, package: str, build: str) -> None:
     outputs = []
     for number, attempt in enumerate(attempts, start=1):
         if number == 3:
-            say("the CPU build is not on offer: installing the CUDA build, about 3 GB for torch")
+            size = ", with CUDA about 3 GB" if package == "torch" else ""
+            say(f"no CPU build of {package} was found: installing the one that there is{size}")
         output = venv.install(*attempt)
         if output is None:
             return

@@ -237,7 +237,8 @@ class SmallAdamW(torch.optim.AdamW):
 def small_suits(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> bool:
     """Return whether `SmallAdamW` learns what `adamw` would, faster.
 
-    Weight decay would move parameters that the loss has no gradient for, which `adamw` leaves as they are.
+    Parameters without a gradient have one of 0 there. With weight decay it would move them, which `adamw` leaves as
+    they are. Those that have a gradient in some steps only (no loss here has such) would be stepped in all.
     """
     dense = all(p.dtype is torch.float32 and p.device.type == "cpu" and not is_sharded(p) for p in parameters)
     uniform = config.name == "adamw" and config.critic_lr is None and config.weight_decay == 0.0

@@ -155,7 +155,7 @@ class Runner:
         fate = self._rescue()  # outside of the handler, which would hold on to what the iteration used
         raise OutOfMemoryError(
             f"memory ran out in iteration {self.progress.iteration + 1}: {reason}. {fate}. Less memory is needed with "
-            f"{remedies(self.config)}: embodyrl resume {self.run_dir} KEY=VALUE"
+            f"{less_memory(self.config)}: embodyrl resume {self.run_dir} KEY=VALUE"
         )
 
     def _iterate(self) -> dict[str, float]:
@@ -269,7 +269,7 @@ class Runner:
 
     def _take_times(self, what: str = "time/unlogged") -> dict[str, float]:
         """Return the seconds since the last call: the total as `what`, and those of each phase under its prefix."""
-        taken = divide_waiting(self.clock.take(), self.manager.take_work().drawing)
+        taken = divide_waiting(self.clock.take(), self.manager.take_work().rendering)
         for phase in Phase:
             self.progress.phases_s[phase] = self.progress.phases_s.get(phase, 0.0) + taken[phase]
         prefix = "time" if what == "time/iteration" else what
@@ -441,7 +441,7 @@ def reason_of(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-def remedies(config: Config) -> str:
+def less_memory(config: Config) -> str:
     """Return the settings that need less memory and are not in use yet, for people."""
     engine, helps = config.engine, []
     if (size := _samples_at_once(config)) > 1:

@@ -124,12 +124,12 @@ class Span:
                 self._clock.note(self._detail, time.perf_counter() - self._begun)
 
 
-def divide_waiting(seconds: Mapping[str, float], drawing: float) -> dict[str, float]:
-    """Divide the time of waiting for simulators between physics and drawing; returns seconds by phase.
+def divide_waiting(seconds: Mapping[str, float], rendering: float) -> dict[str, float]:
+    """Divide the time of waiting for simulators between physics and rendering; returns seconds by phase.
 
     Args:
         seconds: of `Clock.take`, all waiting under `simulate`.
-        drawing: share of drawing in the simulator processes' working time, 0 .. 1.
+        rendering: share of rendering in the simulator processes' working time, 0 .. 1.
     """
     waited = seconds[Phase.simulate]
-    return {**seconds, Phase.simulate: waited * (1.0 - drawing), Phase.render: waited * drawing}
+    return {**seconds, Phase.simulate: waited * (1.0 - rendering), Phase.render: waited * rendering}

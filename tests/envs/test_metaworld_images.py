@@ -236,7 +236,7 @@ def test_processes_draw_the_same_at_full_quality() -> None:
     ("environment", "message"),
     [
         ({"MUJOCO_GL": "eggl"}, "the environment variable MUJOCO_GL is 'eggl', which MuJoCo does not know"),
-        ({"MUJOCO_GL": "off"}, "MUJOCO_GL is 'off', which forbids drawing: unset it"),
+        ({"MUJOCO_GL": "off"}, "MUJOCO_GL is 'off', which forbids rendering: unset it"),
         ({"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "7"}, "cannot render images on this machine with egl"),
         ({"MUJOCO_GL": "glfw", "DISPLAY": ""}, "cannot render images on this machine with glfw"),
         ({"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"}, "cannot render images on this machine with egl"),

@@ -17,7 +17,7 @@ from small_runs import SMALL
 from embodyrl.cli import train
 from embodyrl.config import load_config
 from embodyrl.runner.checkpoint import find
-from embodyrl.runner.runner import remedies
+from embodyrl.runner.runner import less_memory
 
 pytestmark = pytest.mark.faults
 
@@ -53,10 +53,10 @@ def test_what_was_learned_is_saved_and_the_run_goes_on_with_less(
 
 def test_only_what_is_not_in_use_is_recommended() -> None:
     tiny = load_config("experiment/tiny_oft_grpo", ["model.checkpoint=null"]).config
-    assert remedies(tiny).split(", ")[1] == "engine.gradient_checkpointing=true"
+    assert less_memory(tiny).split(", ")[1] == "engine.gradient_checkpointing=true"
 
     def recommended(*overrides: str) -> str:
-        return remedies(load_config("experiment/gym_pendulum", list(overrides)).config)
+        return less_memory(load_config("experiment/gym_pendulum", list(overrides)).config)
 
     assert recommended("algorithm.minibatches=8", "env.num_envs=8", "rollout.num_chunks=64") == (
         "engine.micro_batch_size=32, engine.offload=all, env.offload=true"

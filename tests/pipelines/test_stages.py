@@ -99,12 +99,17 @@ class Idle:
 def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
     """An iteration whose first rollout is there."""
     collector = Scripted(batches)
-    first = collector.collect()
+    return begun(config, collector, Idle(), collector.collect())  # type: ignore[arg-type]
+
+
+def begun(config: Config, collector: Collector, engine: HybridEngine, first: Rollout) -> Iteration:
+    """An iteration of these parts, with this rollout."""
+    components = Components.of(config.algorithm)
     return Iteration(
         config=config,
-        components=Components.of(config.algorithm),
-        collector=collector,  # type: ignore[arg-type]
-        engine=Idle(),  # type: ignore[arg-type]
+        components=components,
+        collector=collector,
+        engine=engine,
         batch=first.batch,
         rollouts=[first],
     )
@@ -329,14 +334,7 @@ def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
     engine = build_engine(config, manager, weights=None)
     collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=False, seed=1)
     first = collector.collect()
-    iteration = Iteration(
-        config=config,
-        components=Components.of(config.algorithm),
-        collector=collector,
-        engine=engine,
-        batch=first.batch,
-        rollouts=[first],
-    )
+    iteration = begun(config, collector, engine, first)
     filter_groups(iteration)
     assert iteration.metrics["filter/groups_learned"] == 2 and collector.surplus is None
     assert iteration.batch is not None and iteration.batch.equals(first.batch)
@@ -376,14 +374,7 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
     first.batch["success"] = torch.zeros(3, 4, 2, dtype=torch.bool)
     first.batch["success"][torch.tensor([0, 1, 2, 1]), torch.arange(4), torch.tensor([0, 1, 0, 0])] = True
     before = bits_of(engine)
-    iteration = Iteration(
-        config=config,
-        components=Components.of(config.algorithm),
-        collector=collector,
-        engine=engine,
-        batch=first.batch,
-        rollouts=[first],
-    )
+    iteration = begun(config, collector, engine, first)
     for stage in (shape_rewards, estimate_advantages):
         stage(iteration)
     assert not first.batch["advantages"].any()

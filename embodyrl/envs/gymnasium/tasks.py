@@ -26,7 +26,9 @@ def known_tasks() -> list[str]:
 def own_tasks() -> set[str]:
     """Return the ids that Gymnasium itself always registers, read from its source without importing it."""
     spec = importlib.util.find_spec("gymnasium")
-    file = Path(spec.origin if spec and spec.origin else "").parent / "envs" / "__init__.py"
+    if spec is None or spec.origin is None:
+        return set()
+    file = Path(spec.origin).parent / "envs" / "__init__.py"
     return set(re.findall(r'^register\(\s*id="([^"]+)"', file.read_text(), re.MULTILINE)) if file.is_file() else set()
 
 

@@ -27,7 +27,7 @@ from embodyrl.envs.manager.memory import (
     find_not_finite,
     layout,
 )
-from embodyrl.envs.manager.pool import GONE, WorkerPool, check_cameras, check_importable, with_task_descriptions
+from embodyrl.envs.manager.pool import GONE, WorkerPool, check_images_shown, check_importable, with_task_descriptions
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.launcher import Launcher, RemoteError, Request, Worker, WorkerError
@@ -127,7 +127,7 @@ class EnvManager:
         pool = self._pool = WorkerPool(config, launcher, near, self._lose)
         pool.start()
         self.spec = with_task_descriptions(self._agreed_spec(pool), config.task_descriptions)
-        check_cameras(config, self.spec)
+        check_images_shown(config, self.spec)
         memory = self._memory = Segment.create(
             layout(self.spec, self.num_envs, self.chunk_size, every_step=self._every_step)
         )
@@ -413,9 +413,9 @@ class EnvManager:
     def take_work(self) -> Work:
         """Return the processes' working time since the last call."""
         total = self._arrays["work"][:, :2].sum(0)
-        busy, drawing = (total - self._work_taken).tolist()
+        busy, rendering = (total - self._work_taken).tolist()
         self._work_taken = total
-        return Work(busy_s=busy, drawing_s=drawing)
+        return Work(busy_s=busy, rendering_s=rendering)
 
     def close(self) -> None:
         """End the processes, within a few seconds even if they hang. May be called again."""

@@ -309,13 +309,13 @@ class Work(NamedTuple):
 
     busy_s: float
     """Seconds at work on requests."""
-    drawing_s: float
-    """Seconds of these spent drawing images."""
+    rendering_s: float
+    """Seconds of these spent rendering images."""
 
     @property
-    def drawing(self) -> float:
-        """Share of drawing, 0 .. 1."""
-        return min(self.drawing_s / self.busy_s, 1.0) if self.busy_s > 0 else 0.0
+    def rendering(self) -> float:
+        """Share of rendering, 0 .. 1."""
+        return min(self.rendering_s / self.busy_s, 1.0) if self.busy_s > 0 else 0.0
 
 
 class NotFinite(NamedTuple):

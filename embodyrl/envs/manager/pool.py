@@ -234,7 +234,7 @@ def with_task_descriptions(spec: SimulatorSpec, descriptions: Mapping[str, str])
     return dataclasses.replace(spec, tasks={**spec.tasks, **descriptions})
 
 
-def check_cameras(config: EnvConfig, spec: SimulatorSpec) -> None:
+def check_images_shown(config: EnvConfig, spec: SimulatorSpec) -> None:
     """Raise `UserError` if `env.cameras` or `env.image_size` is not what the simulator shows."""
     if config.cameras and list(spec.cameras) != config.cameras:
         raise UserError(

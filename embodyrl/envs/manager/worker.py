@@ -75,7 +75,7 @@ class EnvWorker:
         self._kept: list[str] = []
         self._shown: tuple[list[str], NDArray[np.int64]] = [], np.zeros(0, np.int64)
         """Task descriptions of the last observation, and their indices."""
-        self._drawn = rendering_seconds()
+        self._rendered = rendering_seconds()
         self._called = ""
         """Method of the simulator that was called last."""
 
@@ -158,11 +158,11 @@ class EnvWorker:
     def _note_work(self, seconds: float) -> None:
         """Add to the working time of all processes that served these slots [s]."""
         # Added, not set: a process that replaces another one continues its count.
-        work, drawn = self._arrays["work"][0], rendering_seconds()
+        work, rendered = self._arrays["work"][0], rendering_seconds()
         work[0] += seconds
-        if drawn != self._drawn:
-            work[1] += drawn - self._drawn
-            self._drawn = drawn
+        if rendered != self._rendered:
+            work[1] += rendered - self._rendered
+            self._rendered = rendered
 
     def _step(self, slots: Sequence[int], video: list[list[NDArray[np.uint8]]] | None) -> None:
         # A slot whose episode ends is reset here, in the same call: the parent pays no second round trip. Its last

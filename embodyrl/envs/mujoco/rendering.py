@@ -76,7 +76,7 @@ def choose() -> str:
     """
     name = requested()
     if name in FORBIDDING:
-        raise NoOpenGLError(f"images are asked for, but MUJOCO_GL is {name!r}, which forbids drawing: unset it")
+        raise NoOpenGLError(f"images are asked for, but MUJOCO_GL is {name!r}, which forbids rendering: unset it")
     if not name:
         platform = os.environ.get("PYOPENGL_PLATFORM", "").lower()
         installed = "osmesa" if ctypes.util.find_library("OSMesa") else "egl"
