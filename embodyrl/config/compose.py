@@ -25,6 +25,7 @@ from hydra.core.plugins import Plugins
 
 from embodyrl.config.fields import chosen_name, component_sections
 from embodyrl.config.files import (
+    EXPERIMENTS,
     UNREADABLE,
     Document,
     Origin,
@@ -281,6 +282,8 @@ class Choices:
     def incomplete(self) -> set[str]:
         """Return the top-level sections that lack the settings of an unusable entry, misspelt sections included."""
         missing = [entry for entry in self.entries if entry.path is None or entry.path in self.broken]
+        if any(entry.group == EXPERIMENTS for entry in missing):
+            return set(list_groups((builtin_folder(),)))
         sections = {str(entry.package[0]) for entry in missing if entry.package}
         return sections | {match for name in sections if (match := near_match(name, list_groups((builtin_folder(),))))}
 
@@ -344,6 +347,11 @@ class _Reader:
             return None
         target = option.lstrip("/") if option.startswith("/") else f"{group or folder}/{option}".lstrip("/")
         file = find_config(self.source.folders, target)
+        if file is not None and target.startswith(f"{EXPERIMENTS}/"):
+            message = f"{target} is a whole job, which is no part of another one"
+            remedy = f"begin with its settings in a file of your own: embodyrl run {target} --print-config > my.yaml"
+            self.choices.faults.append(ConfigIssue((path,), message, remedy, location))
+            return Choice(EXPERIMENTS, option, (), None, location)
         if file is None and "optional" not in written.split():
             self.choices.faults.append(ConfigIssue((path,), *self.why_missing(group, option, target), location))
         elif file is not None and not self.follow(file):

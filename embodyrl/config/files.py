@@ -277,6 +277,8 @@ def _merged_size(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+EXPERIMENTS = "experiment"
+"""Folder of the shipped configs that are whole jobs."""
 DEFAULT_EXPERIMENT = "metaworld_reach"
 """Experiment of `embodyrl run` without a config."""
 
@@ -290,7 +292,7 @@ def builtin_folder() -> Path:
 
 def list_experiments() -> list[str]:
     """Return the names of the built-in experiments, as in `experiment/metaworld_reach`."""
-    return sorted(f"experiment/{path.stem}" for path in (builtin_folder() / "experiment").glob("*.yaml"))
+    return sorted(f"{EXPERIMENTS}/{path.stem}" for path in (builtin_folder() / EXPERIMENTS).glob("*.yaml"))
 
 
 def list_options(group: str, folders: tuple[Path, ...] | None = None) -> list[str]:
@@ -309,7 +311,7 @@ def list_groups(folders: tuple[Path, ...]) -> list[str]:
     folder may hold anything."""
     found = {path.parent.name for folder in folders for path in folder.glob("*/*.yaml")}
     nested = {path.parent.parent.name for path in builtin_folder().glob("*/*/*.yaml")}
-    return sorted((found | nested) - {"experiment"})
+    return sorted((found | nested) - {EXPERIMENTS})
 
 
 def find_config(folders: tuple[Path, ...], name: str) -> Path | None:
@@ -351,10 +353,10 @@ def find_source(source: str | Path | None, plugin_dir: Path | None = None) -> So
     if source is not None and os.path.isfile(source):
         path = Path(source).absolute()
         return Source(path, str(source), plugin_dir or path.parent)
-    name = DEFAULT_EXPERIMENT if source is None else str(source).removeprefix("experiment/").removesuffix(".yaml")
-    path = builtin_folder() / "experiment" / f"{name}.yaml"
+    name = DEFAULT_EXPERIMENT if source is None else str(source).removeprefix(f"{EXPERIMENTS}/").removesuffix(".yaml")
+    path = builtin_folder() / EXPERIMENTS / f"{name}.yaml"
     if os.path.isfile(path) and "/" not in name:
-        return Source(path, f"experiment/{name}", plugin_dir or Path.cwd(), is_builtin=True)
+        return Source(path, f"{EXPERIMENTS}/{name}", plugin_dir or Path.cwd(), is_builtin=True)
     assert source is not None, f"the built-in configs are missing: {path}"
     return _missing(Path(source))
 
