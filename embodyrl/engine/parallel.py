@@ -282,7 +282,7 @@ def _open_store(place: RankInfo, timeout: timedelta) -> dist.Store:
     """Return the key-value store through which the ranks meet: torchrun's, or a file."""
     if place.meeting is not None:
         return dist.FileStore(place.meeting, place.size)
-    store, *_ = next(rendezvous("env://", timeout=timeout))
+    store: dist.Store = next(rendezvous("env://", timeout=timeout))[0]
     return store
 
 
