@@ -67,7 +67,13 @@ def resume(
 
 @app.command("eval")
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint folder, a run directory (its last checkpoint), or an exported policy, also on the hub: "
+            "hf://owner/name[@revision]."
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -191,8 +197,12 @@ def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust:
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
     for note in loaded.notes:
         typer.echo(f"note: {note}")
+    for note in loaded.hub_notes():
+        typer.echo(without_controls(f"note: {note}"))
     if loaded.config.model.checkpoint == LEFT_OPEN:
-        typer.echo("note: model.checkpoint is left open; to run, name the folder of the weights: model.checkpoint=DIR")
+        typer.echo(
+            "note: model.checkpoint is left open; to run, name the weights: model.checkpoint=DIR or hf://owner/name"
+        )
     elif loaded.config.model.checkpoint is not None:
         from embodyrl.models.saved import other_options
 

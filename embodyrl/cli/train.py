@@ -26,7 +26,7 @@ def resume(run_dir: Path, overrides: Sequence[str], *, trust: bool = False) -> i
     return go_on(run_dir, overrides, trust=trust).exit_code
 
 
-def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None, *, trust: bool = False) -> int:
+def evaluate(path: str, overrides: Sequence[str], video: Path | None = None, *, trust: bool = False) -> int:
     """Evaluate a checkpoint; returns the exit code. `video` is the file for a video of the first episodes; `trust` runs
     the checkpoint's plug-ins, whoever wrote them."""
     api.evaluate(path, overrides, video=video, progress=True, trust=trust)
