@@ -22,6 +22,7 @@ SCHEME = "hf://"
 TIMEOUT_S = 10.0
 """Longest wait for an answer about a repository [s]."""
 _NAME = re.compile(r"hf://(datasets/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w][\w./-]*))?", re.ASCII)
+_SNAPSHOT = re.compile(r"/(model|dataset)s--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})/*$", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -114,6 +115,24 @@ def parse(text: str, kind: Kind) -> HubName:
     return HubName(kind, found[2], found[3] or "main")
 
 
+def parse_repo(repo: str) -> HubName:
+    """Return the name of the model in a text `owner/name`, to which something is to be uploaded.
+
+    Raises:
+        HubError: it is malformed.
+    """
+    found = _NAME.fullmatch(f"{SCHEME}{repo}")
+    if found is None or found[1] or found[3] or "--" in repo or ".." in repo:
+        raise HubError(f"{repo!r} is no name on the hub", "write owner/name")
+    return HubName(Kind.model, repo)
+
+
+def name_of(folder: str) -> HubName | None:
+    """Return what a folder of the hub's cache holds, by its commit; None for other folders."""
+    found = _SNAPSHOT.search(folder)
+    return None if found is None else HubName(Kind(found[1]), f"{found[2]}/{found[3]}", found[4])
+
+
 def cached(name: HubName) -> Path | None:
     """Return the folder of a revision in the cache, if all of its files are there; never asks the hub."""
     with _explained(name):
@@ -142,21 +161,22 @@ def look_up(name: HubName) -> Listing:
         UnreachableError: the hub gives no answer.
     """
     with _explained(name):
-        from huggingface_hub import HfApi, try_to_load_from_cache
+        from huggingface_hub import HfApi
+        from huggingface_hub.constants import HF_HUB_CACHE
         from huggingface_hub.utils import filter_repo_objects
 
         api = HfApi()
         ask = api.model_info if name.kind is Kind.model else api.dataset_info
         info = ask(name.repo, revision=name.revision, timeout=TIMEOUT_S, files_metadata=True)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        wanted = list(filter_repo_objects(sizes, allow_patterns=list(FILES[name.kind])))
-        missing = {
-            path: sizes[path]
-            for path in wanted
-            if not isinstance(
-                try_to_load_from_cache(name.repo, path, revision=info.sha, repo_type=name.kind.value), str
-            )
-        }
+        files = {file.rfilename: file for file in info.siblings or []}
+        wanted = [files[path] for path in filter_repo_objects(files, allow_patterns=list(FILES[name.kind]))]
+    # Commits share files in the cache: they lie there by their contents.
+    blobs = Path(HF_HUB_CACHE) / f"{name.kind.value}s--{name.repo.replace('/', '--')}" / "blobs"
+    missing = {
+        file.rfilename: file.size or 0
+        for file in wanted
+        if not (blobs / str(file.blob_id if file.lfs is None else file.lfs.sha256)).exists()
+    }
     if not wanted:
         raise HubError(
             f"{name} holds no file that is read ({', '.join(FILES[name.kind][:2])} ...)", "name another repository"
@@ -227,7 +247,7 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
     Raises:
         HubError: the name is malformed, there is no right to write, or the hub gives no answer.
     """
-    name = parse(f"{SCHEME}{repo}", Kind.model)
+    name = parse_repo(repo)
     with _explained(name), _bars_on_terminals():
         from huggingface_hub import HfApi
 

@@ -97,7 +97,9 @@ def evaluate(
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.", show_default=False)
+    ] = None,
     adapter: Annotated[
         bool,
         typer.Option(
@@ -105,12 +107,23 @@ def export(
             help="Of a run with engine.lora: write only the adapters, as peft reads them, or add them to the weights.",
         ),
     ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Upload it to this model on the Hugging Face hub, after a question. One that is new is private.",
+            show_default=False,
+        ),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="With --push: a model that is new is public.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --push: upload without a question.")] = False,
     trust: Trust = False,
 ) -> None:
     """Write a policy in its model's public layout, with a model card, and load it again to check it."""
     from embodyrl.cli import train
 
-    raise typer.Exit(train.export(checkpoint, out, adapter=adapter, trust=trust))
+    upload = None if push is None else train.Upload(push, public, yes)
+    raise typer.Exit(train.export(checkpoint, out, adapter=adapter, upload=upload, trust=trust))
 
 
 @app.command()

@@ -89,6 +89,9 @@ class Answers(BaseHTTPRequestHandler):
         self.server.requests.append(f"{self.command} {self.path}")
         url = urlsplit(self.path)
         parts = unquote(url.path).strip("/").split("/")
+        if parts[0] == "api" and len(parts) == 2 and not url.query:
+            self.send(404)  # lists of the hub itself, which nothing here needs
+            return
         if parts[0] == "api" and len(parts) == 2:
             words = parse_qs(url.query)["search"][0]
             known = [key.partition("/")[2] for key in self.server.repositories if key.startswith(parts[1])]
