@@ -23,6 +23,7 @@ from embodyrl.config.schema import Config
 from embodyrl.config.values import escape
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging, without_controls
+from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.saved import from_own_folder
 from embodyrl.runner.build import Host, Offers, build_engine, build_saved, open_simulators, settings_of_torch_kept
 from embodyrl.runner.callbacks import check_callbacks
@@ -203,7 +204,8 @@ def evaluate(
 
     Args:
         path: a checkpoint, a run directory (its last checkpoint), `<run directory>/last` or `/best`, an exported
-            policy; with `config`, also a folder of public weights.
+            policy, or one on the hub (`hf://owner/name`, as a text); with `config`, also public weights, in a folder or
+            on the hub.
         overrides: settings to change, e.g. `["eval.first_start_state=20000"]`.
         episodes: their number; None: `eval.episodes`.
         config: to evaluate public weights with.
@@ -218,7 +220,7 @@ def evaluate(
     if video is not None and video.suffix != ".mp4":
         raise UserError(f"video {video}: videos are MP4 files, so name one that ends in .mp4")
     wanted = [*_checked(overrides), *([] if episodes is None else [f"eval.episodes={episodes}"])]
-    loaded, weights, place = _saved(Path(path), wanted, config, trust=trust, progress=progress)
+    loaded, weights, place = _saved(path, wanted, config, trust=trust, progress=progress)
 
     from embodyrl.runner.evaluation import VideoRecorder, evaluation_noise, held_out_episodes
     from embodyrl.runner.evaluation import evaluate as play
@@ -262,7 +264,7 @@ def load_policy(
     Raises:
         UserError, RunError: see `train`.
     """
-    loaded, weights, _ = _saved(Path(path), _checked(overrides), config, trust=trust, progress=False)
+    loaded, weights, _ = _saved(path, _checked(overrides), config, trust=trust, progress=False)
     return _load(loaded, weights, path, None if envs is None else envs.spec)
 
 
@@ -420,27 +422,28 @@ def _say(progress: bool, text: str) -> None:
 
 
 def _saved(
-    path: Path, overrides: Sequence[str], config: ConfigSource | None, *, trust: bool, progress: bool
-) -> tuple[LoadedConfig, Path | None, Path]:
+    path: str | Path, overrides: Sequence[str], config: ConfigSource | None, *, trust: bool, progress: bool
+) -> tuple[LoadedConfig, Path | None, str]:
     """Find a saved policy; returns the config to build it with, the folder of its weights (None: the config names it),
     and its name for people."""
     unread = [("data", "path")]
     if config is not None:
-        if not path.is_dir():
-            raise UserError(f"{path} is no folder: give the folder of the weights")
+        if not is_hub_name(path) and not Path(path).is_dir():
+            raise UserError(f"{path} is no folder: give the folder of the weights, or hf://owner/name")
         quoted = str(path).replace("\\", "\\\\").replace("'", "\\'")
         named = [f"model.checkpoint='{quoted}'", *overrides]
-        return load_config(config, named, use=ConfigUse.run, not_needed=unread, trust=trust), None, path
+        return load_config(config, named, use=ConfigUse.run, not_needed=unread, trust=trust), None, str(path)
+    path = fetch(parse(str(path), Kind.model)) if is_hub_name(path) else Path(path)
     if (path / TRAINING_FILE).is_file():
         loaded = load_file(path / TRAINING_FILE, overrides, not_needed=[*unread, *SOURCES], trust=trust)
         model = from_own_folder(loaded.config.model, path)
-        return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, model=model)), None, path
+        return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, model=model)), None, str(path)
     found = find(path)
     if found.warning is not None and progress:
         _say(progress, found.warning)
     elif found.warning is not None:
         warnings.warn(found.warning.removeprefix("warning: "), stacklevel=3)
-    return read_saved(found.place, overrides, trust=trust), found.place / POLICY, found.place
+    return read_saved(found.place, overrides, trust=trust), found.place / POLICY, str(found.place)
 
 
 def _engine(loaded: LoadedConfig, weights: Path | None, offers: Offers) -> HybridEngine:

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -20,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from embodyrl.config.schema import Config, Device
+from embodyrl.placement.cuda import TorchBuild, driver_version, why_no_cuda
 from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory
 from embodyrl.placement.process import signal_name
@@ -135,9 +138,11 @@ def python() -> CheckResult:
 
 TORCH = """
 import json, torch
-names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-print(json.dumps([torch.__version__, torch.version.cuda, names]))
+found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+gpus = [[gpu.name, gpu.total_memory, f"{gpu.major}.{gpu.minor}"] for gpu in found]
+print(json.dumps([torch.__version__, torch.version.cuda, gpus]))
 """
+"""Prints torch's version, that of its CUDA, and of each CUDA device name, memory [bytes] and compute capability."""
 
 
 def start_torch(machine: Inventory, *, needs_cuda: bool) -> Started:
@@ -146,16 +151,37 @@ def start_torch(machine: Inventory, *, needs_cuda: bool) -> Started:
     def judge(result: Any, failure: ProbeFailed | None) -> CheckResult:
         if failure is not None:
             return judged("torch", False, str(failure), "install it: make setup")
-        version, cuda, names = result
+        version, cuda, gpus = result
         build = f"for CUDA {cuda}" if cuda else "for the CPU"
-        found = f"{version} ({build}), {', '.join(names) or 'no CUDA device'}"
-        if machine.gpus and not names:
-            remedy = "the driver is too old for this torch: see nvidia-smi" if cuda else "make setup TORCH=cuda"
+        found = f"{version} ({build}), {describe_gpus(gpus) or 'no CUDA device'}"
+        if machine.gpus and not gpus:
+            remedy = why_no_cuda(build=TorchBuild(version=version, cuda=cuda)) or "see nvidia-smi"
             found += f", but the kernel shows {len(machine.gpus)} NVIDIA GPUs"
             return judged("torch", False, found, remedy, needed=needs_cuda)
-        return judged("torch", bool(names) or not needs_cuda, found, "set engine.device to auto or cpu")
+        return judged("torch", bool(gpus) or not needs_cuda, found, "set engine.device to auto or cpu")
 
     return Started(probe=Probe(TORCH), judge=judge)
+
+
+def describe_gpus(gpus: Sequence[tuple[str, int, str]]) -> str:
+    """Return the GPUs in words, like ones counted: `2 x NVIDIA H200 (139.8 GiB, compute capability 9.0)`."""
+    counts = Counter(f"{name} ({size / GIB:.1f} GiB, compute capability {level})" for name, size, level in gpus)
+    return ", ".join(f"{count} x {text}" for text, count in counts.items())
+
+
+def driver(machine: Inventory, config: Config | None) -> CheckResult | None:
+    """Report the NVIDIA driver, and GPUs that a config would leave idle; None without a GPU."""
+    if not machine.gpus:
+        return None
+    count = len(machine.gpus)
+    found = f"{count} GPU{'s' if count > 1 else ''}, driver {driver_version() or 'of unknown version'}"
+    wanted = 1 if config is None else config.engine.parallel.world_size
+    ranks = wanted if isinstance(wanted, int) else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if config is None or config.engine.device is Device.cpu or ranks >= count:
+        return CheckResult(subject="GPUs", status=Status.ok, found=found)
+    remedy = f"set engine.parallel.world_size={count}, or start {count} processes with torchrun"
+    idle = f"{found}; {count - ranks} of them would stay idle, because the run has {ranks} rank{'s' * (ranks > 1)}"
+    return judged("GPUs", False, idle, remedy, needed=False)
 
 
 def cpus(machine: Inventory) -> CheckResult:

@@ -88,6 +88,8 @@ def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[CheckResult]:
         checkup.shared_memory(),
         checkup.disk(folder),
     ]
+    gpus = checkup.driver(machine, config)
+    findings += [gpus] if gpus is not None else []
     entries = SIMULATORS.entries() if config is None else [SIMULATORS.entry(config.env.name)]
     for entry in entries:
         findings.append(checkup.simulator(entry, needed=config is not None))

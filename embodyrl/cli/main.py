@@ -67,7 +67,13 @@ def resume(
 
 @app.command("eval")
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint folder, a run directory (its last checkpoint), or an exported policy, also on the hub: "
+            "hf://owner/name[@revision]."
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -91,7 +97,9 @@ def evaluate(
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.", show_default=False)
+    ] = None,
     adapter: Annotated[
         bool,
         typer.Option(
@@ -99,12 +107,23 @@ def export(
             help="Of a run with engine.lora: write only the adapters, as peft reads them, or add them to the weights.",
         ),
     ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Upload it to this model on the Hugging Face hub, after a question. One that is new is private.",
+            show_default=False,
+        ),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="With --push: a model that is new is public.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --push: upload without a question.")] = False,
     trust: Trust = False,
 ) -> None:
     """Write a policy in its model's public layout, with a model card, and load it again to check it."""
     from embodyrl.cli import train
 
-    raise typer.Exit(train.export(checkpoint, out, adapter=adapter, trust=trust))
+    upload = None if push is None else train.Upload(push, public, yes)
+    raise typer.Exit(train.export(checkpoint, out, adapter=adapter, upload=upload, trust=trust))
 
 
 @app.command()
@@ -191,8 +210,12 @@ def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust:
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
     for note in loaded.notes:
         typer.echo(f"note: {note}")
+    for note in loaded.hub_notes():
+        typer.echo(without_controls(f"note: {note}"))
     if loaded.config.model.checkpoint == LEFT_OPEN:
-        typer.echo("note: model.checkpoint is left open; to run, name the folder of the weights: model.checkpoint=DIR")
+        typer.echo(
+            "note: model.checkpoint is left open; to run, name the weights: model.checkpoint=DIR or hf://owner/name"
+        )
     elif loaded.config.model.checkpoint is not None:
         from embodyrl.models.saved import other_options
 

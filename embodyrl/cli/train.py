@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from embodyrl import api
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config import LoadedConfig
 from embodyrl.errors import UserError
+from embodyrl.hub import parse_repo, push, readable_size
 from embodyrl.models.saved import own_folder_settings
 from embodyrl.runner.checkpoint import find_and_tell
 from embodyrl.runner.rundir import CONFIG_FILE, read_saved
@@ -26,27 +31,69 @@ def resume(run_dir: Path, overrides: Sequence[str], *, trust: bool = False) -> i
     return go_on(run_dir, overrides, trust=trust).exit_code
 
 
-def evaluate(path: Path, overrides: Sequence[str], video: Path | None = None, *, trust: bool = False) -> int:
+def evaluate(path: str, overrides: Sequence[str], video: Path | None = None, *, trust: bool = False) -> int:
     """Evaluate a checkpoint; returns the exit code. `video` is the file for a video of the first episodes; `trust` runs
     the checkpoint's plug-ins, whoever wrote them."""
     api.evaluate(path, overrides, video=video, progress=True, trust=trust)
     return 0
 
 
-def export(path: Path, out: Path, *, adapter: bool = False, trust: bool = False) -> int:
-    """Export the policy of a checkpoint, or of a run's last checkpoint; returns the exit code."""
+@dataclass(frozen=True)
+class Upload:
+    """Where an export goes on the hub."""
+
+    repo: str
+    """`owner/name`."""
+    public: bool
+    is_agreed: bool
+    """Whether nobody is asked."""
+
+
+def export(
+    path: Path, out: Path | None, *, adapter: bool = False, upload: Upload | None = None, trust: bool = False
+) -> int:
+    """Export the policy of a checkpoint, or of a run's last checkpoint, to a folder, the hub or both; returns the exit
+    code."""
+    if upload is not None:
+        check_upload(upload)
+    elif out is None:
+        raise CommandLineError("nothing says where the policy goes: give --out DIR, --push OWNER/NAME or both")
     checkpoint = find_and_tell(path)
     loaded = read_saved(checkpoint, [], trust=trust)
 
     from embodyrl.runner.export import export as write
 
-    checked = write(checkpoint, loaded, out, adapter=adapter)
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    print(f"exported {checkpoint} to {out}  ({size / 2**20:.1f} MiB; {checked})")
-    if not adapter:
-        settings = own_folder_settings(loaded.config.model, str(out))
-        print(f"next: embodyrl run {out}/training.yaml {' '.join(settings)} run.dir=NEW")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "policy" if out is None else out
+        checked = write(checkpoint, loaded, folder, adapter=adapter)
+        size = readable_size(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+        place = "" if out is None else f" to {out}"
+        print(f"exported {checkpoint}{place}  ({size}; {checked})", flush=True)
+        if out is not None and not adapter:
+            settings = own_folder_settings(loaded.config.model, str(out))
+            print(f"next: embodyrl run {out}/training.yaml {' '.join(settings)} run.dir=NEW", flush=True)
+        if upload is not None and agrees(upload, size):
+            print(f"uploaded: {push(folder, upload.repo, public=upload.public)}")
     return 0
+
+
+def check_upload(upload: Upload) -> None:
+    """Check before any work that an upload can be asked for.
+
+    Raises:
+        HubError: the name is malformed.
+        CommandLineError: nobody can be asked, and `--yes` is not given.
+    """
+    parse_repo(upload.repo)
+    if not upload.is_agreed and not sys.stdin.isatty():
+        raise CommandLineError(f"nobody can be asked here whether to upload to {upload.repo}: add --yes to agree")
+
+
+def agrees(upload: Upload, size: str) -> bool:
+    """Ask on the terminal whether to upload, unless that is agreed."""
+    who = "public" if upload.public else "private"
+    question = f"upload {size} to {upload.repo} ({who} if it is new)? [y/N] "
+    return upload.is_agreed or input(question).strip().lower() in ("y", "yes")
 
 
 def report(run_dir: Path) -> int:

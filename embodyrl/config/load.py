@@ -20,9 +20,10 @@ from embodyrl.config.issues import COMMAND_LINE, ConfigError, ConfigIssue, KeyPa
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
 from embodyrl.config.plugins import NAME_CODE, Saved, UntrustedError, claims, import_plugins, named_modules, read_saved
 from embodyrl.config.renames import convert_saved
-from embodyrl.config.rules import ConfigUse, check_rules, simulator_runs_here
+from embodyrl.config.rules import ConfigUse, check_rules, hub_names, placed, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
 from embodyrl.config.values import Interpolation, show
+from embodyrl.hub import HubError, HubName, cached, describe, fetch
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,47 @@ class LoadedConfig:
     """Remarks that are no faults."""
     environment: Mapping[KeyPath, tuple[str, Any]] = field(default_factory=dict)
     """Settings read from environment variables, which may be secrets: the text in the config, and its value."""
+    from_hub: Mapping[KeyPath, FromHub] = field(default_factory=dict)
+    """Settings whose folders in `config` are those of the hub's cache."""
 
     @cached_property
     def written(self) -> Config:
-        """The config for files and screens, without the values of environment variables."""
-        texts = {path: Interpolation(text) for path, (text, _) in self.environment.items()}
+        """The config for files and screens: without the values of environment variables, and with the commits on the
+        hub in place of folders in its cache."""
+        texts: dict[KeyPath, str] = {path: Interpolation(text) for path, (text, _) in self.environment.items()}
+        texts |= {path: str(each.commit) for path, each in self.from_hub.items()}
         return cast(Config, with_values(self.config, texts))
 
     def hide(self, text: str) -> str:
-        """Return a text in which the values of environment variables are hidden."""
+        """Return a text in which the values of environment variables are hidden, and folders of the hub's cache have
+        their names on the hub."""
+        for each in self.from_hub.values():
+            text = text.replace(str(each.folder), str(each.commit))
         return _hide(text, self.environment)
+
+    def hub_notes(self) -> list[str]:
+        """Return for each setting with a name on the hub what is in the cache and what a run would download. Asks the
+        hub.
+
+        Raises:
+            HubError: it has no such repository or revision, or gives no access to it.
+        """
+        names = {path: each.name for path, each in self.from_hub.items()} | hub_names(self.config)
+        return [f"{dotted(path)}: {describe(name)}" for path, name in names.items()]
+
+
+@dataclass(frozen=True)
+class FromHub:
+    """Origin of a folder in the hub's cache."""
+
+    name: HubName
+    """As the config names it."""
+    folder: Path
+
+    @property
+    def commit(self) -> HubName:
+        """The name with the commit in place of a branch or tag."""
+        return self.name.at(self.folder)
 
 
 def _hide(text: str, environment: Mapping[KeyPath, tuple[str, Any]]) -> str:
@@ -96,28 +128,32 @@ def load_config(
     composed = compose(found, main, asked.groups)
     if not composed.readable:
         raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
-    config, faults, notes, environment = _finish(composed, asked, found, use, saved, trust)
+    config, faults, notes, environment, from_hub = _finish(composed, asked, found, use, saved, trust)
     faults = [
         dataclasses.replace(fault, message=_hide(fault.message, environment))
         for fault in faults
         if fault.path not in not_needed
     ]
+    if not faults and use is ConfigUse.run:
+        config, fetched, faults = _fetch(config, composed, not_needed)
+        from_hub |= fetched
     if faults:
         raise ConfigError(in_reading_order(faults, composed.files))
     path = None if found.is_builtin else found.path
-    return LoadedConfig(config, found.label, count_settings(config), path, found.plugin_dir, tuple(notes), environment)
+    count = count_settings(config)
+    return LoadedConfig(config, found.label, count, path, found.plugin_dir, tuple(notes), environment, from_hub)
 
 
 def _finish(
     composed: Composed, asked: Overrides, source: Source, use: ConfigUse, saved: Saved | None, trust: bool
-) -> tuple[Config, list[ConfigIssue], list[str], dict[KeyPath, tuple[str, Any]]]:
+) -> tuple[Config, list[ConfigIssue], list[str], dict[KeyPath, tuple[str, Any]], dict[KeyPath, FromHub]]:
     """Apply overrides, plug-ins and interpolations, and check the result.
 
     A saved config that names code or environment variables must be this user's own, unless `trust` is set. It may be of
     an earlier version.
 
     Returns:
-        The config, all faults, notes, and the settings read from the environment.
+        The config, all faults, notes, the settings read from the environment, and what is in the hub's cache.
     """
     settings = composed.settings
     doubts = None if saved is None or trust else saved.doubts(claims(settings.data))
@@ -141,13 +177,43 @@ def _finish(
     environment = {path: (text, settings.get(path)) for path, text in resolved.environment.items()}
     faults += check_settings(settings, Config, composed.whole, composed.incomplete, all_imported=not failed)
     config, doubtful = build_draft(settings.data, {fault.path for fault in faults}, composed.incomplete)
+    from_hub = _in_cache(config, use)
+    config = with_values(config, {path: str(each.folder) for path, each in from_hub.items()})
     faults += check_rules(config, composed, doubtful, use)
     inherited = [] if use is ConfigUse.show else list(inherited_values(config, composed))
     faults += [each.fault for each in inherited if each.what is OfTasks.fault]
     notes = [f"{each.fault.message}: {each.fault.hint}" for each in inherited if each.what is OfTasks.note]
     if use is ConfigUse.elsewhere:
         notes += [f"unchecked until the run: {each.message}" for each in simulator_runs_here(config)]
-    return config, faults, notes, environment
+    return config, faults, notes, environment, from_hub
+
+
+def _in_cache(config: Config, use: ConfigUse) -> dict[KeyPath, FromHub]:
+    """Return what the config names on the hub and is in its cache, by setting. The hub is not asked, so for a run only
+    commits count: a branch may have moved on."""
+    if use not in (ConfigUse.run, ConfigUse.check):
+        return {}
+    names = {path: name for path, name in hub_names(config).items() if use is ConfigUse.check or name.is_pinned}
+    folders = {path: (name, cached(name)) for path, name in names.items()}
+    return {path: FromHub(name, folder) for path, (name, folder) in folders.items() if folder is not None}
+
+
+def _fetch(
+    config: Config, composed: Composed, not_needed: Sequence[KeyPath]
+) -> tuple[Config, dict[KeyPath, FromHub], list[ConfigIssue]]:
+    """Download what the config names on the hub, and check the config against it; returns the config with folders,
+    their origins, and faults."""
+    from_hub = {}
+    for path, name in hub_names(config).items():
+        try:
+            if path not in not_needed:
+                from_hub[path] = FromHub(name, fetch(name))
+        except HubError as error:
+            issue = ConfigIssue((path,), f"{dotted(path)}: {error.message}", error.remedy)
+            return config, from_hub, [placed(issue, composed)]
+    config = with_values(config, {path: str(each.folder) for path, each in from_hub.items()})
+    faults = check_rules(config, composed, set(), ConfigUse.run) if from_hub else []
+    return config, from_hub, [fault for fault in faults if fault.path not in not_needed]
 
 
 def _refuse(source: Source, doubts: str, does: str, what: Sequence[str], which: str) -> None:

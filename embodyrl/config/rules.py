@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from embodyrl.config.compose import Composed
-from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location
+from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, ParallelBackend
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
+from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
 from embodyrl.registry import SIMULATORS, Registry, SupportedModel, load_target
 
 LONGEST_NAME = 100
@@ -54,13 +56,18 @@ def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use:
         doubtful: settings for which `config` has stand-ins, because they are wrong or missing.
         use: purpose of the config.
     """
-    faults = []
-    for check in _rules_for(use):
-        for issue in check(config):
-            if not any(_overlap(path, bad) for path in issue.paths for bad in doubtful):
-                path, location = _place(composed, issue.paths)
-                faults.append(replace(issue, where=(path,), location=location))
-    return faults
+    return [
+        placed(issue, composed)
+        for check in _rules_for(use)
+        for issue in check(config)
+        if not any(_overlap(path, bad) for path in issue.paths for bad in doubtful)
+    ]
+
+
+def placed(issue: ConfigIssue, composed: Composed) -> ConfigIssue:
+    """Return an issue with the place in the user's files that it is about."""
+    path, location = _place(composed, issue.paths)
+    return replace(issue, where=(path,), location=location)
 
 
 def _rules_for(use: ConfigUse) -> list[Rule]:
@@ -300,7 +307,9 @@ def evaluation_is_held_out(config: Config) -> Iterator[ConfigIssue]:
 def checkpoint_exists(config: Config) -> Iterator[ConfigIssue]:
     """Check that the policy to start from exists."""
     checkpoint = config.model.checkpoint
-    if checkpoint not in (None, LEFT_OPEN) and not Path(checkpoint).is_dir():
+    if checkpoint in (None, LEFT_OPEN) or is_hub_name(checkpoint):
+        return
+    if not Path(checkpoint).is_dir():
         what = "is a file" if Path(checkpoint).exists() else "does not exist"
         yield ConfigIssue(
             ("model.checkpoint",),
@@ -309,13 +318,42 @@ def checkpoint_exists(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+HUB_SETTINGS: dict[KeyPath, Kind] = {("model", "checkpoint"): Kind.model, ("data", "path"): Kind.dataset}
+"""Settings that take a name on the hub in place of a folder."""
+
+
+def hub_texts(config: Config) -> dict[KeyPath, str]:
+    """Return the settings that name something on the hub."""
+    texts = {("model", "checkpoint"): config.model.checkpoint, ("data", "path"): config.data.path}
+    return {path: str(text) for path, text in texts.items() if is_hub_name(text)}
+
+
+def hub_names(config: Config) -> dict[KeyPath, HubName]:
+    """Return the names on the hub in a config by setting, except those that are malformed."""
+    names = {}
+    for path, text in hub_texts(config).items():
+        with suppress(HubError):  # which a rule reports
+            names[path] = parse(text, HUB_SETTINGS[path])
+    return names
+
+
+@rule
+def hub_names_are_legal(config: Config) -> Iterator[ConfigIssue]:
+    """Check that names on the hub have the right form; the hub is not asked."""
+    for path, text in hub_texts(config).items():
+        try:
+            parse(text, HUB_SETTINGS[path])
+        except HubError as error:
+            yield ConfigIssue((path,), f"{dotted(path)} = {error.message}", error.remedy)
+
+
 def nothing_is_left_open(config: Config) -> Iterator[ConfigIssue]:
     """Check that no value is left open."""
     if config.model.checkpoint == LEFT_OPEN:
         yield ConfigIssue(
             ("model.checkpoint",),
             f"model.checkpoint is left open ({LEFT_OPEN})",
-            "name the folder of the weights to start from, as in model.checkpoint=/weights/openvla-7b",
+            "name the weights to start from, as in model.checkpoint=/weights/openvla-7b or model.checkpoint=hf://owner/name",
         )
 
 

@@ -10,13 +10,14 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.data.layout import DatasetError, DatasetSpec, Info
 from embodyrl.envs import SimulatorSpec
+from embodyrl.hub import is_hub_name
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
     """Yield what is wrong with the config. Reads `meta/info.json`, but no table."""
     env, path = config.env, config.data.path
-    if path is None:
-        return  # which a rule reports
+    if path is None or is_hub_name(path):
+        return  # a rule reports the first; the second is not here yet
     try:
         spec = Info.read(Path(path)).spec
     except DatasetError as error:

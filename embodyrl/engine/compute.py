@@ -16,6 +16,7 @@ from embodyrl.engine.parallel import Ranks
 from embodyrl.errors import UserError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
+from embodyrl.placement.cuda import why_no_cuda
 from embodyrl.seeding import derive_seed
 
 
@@ -26,7 +27,8 @@ def choose_device(device: Device) -> torch.device:
         UserError: CUDA is asked for and there is none.
     """
     if device is Device.cuda and not torch.cuda.is_available():
-        raise UserError("engine.device is cuda, but torch finds no CUDA device here: set engine.device=auto or cpu")
+        reason = why_no_cuda() or "see nvidia-smi, or set engine.device=cpu"
+        raise UserError(f"engine.device is cuda, but torch finds no CUDA device here: {reason}")
     if device is Device.auto:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device.value)

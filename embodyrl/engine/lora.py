@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from embodyrl.config.schema import LoraConfig, ModelConfig
 from embodyrl.errors import did_you_mean
+from embodyrl.hub import name_of
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
 from embodyrl.models.saved import ADAPTER_FOLDER, BASE_FILE, HEADS_FILE
@@ -152,7 +153,11 @@ def save_adapted(policy: Policy, folder: Path, config: ModelConfig) -> None:
             policy.save(folder, config)
     save_adapter(policy, folder / ADAPTER_FOLDER, config.checkpoint)
     save_file(policy.head_tensors(), folder / HEADS_FILE)
-    base = {"checkpoint": config.checkpoint, "adapter": getattr(config, "adapter", None)}
+    origin = None if config.checkpoint is None else name_of(config.checkpoint)
+    base = {
+        "checkpoint": config.checkpoint if origin is None else str(origin),
+        "adapter": getattr(config, "adapter", None),
+    }
     options = dataclasses.asdict(policy.options_to_save(config))
     description = {"base": base, "options": options, "spec": dataclasses.asdict(policy.spec)}
     (folder / BASE_FILE).write_text(json.dumps(description, indent=2) + "\n")
@@ -185,9 +190,11 @@ def save_adapter(policy: Policy, folder: Path, base: str | None) -> None:
     save_file(adapter_tensors(policy), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     layers = adapted_layers(policy)
     layer = next(iter(layers.values()))
+    origin = None if base is None else name_of(base)
     description = {
         "peft_type": "LORA",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base if origin is None else origin.repo,
+        "revision": None if origin is None else origin.revision,
         "r": layer.r[_NAME],
         "lora_alpha": layer.lora_alpha[_NAME],
         "target_modules": sorted(_in_public(policy, name) for name in layers),

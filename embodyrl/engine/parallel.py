@@ -22,10 +22,12 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from embodyrl.config.schema import ParallelBackend
-from embodyrl.errors import RunError
+from embodyrl.errors import RunError, UserError
 from embodyrl.placement.ranks import RankInfo
+from embodyrl.placement.topology import visible_names
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -221,6 +223,7 @@ def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Ch
 
     Raises:
         RankLost: another rank ended or hangs.
+        UserError: ranks compute on different kinds of devices, or two on the same GPU.
     """
     if place.size == 1:
         yield SINGLE_PROCESS
@@ -244,17 +247,19 @@ def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Ch
 def _join(
     place: RankInfo, device: torch.device, timeout: timedelta, check: Callable[[Sequence[int] | None], None]
 ) -> None:
-    """Wait for the other ranks, and make the default process group."""
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)
-        backend = "nccl"
-    if place.meeting is None:
-        dist.init_process_group(backend, init_method="env://", timeout=timeout)
-        return
-    store = dist.FileStore(place.meeting, place.size)
+    """Wait for the other ranks, and make the default process group.
+
+    Raises:
+        UserError: ranks compute on different kinds of devices, or two on the same GPU.
+        RankLost: a rank does not start.
+    """
+    gpu: torch.device | None = None
+    if device.type == "cuda":  # one device is visible to a rank, unless nothing said which is its own
+        gpu = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(gpu)
+    store = _open_store(place, timeout)
     store.set_timeout(timeout)
-    store.set(f"here/{place.rank}", "1")
+    store.set(f"here/{place.rank}", "cpu" if gpu is None else _identity(gpu))
     deadline = time.monotonic() + timeout.total_seconds()
     everyone = [f"here/{rank}" for rank in range(place.size)]
     while not store.check(everyone):
@@ -262,7 +267,56 @@ def _join(
         if time.monotonic() > deadline:
             raise RankLost(f"rank {place.rank} waited {timeout.total_seconds():g} s for the others to start, in vain")
         time.sleep(_POLL_S)
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+    check_devices([store.get(key).decode() for key in everyone])
+    dist.init_process_group(
+        "gloo" if gpu is None else "nccl",
+        store=store,
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timeout,
+        device_id=gpu,  # else NCCL guesses a rank's GPU from its number
+    )
+
+
+def _open_store(place: RankInfo, timeout: timedelta) -> dist.Store:
+    """Return the key-value store through which the ranks meet: torchrun's, or a file."""
+    if place.meeting is not None:
+        return dist.FileStore(place.meeting, place.size)
+    store: dist.Store = next(rendezvous("env://", timeout=timeout))[0]
+    return store
+
+
+def _identity(gpu: torch.device) -> str:
+    """Return a text that is the same for two ranks only if they use the same GPU, or the same slice of one."""
+    # Alone, neither is enough: slices (MIG) may have the UUID of their GPU, and where a scheduler shows each process
+    # only one GPU, all of them are number 0.
+    names = visible_names(os.environ)
+    assert gpu.index is not None
+    name = names[gpu.index] if gpu.index < len(names) else str(gpu.index)
+    return f"cuda {name} {torch.cuda.get_device_properties(gpu).uuid} {_machine()}"
+
+
+def check_devices(devices: Sequence[str]) -> None:
+    """Check what the ranks compute on.
+
+    Args:
+        devices: by rank: `cpu`, or `cuda` and an identifier of the GPU.
+
+    Raises:
+        UserError: some compute on the CPU and some on GPUs, or two on the same GPU.
+    """
+    on_gpus = [device != "cpu" for device in devices]
+    if any(on_gpus) and not all(on_gpus):
+        raise UserError(
+            f"rank {on_gpus.index(False)} finds no CUDA device, and rank {on_gpus.index(True)} computes on one: start "
+            "as many ranks as there are GPUs, or set engine.device=cpu"
+        )
+    for rank, device in enumerate(devices):
+        if device != "cpu" and device in devices[:rank]:
+            raise UserError(
+                f"ranks {devices.index(device)} and {rank} would share one GPU: start as many ranks as there are GPUs, "
+                "and set CUDA_VISIBLE_DEVICES to the names of all of them, or leave it unset"
+            )
 
 
 def _leave() -> None:

@@ -13,6 +13,7 @@ from embodyrl.config.compose import Settings
 from embodyrl.config.issues import Location
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
+from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
 from embodyrl.models.saved import read_description
@@ -55,7 +56,7 @@ def load_policy(
 
     Args:
         name: name of the model, as `embodyrl list models` shows it.
-        checkpoint: folder of the weights.
+        checkpoint: folder of the weights, or their name on the hub (`hf://owner/name[@revision]`, as a text).
         simulator: spec of the simulator to act in; None: actions are returned in the units of the checkpoint's
             statistics, for models that have such (`ModelEntry.standalone`).
         chunk_size: actions per chunk; None: as saved with the policy, or as usual for the model's public checkpoints if
@@ -67,6 +68,7 @@ def load_policy(
         UnknownNameError: no model has this name.
         MissingPackageError: it needs a package that is not installed.
         PolicyError: an option is unknown or wrong, the checkpoint does not fit, or the model needs `simulator`.
+        HubError: the checkpoint cannot be had from the hub.
     """
     entry = SupportedModel.entry(name)
     if simulator is None and not entry.standalone:
@@ -75,8 +77,9 @@ def load_policy(
             f"(embodyrl.make_envs), or load a policy that was trained here with embodyrl.load_policy(run)"
         )
     entry.load()
-    saved, saved_chunk = read_description(Path(checkpoint), name)
-    data = {**saved, "name": name, "checkpoint": str(checkpoint), **options}
+    folder = fetch(parse(str(checkpoint), Kind.model)) if is_hub_name(checkpoint) else Path(checkpoint)
+    saved, saved_chunk = read_description(folder, name)
+    data = {**saved, "name": name, "checkpoint": str(folder), **options}
     faults = check_settings(Settings(data), ModelConfig, Location(f"load_policy({name!r})"), ())
     if faults:
         raise PolicyError("; ".join(map(str, faults)))

@@ -10,7 +10,17 @@ from pathlib import Path
 from embodyrl.config.schema import Device, EnvConfig, Numa, StartMethod
 from embodyrl.errors import UserError
 from embodyrl.placement.graphics import Graphics, graphics_variables, read_graphics
-from embodyrl.placement.topology import ROOT, Gpu, Node, allowed_cpus, cpu_limit, format_ids, read_gpus, read_nodes
+from embodyrl.placement.topology import (
+    ROOT,
+    Gpu,
+    Node,
+    allowed_cpus,
+    cpu_limit,
+    format_ids,
+    has_unlisted_gpus,
+    read_gpus,
+    read_nodes,
+)
 from embodyrl.registry import SIMULATORS, load_target
 
 SINGLE_THREADED = {
@@ -35,6 +45,8 @@ class Inventory:
     """NUMA nodes by id; none where the kernel shows none."""
     gpus: tuple[Gpu, ...] = ()
     """NVIDIA GPUs in CUDA's order."""
+    unlisted_gpus: bool = False
+    """True if there are NVIDIA GPUs that the kernel does not list; see `topology.has_unlisted_gpus`."""
     graphics: Graphics = field(default_factory=Graphics)
     """Its renderers."""
 
@@ -86,6 +98,7 @@ def inventory(root: Path = ROOT, cpus: Sequence[int] | None = None) -> Inventory
         cores=len(usable) if limit is None else min(limit, len(usable)),
         nodes=tuple(read_nodes(root, usable)),
         gpus=tuple(read_gpus(root, os.environ)),
+        unlisted_gpus=has_unlisted_gpus(root),
         graphics=read_graphics(root, os.environ),
     )
 

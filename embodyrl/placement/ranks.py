@@ -22,6 +22,7 @@ from embodyrl.placement.launcher import WorkerDied
 from embodyrl.placement.plan import Inventory, largest_divisor
 from embodyrl.placement.process import EXIT_S, Process, end_of, spawn
 from embodyrl.placement.signals import STOPPED_CODES
+from embodyrl.placement.topology import visible_names
 
 MEETING_FILE = ".ranks"
 """File of the run directory through which ranks of one machine find each other."""
@@ -123,16 +124,28 @@ def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
     Raises:
         RanksError: this machine has fewer GPUs than ranks.
     """
-    gpus = machine.gpus
-    if place.local_size == 1 or device is Device.cpu or not gpus:
+    if place.local_size == 1 or device is Device.cpu:
         return
-    if len(gpus) < place.local_size:
+    names = _gpu_names(place, machine)
+    if not names:
+        return
+    if len(names) < place.local_size:
         raise RanksError(
-            f"{place.local_size} ranks on this machine, but {len(gpus)} GPU(s): start as many ranks as there are GPUs, "
-            "or set engine.device=cpu"
+            f"{place.local_size} ranks on this machine, but {len(names)} GPU(s): start as many ranks as there are "
+            "GPUs, or set engine.device=cpu"
         )
-    gpu = gpus[place.local_rank]
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid or str(gpu.index)
+    os.environ["CUDA_VISIBLE_DEVICES"] = names[place.local_rank]
+
+
+def _gpu_names(place: RankInfo, machine: Inventory) -> list[str]:
+    """Return the names of this machine's GPUs for CUDA_VISIBLE_DEVICES; [] if it has none that CUDA would use."""
+    if machine.gpus:
+        return [gpu.uuid or str(gpu.index) for gpu in machine.gpus]
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return visible_names(os.environ)  # slices of a GPU (MIG), which the kernel's list does not name
+    # Their number is known to the driver alone. A rank whose GPU is missing will find no CUDA device, and
+    # `engine.parallel.connected` refuses ranks on different kinds of devices.
+    return [str(number) for number in range(place.local_size)] if machine.unlisted_gpus else []
 
 
 @dataclass(kw_only=True)

@@ -13,6 +13,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import ceil
 from pathlib import Path
 
@@ -111,6 +112,23 @@ def read_gpus(root: Path, environment: Mapping[str, str]) -> list[Gpu]:
     ]
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     return every if chosen is None else _visible(every, chosen)
+
+
+def has_unlisted_gpus(root: Path) -> bool:
+    """Return whether the NVIDIA driver has device files but no list of its GPUs, as under WSL and in some containers.
+
+    Args:
+        root: the root folder.
+    """
+    listed = (root / "proc/driver/nvidia/gpus").is_dir()
+    return not listed and any((root / "dev" / name).exists() for name in ("nvidiactl", "dxg"))
+
+
+def visible_names(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of GPUs in CUDA_VISIBLE_DEVICES: numbers, `GPU-...` or `MIG-...`; [] if it is not set. As in
+    CUDA, an empty word or a negative number ends the list."""
+    words = (word.strip() for word in environment.get("CUDA_VISIBLE_DEVICES", "").split(","))
+    return list(takewhile(lambda word: word and not word.startswith("-"), words))
 
 
 def _visible(gpus: list[Gpu], chosen: str) -> list[Gpu]:

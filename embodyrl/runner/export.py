@@ -15,6 +15,7 @@ from embodyrl.config.plugins import TRAINING_FILE, code_of_its_own
 from embodyrl.config.schema import Config
 from embodyrl.engine.lora import add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
+from embodyrl.hub import Kind, is_hub_name, parse
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.saved import (
     ADAPTER_FOLDER,
@@ -202,7 +203,7 @@ def model_card(config: Config, manifest: Manifest, *, adapter: bool = False) -> 
         header=yaml.safe_dump(_header(config), sort_keys=False),
         title=f"{config.run.name}, iteration {manifest.iteration}",
         model=config.model.name,
-        base=f" that started from `{Path(base).name}`" if base else "",
+        base=f" that started from `{base if is_hub_name(base) else Path(base).name}`" if base else "",
         algorithm=config.algorithm.name,
         simulator=config.env.name,
         version=__version__,
@@ -218,9 +219,11 @@ def model_card(config: Config, manifest: Manifest, *, adapter: bool = False) -> 
 
 def _header(config: Config) -> dict[str, Any]:
     """Return the metadata for model hubs."""
+    base = config.model.checkpoint
     return {
         "library_name": "embodyrl",
         "pipeline_tag": "robotics",
+        **({"base_model": parse(str(base), Kind.model).repo} if is_hub_name(base) else {}),
         "tags": ["robotics", "reinforcement-learning", config.model.name, config.env.name, config.algorithm.name],
     }
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from embodyrl.config import LoadedConfig, load_config, to_commented_yaml, to_plain
+from embodyrl.config import ConfigUse, LoadedConfig, load_config, to_commented_yaml, to_plain
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.plugins import ORIGIN_FILE, claims, read_origin, sign
 from embodyrl.config.schema import Config
@@ -198,7 +198,8 @@ def read_config(
     """
     if not (folder / CONFIG_FILE).is_file():
         raise RunDirError(f"{folder} holds no {CONFIG_FILE}: give a folder that `embodyrl run` made")
-    loaded = load_config(folder / CONFIG_FILE, overrides, not_needed=not_needed, trust=trust)
+    file = folder / CONFIG_FILE
+    loaded = load_config(file, overrides, use=ConfigUse.run, not_needed=not_needed, trust=trust)
     return dataclasses.replace(loaded, source=read_origin(folder).get("source", loaded.source))
 
 

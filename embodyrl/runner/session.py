@@ -20,11 +20,13 @@ from embodyrl.config.schema import Config, Device, ModelConfig, Precision
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, without_controls
 from embodyrl.models.saved import other_options
+from embodyrl.placement.cuda import has_nvidia_gpu, why_no_cuda
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Manifest, find
+from embodyrl.runner.fitting import memory_warning, refuse_without_cuda
 from embodyrl.runner.ranks import follow, leading
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config, restore_files, sources_not_needed, write_config
 from embodyrl.runner.stopping import Interrupted
@@ -99,16 +101,17 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
 def _train(
     loaded: LoadedConfig, directory: RunDir, place: RankInfo, host: Host, *, started: float, checkpoint: Path | None
 ) -> Ending:
+    refuse_without_cuda(loaded.config.engine.device)
     if host.progress:
         print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
-    with (
-        leading(loaded.config, place, directory.path, checkpoint) as ranks,
-        open_runner(
+    with leading(loaded.config, place, directory.path, checkpoint) as ranks:
+        if (warning := memory_warning(loaded.config, place, directory.path)) is not None:
+            show(directory, warning, host)
+        with open_runner(
             loaded, directory, started=started, checkpoint=checkpoint, place=place, ranks=ranks, host=host
-        ) as runner,
-    ):
-        exit_code = runner.run()
-        summary, spec = runner.summary(), runner.manager.spec
+        ) as runner:
+            exit_code = runner.run()
+            summary, spec = runner.summary(), runner.manager.spec
     show(directory, closing_lines(summary, directory.path), host)
     return Ending(run_dir=directory.path, exit_code=exit_code, spec=spec)
 
@@ -213,12 +216,12 @@ def machine(config: Config) -> str:
     device = config.engine.device
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total / 2**30
-    gpu = has_nvidia_gpu()
-    precision = computes_in(config, on_gpu=gpu and device is not Device.cpu)
-    if device is Device.auto:
-        place = (
-            f"policy on CUDA, {precision} (auto)" if gpu else f"policy on the CPU, {precision} (auto: no NVIDIA GPU)"
-        )
+    gpu, why_not = has_nvidia_gpu(), why_no_cuda()
+    precision = computes_in(config, on_gpu=why_not is None and device is not Device.cpu)
+    if device is Device.auto and why_not is None:
+        place = f"policy on CUDA, {precision} (auto)"
+    elif device is Device.auto:
+        place = f"policy on the CPU, {precision} (auto: {why_not if gpu else 'no NVIDIA GPU'})"
     else:
         place = f"policy on {device.value}, {precision}"
     return f"{cores} usable cores, {memory:.0f} GiB, {'NVIDIA GPU' if gpu else 'no GPU'} -> {place}"
@@ -246,12 +249,6 @@ def placement(config: Config) -> str:
     processes = "1 simulator process" if len(workers) == 1 else f"{len(workers)} simulator processes"
     ranks = "" if place.size == 1 else f"{place.size} ranks, each with {config.env.num_envs // place.size} envs in "
     return f"{ranks}{processes}; {describe_binding(config.env.numa, here, workers, near)}"
-
-
-def has_nvidia_gpu() -> bool:
-    """Return whether the NVIDIA driver shows a GPU (torch is not asked: importing it takes seconds)."""
-    gpus = Path("/proc/driver/nvidia/gpus")
-    return gpus.is_dir() and any(gpus.iterdir())
 
 
 def model(config: Config) -> str:

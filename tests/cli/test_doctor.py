@@ -16,8 +16,10 @@ import pytest
 from embodyrl.cli import checkup
 from embodyrl.cli.checkup import CheckResult, Probe, ProbeFailed, Status
 from embodyrl.cli.doctor import verdict
+from embodyrl.config import load_config
 from embodyrl.envs.mujoco import rendering
 from embodyrl.placement.plan import Inventory
+from embodyrl.placement.topology import Gpu
 from embodyrl.registry import SIMULATORS
 
 needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="MuJoCo is not installed")
@@ -159,3 +161,34 @@ def test_the_last_line() -> None:
     assert verdict([fine], None) == "everything that every run needs is here"
     assert verdict([fine, odd], None).endswith("; absent, needed by some runs: b")
     assert verdict([fine, odd, bad, bad], None) == "2 faults: c, c"
+
+
+def gpus(count: int) -> Inventory:
+    """A machine with so many GPUs."""
+    found = [Gpu(index=index, address=f"0000:0{index}:00.0", uuid=f"GPU-{index}", node=0) for index in range(count)]
+    return Inventory(cpus=(0,), cores=1, gpus=tuple(found))
+
+
+def test_gpus_that_would_stay_idle() -> None:
+    assert checkup.driver(gpus(0), None) is None
+    everything = checkup.driver(gpus(8), None)
+    assert everything is not None and everything.status is Status.ok and everything.found.startswith("8 GPUs, driver ")
+    for overrides, idle in ([], 7), (["engine.parallel.world_size=4", "env.num_envs=8"], 4), (["engine.device=cpu"], 0):
+        finding = checkup.driver(gpus(8), load_config("experiment/gym_pendulum", overrides).config)
+        assert finding is not None and (finding.status is Status.absent) == bool(idle)
+        assert (f"; {idle} of them would stay idle" in finding.found) == bool(idle)
+        assert ("set engine.parallel.world_size=8" in finding.remedy) == bool(idle)
+
+
+def test_gpus_in_words() -> None:
+    large, small = ("NVIDIA H200", 140 * 2**30, "9.0"), ("NVIDIA L4", 23 * 2**30, "8.9")
+    assert checkup.describe_gpus([large, large, small]) == (
+        "2 x NVIDIA H200 (140.0 GiB, compute capability 9.0), 1 x NVIDIA L4 (23.0 GiB, compute capability 8.9)"
+    )
+
+
+def test_a_torch_that_does_not_fit_the_gpus() -> None:
+    started = checkup.start_torch(gpus(1), needs_cuda=True)
+    started.probe.close()
+    finding = started.judge(["2.13.0", "13.0", []], None)
+    assert finding.status is Status.fault and "the kernel shows 1 NVIDIA GPUs" in finding.found and finding.remedy

@@ -11,6 +11,9 @@ import programs
 import pytest
 from slow import rest_slow
 
+from embodyrl.engine.parallel import check_devices
+from embodyrl.errors import UserError
+
 PROGRAM = Path(__file__).with_name("rank_program.py")
 
 
@@ -33,3 +36,14 @@ def test_there_are_cases_that_went_well(results: dict[str, str]) -> None:
     assert len(results) >= 10
     wrong = {name: error for name, error in results.items() if error}
     assert not wrong, "\n\n".join(f"--- {name}\n{error}" for name, error in wrong.items())
+
+
+def test_ranks_that_would_share_a_gpu_or_do_not_all_have_one() -> None:
+    check_devices(["cpu", "cpu"])
+    check_devices(["cuda 0 a here", "cuda 1 b here", "cuda 0 a there"])
+    check_devices(["cuda MIG-a u here", "cuda MIG-b u here"])  # slices of one GPU
+    check_devices(["cuda 0 a here", "cuda 0 b here"])  # a scheduler shows each its own
+    with pytest.raises(UserError, match="ranks 1 and 2 would share one GPU: start as many ranks as there are GPUs"):
+        check_devices(["cuda 0 a here", "cuda 1 b here", "cuda 1 b here"])
+    with pytest.raises(UserError, match="rank 1 finds no CUDA device, and rank 0 computes on one: start as many"):
+        check_devices(["cuda 0 a here", "cpu"])

@@ -505,3 +505,22 @@ def test_nothing_is_asked_written_or_shown(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False\n", "")
     assert list(temporary.iterdir()) == []
     assert {path.name for path in home.iterdir()} <= {".config", ".cache"}  # matplotlib's
+
+
+def test_it_loads_whatever_the_uuid_of_a_ranks_gpu_is() -> None:
+    """robosuite refuses to be imported where the number of the EGL device is not part of CUDA_VISIBLE_DEVICES."""
+    gpu = {"CUDA_VISIBLE_DEVICES": "GPU-0a1b2c4d", "MUJOCO_EGL_DEVICE_ID": "3", "MUJOCO_GL": "egl"}
+    program = (
+        "import os\n"
+        "from embodyrl.envs.libero.driver import load\n"
+        "load()\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['MUJOCO_EGL_DEVICE_ID'], os.environ['MUJOCO_GL'])\n"
+    )
+    command, variables = [sys.executable, "-c", program], {**os.environ, **gpu, "PYOPENGL_PLATFORM": "egl"}
+    ran = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "GPU-0a1b2c4d 3 egl"
+    refused = subprocess.run(
+        [sys.executable, "-c", "import robosuite"], env=variables, capture_output=True, text=True, timeout=110
+    )
+    assert "AssertionError: MUJOCO_EGL_DEVICE_ID" in refused.stderr, "it imports now: the workaround can go"

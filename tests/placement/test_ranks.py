@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+from fake_machine import make_machine, write
 
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config, Device
-from embodyrl.placement.plan import Inventory
+from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.ranks import RankInfo, RanksError, is_follower, own_share, rank_info_here, use_own_gpu
 from embodyrl.placement.topology import Gpu
 
 GPUS = tuple(Gpu(index=index, address=f"0000:0{index}:00.0", uuid=f"GPU-{index}", node=0) for index in range(2))
+
+
+def show_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset the variable that says which GPUs CUDA shows, and restore it after the test, which sets it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
 
 def config_for(*overrides: str) -> Config:
@@ -57,7 +65,7 @@ def test_slots_processes_and_cores_are_shared() -> None:
 
 
 def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    show_all_gpus(monkeypatch)
     place = RankInfo(rank=1, size=2, local_rank=1, local_size=2)
     machine = Inventory(cpus=(0,), cores=1, gpus=GPUS)
     use_own_gpu(place, Device.cpu, machine)
@@ -67,3 +75,46 @@ def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     with pytest.raises(RanksError, match=r"2 ranks on this machine, but 1 GPU\(s\).*engine\.device=cpu"):
         use_own_gpu(place, Device.cuda, Inventory(cpus=(0,), cores=1, gpus=GPUS[:1]))
+
+
+@pytest.mark.parametrize(
+    ("visible", "own"),
+    [
+        ("MIG-aa,MIG-bb", "MIG-bb"),  # slices of a GPU, which the kernel does not list
+        ("GPU-0f, GPU-1f", "GPU-1f"),  # it lists others
+        ("4,5", "5"),
+        ("", ""),  # no GPU is to be used
+        ("-1", "-1"),
+    ],
+)
+def test_gpus_that_the_kernel_does_not_list_are_chosen_by_their_names(
+    visible: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine = inventory(make_machine(tmp_path, {0: "0-3"}, gpus={"0000:3b:00.0": 0}), cpus=[0])
+    assert not machine.gpus
+    use_own_gpu(RankInfo(rank=1, size=2, local_rank=1, local_size=2), Device.auto, machine)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+
+
+def test_two_ranks_do_not_get_one_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa")
+    machine = inventory(make_machine(tmp_path, {0: "0-3"}, gpus={"0000:3b:00.0": 0}), cpus=[0])
+    with pytest.raises(RanksError, match=r"2 ranks on this machine, but 1 GPU"):
+        use_own_gpu(RankInfo(size=2, local_size=2), Device.cuda, machine)
+
+
+@pytest.mark.parametrize("device", ["nvidiactl", "dxg"])
+def test_without_the_kernels_list_a_rank_takes_the_gpu_of_its_number(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_all_gpus(monkeypatch)
+    place = RankInfo(rank=3, size=4, local_rank=1, local_size=2)
+    use_own_gpu(place, Device.auto, inventory(make_machine(tmp_path, {0: "0-3"}), cpus=[0]))
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    write(tmp_path / "dev" / device, "")
+    use_own_gpu(place, Device.auto, inventory(tmp_path, cpus=[0]))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    listed = inventory(make_machine(tmp_path, {0: "0-3"}, gpus={"0000:3b:00.0": 0}), cpus=[0])
+    assert not listed.unlisted_gpus and listed.gpus

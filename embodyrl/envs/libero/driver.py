@@ -62,6 +62,18 @@ def _quiet_robosuite() -> None:
     sys.modules.setdefault("robosuite.macros_private", ModuleType("robosuite.macros_private"))
 
 
+def importing_robosuite(opengl: str) -> contextlib.AbstractContextManager[None]:
+    """Set the environment in which robosuite is imported, within a block.
+
+    CUDA_VISIBLE_DEVICES is hidden: robosuite refuses to be imported unless that text contains MUJOCO_EGL_DEVICE_ID. A
+    rank's is the UUID of its GPU, which contains the number of that GPU or not by chance.
+
+    Args:
+        opengl: value of MUJOCO_GL.
+    """
+    return rendering.environment(MUJOCO_GL=opengl, CUDA_VISIBLE_DEVICES=None)
+
+
 @lru_cache(maxsize=1)
 def load() -> Any:
     """Import LIBERO's package of environments.
@@ -77,7 +89,7 @@ def load() -> Any:
     with tempfile.TemporaryDirectory(prefix="embodyrl-libero-") as folder:
         text = "".join(f"{name}: {str(root / place)!r}\n" for name, place in places.items())
         (Path(folder) / "config.yaml").write_text(text)
-        with rendering.environment(LIBERO_CONFIG_PATH=folder, MUJOCO_GL="disable"):
+        with importing_robosuite("disable"), rendering.environment(LIBERO_CONFIG_PATH=folder):
             return importlib.import_module("libero.libero.envs")
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from embodyrl.envs.base import RenderError, Slot, Transition
 from embodyrl.envs.libero import tasks
-from embodyrl.envs.libero.driver import load
+from embodyrl.envs.libero.driver import importing_robosuite, load
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.options import LiberoConfig, Proprio
 from embodyrl.envs.types import EpisodeSpec
@@ -132,7 +132,7 @@ def _load_opengl() -> None:
     name = rendering.choose()
     binding = importlib.import_module("robosuite.utils.binding_utils")
     if not hasattr(binding, "GLContext"):
-        with rendering.environment(MUJOCO_GL=name):
+        with importing_robosuite(name):
             importlib.reload(binding)
 
 

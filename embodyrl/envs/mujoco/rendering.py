@@ -15,7 +15,7 @@ import importlib.util
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -89,18 +89,22 @@ def choose() -> str:
 
 
 @contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Set environment variables within the block."""
+def environment(**variables: str | None) -> Iterator[None]:
+    """Set environment variables within the block; None removes one."""
     before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    _set_environment(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set_environment(before)
+
+
+def _set_environment(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def import_mujoco() -> Any:

@@ -1,0 +1,156 @@
+"""`hf://owner/name` in place of a folder, against a stand-in for the hub."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+import yaml
+
+pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+
+SMALL = (
+    *("experiment/gym_pendulum", "env.num_envs=2", "env.workers=1", "env.max_episode_steps=10"),
+    *("rollout.num_chunks=8", "algorithm.minibatches=2", "run.iterations=1", "eval.episodes=2"),
+    *("run.eval_every=0", "run.dir=out"),
+)
+START = (*SMALL, "model.checkpoint=hf://me/pendulum")
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is done."""
+    folder = tmp_path_factory.mktemp("run")
+    done = programs.run(["-m", "embodyrl", "run", *SMALL], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def policy(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved policy, with files beside it that no download may fetch."""
+    saved = tmp_path_factory.mktemp("policy") / "policy"
+    shutil.copytree(run / "checkpoints" / "last" / "policy", saved)
+    (saved / "modeling.py").write_text("raise SystemExit")
+    (saved / "pytorch_model.bin").write_bytes(b"\x80\x02")
+    return saved
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_a_run_starts_from_the_hub_and_goes_on_from_exactly_that(hub: Any, policy: Path, tmp_path: Path) -> None:
+    first = hub.add("models/me/pendulum", policy)
+    pinned = f"hf://me/pendulum@{first.commit}"
+    done = hub.embodyrl("run", *START, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"weights from {pinned}" in done.stdout
+    assert sorted(hub.downloads) == ["model.safetensors", "policy.json"]  # each once, and neither code nor pickles
+    assert config_of(tmp_path / "out")["model"]["checkpoint"] == pinned
+    assert config_of(tmp_path / "out" / "checkpoints" / "last")["model"]["checkpoint"] == pinned
+    hub.repositories.clear()
+    hub.requests.clear()
+    again = hub.embodyrl("resume", "out", "run.iterations=2", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert not hub.requests
+    assert config_of(tmp_path / "out")["model"]["checkpoint"] == pinned
+
+
+def test_validate_says_what_a_run_would_download_and_fetches_nothing(hub: Any, policy: Path, tmp_path: Path) -> None:
+    commit = hub.add("models/me/pendulum", policy).commit
+    size = sum((policy / name).stat().st_size for name in ("model.safetensors", "policy.json")) / 2**20
+    before = hub.embodyrl("validate", *START, cwd=tmp_path)
+    assert f"me/pendulum@main (commit {commit[:12]}): a run downloads 2 of 2 files, {size:.1f} MiB" in before.stdout
+    assert not hub.downloads
+    offline = hub.embodyrl("validate", *START, cwd=tmp_path, HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0
+    assert (
+        "is not in the cache; hf://me/pendulum@main cannot be looked up, because HF_HUB_OFFLINE is set"
+        in offline.stdout
+    )
+    assert hub.embodyrl("run", *START, cwd=tmp_path).returncode == 0
+    after = hub.embodyrl("validate", *START, cwd=tmp_path)
+    assert f"(commit {commit[:12]}) is in the cache" in after.stdout
+    assert hub.embodyrl("run", *START, "run.dir=more", cwd=tmp_path, HF_HUB_OFFLINE="1").returncode == 0
+    hub.repositories["models/me/pendulum"].files["policy.json"] += b"\n"
+    moved = hub.embodyrl("validate", *START, cwd=tmp_path)
+    assert "a run downloads 1 of 2 files" in moved.stdout
+
+
+def wrong(hub: Any, folder: Path, checkpoint: str, command: str = "run", **environment: str) -> str:
+    """The one sentence about a name that cannot be had; no run directory is made, and nothing downloaded."""
+    done = hub.embodyrl(command, *START, f"model.checkpoint='{checkpoint}'", cwd=folder, **environment)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert not (folder / "out").exists() and not hub.downloads
+    return done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "validate"])
+def test_names_that_the_hub_does_not_know(hub: Any, policy: Path, tmp_path: Path, command: str) -> None:
+    hub.add("models/me/pendulum", policy)
+    hub.add("models/me/closed", policy, gated=True)
+    error = wrong(hub, tmp_path, "hf://me/pendulun", command)
+    assert "the hub has no model 'me/pendulun' (no token is set)" in error
+    assert "did you mean 'me/pendulum'?" in error
+    error = wrong(hub, tmp_path, "hf://me/pendulum@v2", command)
+    assert "me/pendulum has no revision 'v2'" in error and "name a branch, tag or commit of http://127" in error
+    error = wrong(hub, tmp_path, "hf://me/closed", command)
+    assert "hf://me/closed@main is gated: no token is set" in error and "HF_TOKEN" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hf://pendulum", "'hf://pendulum' is no name on the hub - write hf://owner/name"),
+        ("hf://me/pendulum@", "is no name on the hub"),
+        ("hf://me/../../etc", "is no name on the hub"),
+        ("hf://datasets/me/pendulum", "names a data set, not a model - write hf://owner/name"),
+    ],
+)
+def test_malformed_names(hub: Any, tmp_path: Path, name: str, message: str) -> None:
+    assert message in wrong(hub, tmp_path, name)
+    assert not hub.requests
+
+
+def test_a_hub_that_cannot_be_asked(hub: Any, policy: Path, tmp_path: Path) -> None:
+    hub.add("models/me/pendulum", policy)
+    error = wrong(hub, tmp_path, "hf://me/pendulum", HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in error and "unset it" in error
+    error = wrong(hub, tmp_path, "hf://me/pendulum", HF_ENDPOINT="http://127.0.0.1:9")
+    assert "the hub http://127.0.0.1:9 gives no answer on hf://me/pendulum@main" in error
+
+
+def test_more_than_the_disk_holds_is_not_begun(hub: Any, policy: Path, tmp_path: Path) -> None:
+    hub.add("models/me/pendulum", policy)
+    hub.sizes["model.safetensors"] = 2**60
+    error = wrong(hub, tmp_path, "hf://me/pendulum")
+    assert "needs 1073741824.0 GiB" in error and "set HF_HOME to a folder on another disk" in error
+
+
+def test_the_config_is_checked_before_anything_is_fetched_and_then_against_it(
+    hub: Any, policy: Path, tmp_path: Path
+) -> None:
+    hub.add("models/me/pendulum", policy)
+    assert "run.iterations" in wrong(hub, tmp_path, "hf://me/pendulum' run.iterations='-1")
+    assert not hub.requests
+
+
+def test_a_policy_goes_to_the_hub_and_is_evaluated_from_there(hub: Any, run: Path, tmp_path: Path) -> None:
+    refused = hub.embodyrl("export", str(run), "--push", "me/swings", cwd=tmp_path, HF_TOKEN="hf_me")
+    assert refused.returncode == 2 and "nobody can be asked here" in refused.stderr and not hub.requests
+    nowhere = hub.embodyrl("export", str(run), cwd=tmp_path)
+    assert nowhere.returncode == 2 and "give --out DIR, --push OWNER/NAME or both" in nowhere.stderr
+    stranger = hub.embodyrl("export", str(run), "--push", "me/swings", "--yes", cwd=tmp_path)
+    assert stranger.returncode == 2 and "no token is set" in stranger.stderr
+    done = hub.embodyrl("export", str(run), "--push", "me/swings", "--yes", cwd=tmp_path, HF_TOKEN="hf_me")
+    assert done.returncode == 0, done.stderr
+    assert "/me/swings/commit/" in done.stdout
+    assert hub.made[-1]["visibility"] == "private"
+    assert {"README.md", "training.yaml", "model.safetensors"} <= hub.repositories["models/me/swings"].files.keys()
+    played = hub.embodyrl("eval", "hf://me/swings", "eval.episodes=1", cwd=tmp_path)
+    assert played.returncode == 0, played.stderr
+    assert "evaluating" in played.stdout
