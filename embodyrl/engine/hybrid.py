@@ -480,17 +480,18 @@ class HybridEngine:
             "skipped": self.guard.skipped,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Continue from `state_dict`; returns a warning if that cannot be exact, see `Streams.load_state_dict`."""
         with self.offload.optimizer_here():
             self.optimizer.load_state_dict(state["optimizer"])
-        self._streams.load_state_dict(state["streams"], state["version"])
+        warning = self._streams.load_state_dict(state["streams"], state["version"])
         self._set_version(state["version"])
         self.guard.skipped = state["skipped"]
         if self.reference is not None:
             with self.offload.reference_here():
                 self.reference.load_state_dict(state["reference"])
         self.offload.put_away()
+        return warning
 
 
 # ---- modes
