@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,8 +109,7 @@ class HybridEngine:
         if config.lora.rank:
             add_adapters(policy, config.lora, seed)
         self.policy.to(self.device)
-        # CUDA kernels are queued: without a wait the time would count for whatever phase reads a result next.
-        self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
+        self.clock = Clock(partial(torch.cuda.Event, enable_timing=True) if self.device.type == "cuda" else None)
         """Time by phase of the thread that made the engine."""
         self.modes = Modes(self.clock)
         self.algorithm = algorithm
