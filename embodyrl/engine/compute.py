@@ -113,22 +113,38 @@ class Streams:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every rank's streams; all ranks must call it."""
         return {
+            "device": self.actions.device.type,
             "actions": self._ranks.gather(self.actions.get_state()),
             "shuffling": self.shuffling.get_state(),
             "imitation": self.imitation.get_state(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], version: int) -> None:
-        """Continue from `state_dict`. A rank that did not exist then begins a new stream.
+    def load_state_dict(self, state: Mapping[str, Any], version: int) -> str | None:
+        """Continue from `state_dict`. A rank that did not exist then begins a new stream, and so does all noise on
+        another type of device, whose generators are others; returns a warning about the latter.
 
         Args:
             state: of any number of ranks.
             version: updates done; part of a new stream's seed.
         """
         self.shuffling.set_state(state["shuffling"])
+        here, there, rank = self.actions.device.type, _device_type(state), self._ranks.rank
+        if here != there:
+            self._begin(rank, version)
+            self.imitation.manual_seed(derive_seed(self._seed, "imitation", version))
+            return (
+                f"the checkpoint was saved on {there} and the run goes on on {here}, where random numbers are others: "
+                "noise in actions and in learning from demonstrations begins anew, so results differ as between seeds"
+            )
         self.imitation.set_state(state["imitation"])
-        rank = self._ranks.rank
         if rank >= len(state["actions"]):
             self._begin(rank, version)
         else:
             self.actions.set_state(state["actions"][rank])
+        return None
+
+
+def _device_type(state: Mapping[str, Any]) -> str:
+    """Return the type of device that the streams in a state were on."""
+    # Older checkpoints do not name it. The CPU's generator keeps 5056 bytes (Mersenne Twister), CUDA's 16 (Philox).
+    return str(state.get("device", "cpu" if len(state["imitation"]) > 1000 else "cuda"))

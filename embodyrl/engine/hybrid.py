@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,8 +109,7 @@ class HybridEngine:
         if config.lora.rank:
             add_adapters(policy, config.lora, seed)
         self.policy.to(self.device)
-        # CUDA kernels are queued: without a wait the time would count for whatever phase reads a result next.
-        self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
+        self.clock = Clock(partial(torch.cuda.Event, enable_timing=True) if self.device.type == "cuda" else None)
         """Time by phase of the thread that made the engine."""
         self.modes = Modes(self.clock)
         self.algorithm = algorithm
@@ -480,17 +480,18 @@ class HybridEngine:
             "skipped": self.guard.skipped,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Continue from `state_dict`; returns a warning if that cannot be exact, see `Streams.load_state_dict`."""
         with self.offload.optimizer_here():
             self.optimizer.load_state_dict(state["optimizer"])
-        self._streams.load_state_dict(state["streams"], state["version"])
+        warning = self._streams.load_state_dict(state["streams"], state["version"])
         self._set_version(state["version"])
         self.guard.skipped = state["skipped"]
         if self.reference is not None:
             with self.offload.reference_here():
                 self.reference.load_state_dict(state["reference"])
         self.offload.put_away()
+        return warning
 
 
 # ---- modes

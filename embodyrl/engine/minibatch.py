@@ -28,11 +28,20 @@ Drawn = Sequence[tuple[Tensor, float]]
 """Minibatches: the row numbers of their chunks, and their share of the batch."""
 
 
+ON_HOST = "task_index"
+"""The column that stays on the CPU: task descriptions are chosen with it, and reading it from a GPU would wait for the
+work of the micro-batches before."""
+
+
 def to_columns(batch: TensorDictBase, device: torch.device) -> Columns:
-    """Return a batch as plain dictionaries, from which taking rows costs a tenth of what it costs a TensorDict."""
+    """Return a batch as plain dictionaries, from which taking rows costs a tenth of what it costs a TensorDict. All
+    tensors but `ON_HOST` are on the device."""
     items: Iterable[tuple[str, Any]] = batch.items()
     return {
-        name: column.to(device) if isinstance(column, Tensor) else to_columns(column, device) for name, column in items
+        name: column.to("cpu" if name == ON_HOST else device)
+        if isinstance(column, Tensor)
+        else to_columns(column, device)
+        for name, column in items
     }
 
 
@@ -41,13 +50,18 @@ def rows(columns: Columns, which: Tensor | slice) -> Columns:
 
     Args:
         columns: of a batch.
-        which: row numbers, int64; or a range of rows, whose columns share the memory of the given ones.
+        which: row numbers, int64, on the CPU; or a range of rows, whose columns share the memory of the given ones.
     """
-    # `index_select` copies rows as blocks of memory, several times faster than an index in brackets.
+    # `index_select` copies rows as blocks of memory, several times faster than an index in brackets. Row numbers are
+    # queued to a GPU without waiting for it.
     return {
         name: rows(column, which)
         if isinstance(column, dict)
-        else (column[which] if isinstance(which, slice) else column.index_select(0, which))
+        else (
+            column[which]
+            if isinstance(which, slice)
+            else column.index_select(0, which.to(column.device, non_blocking=True))
+        )
         for name, column in columns.items()
     }
 
@@ -59,7 +73,7 @@ def length(columns: Columns) -> int:
 
 def numbered(columns: Columns) -> Columns:
     """Return the columns with one more, `number`, so that results of shuffled parts find their row again."""
-    return columns | {"number": torch.arange(length(columns), device=columns["task_index"].device)}
+    return columns | {"number": torch.arange(length(columns), device=columns["version"].device)}
 
 
 def observation_from(columns: Columns, task_descriptions: Sequence[str]) -> PolicyObservation:
@@ -74,7 +88,7 @@ def observation_from(columns: Columns, task_descriptions: Sequence[str]) -> Poli
 def draw_minibatches(
     sequence: Tensor, count: int, whole: bool, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, float]]:
-    """Yield the row numbers of each minibatch of an epoch, and the minibatch's share of the batch.
+    """Yield the row numbers of each minibatch of an epoch, on the CPU, and the minibatch's share of the batch.
 
     Args:
         sequence: `[M]`, number of the episode that each chunk belongs to.
@@ -82,10 +96,11 @@ def draw_minibatches(
         whole: draw episode by episode, instead of chunk by chunk.
         generator: on the CPU.
     """
-    unit = torch.unique(sequence, return_inverse=True)[1] if whole else torch.arange(len(sequence))
+    # All on the CPU, where a GPU is waited for once: its numbers of rows depend on values, and its generator would
+    # shuffle the same seed differently.
+    unit = torch.unique(sequence.cpu(), return_inverse=True)[1] if whole else torch.arange(len(sequence))
     units = int(unit.max()) + 1
-    # Drawn on the CPU: a GPU's generator would shuffle the same seed differently.
-    order = torch.randperm(units, generator=generator).to(sequence.device)
+    order = torch.randperm(units, generator=generator)
     for chosen in order.tensor_split(min(count, units)):
         # The share counts units, not rows: episodes differ in length, and `token_weights` has weighed their rows.
         index = torch.nonzero(torch.isin(unit, chosen)).squeeze(1) if whole else chosen
@@ -106,10 +121,9 @@ def split_minibatch(minibatch: Columns, size: int | None, whole: bool) -> Iterat
         for start in range(0, length(minibatch), size):
             yield rows(minibatch, slice(start, start + size))
     else:
-        _, member, lengths = torch.unique(minibatch["sequence"], return_inverse=True, return_counts=True)
+        _, member, lengths = torch.unique(minibatch["sequence"].cpu(), return_inverse=True, return_counts=True)
         for episodes in pack(lengths.tolist(), size):
-            numbers = torch.tensor(episodes, device=member.device)
-            yield rows(minibatch, torch.nonzero(torch.isin(member, numbers)).squeeze(1))
+            yield rows(minibatch, torch.nonzero(torch.isin(member, torch.tensor(episodes))).squeeze(1))
 
 
 def pack(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
@@ -212,7 +226,7 @@ def summarize(step: Step, ranks: Ranks, version: int) -> Metrics:
     weights = valid.to(torch.float32)
     sums = (torch.stack(list(columns.values())) * weights).flatten(1).sum(1)
     errors = torch.cat([sums.new_zeros(0) if each.value_losses is None else each.value_losses for each in totals])
-    numbers = torch.stack([weights.sum(), errors.sum(), errors.new_tensor(len(errors))])
+    numbers = torch.stack([weights.sum(), errors.sum(), errors.new_full((), len(errors))])
     every = torch.stack(ranks.gather(torch.cat([numbers, sums, largest])))
     count, value_loss, chunks, *logged = every[:, :-2].sum(0).unbind()
     metrics = {name: total / count.clamp(min=1.0) for name, total in zip(columns, logged, strict=True)}

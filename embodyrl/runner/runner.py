@@ -352,7 +352,9 @@ class Runner:
         """
         check_alike(state.counters.get("collector"), self._collector_state(), "the checkpoint's collector")
         check_alike(dict.fromkeys(state.engine), dict.fromkeys(self.engine.state_dict()), "the checkpoint's engine")
-        self.engine.load_state_dict(state.engine)
+        warning = self.engine.load_state_dict(state.engine)
+        if warning is not None:
+            self._warnings.warn("streams", warning)
         slots = self.manager.num_envs
         own = range(self.ranks.rank * slots, (self.ranks.rank + 1) * slots)
         # Simulators before the collector, which reads their present observations.

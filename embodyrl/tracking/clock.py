@@ -6,9 +6,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -37,7 +38,20 @@ class Phase(StrEnum):
 
 
 COMPUTING = frozenset({Phase.infer, Phase.preprocess, Phase.train, Phase.sync})
-"""Phases that queue work on a GPU, which must be finished before another phase begins."""
+"""Phases that queue work on a GPU, which may go on when they have ended."""
+
+
+class Event(Protocol):
+    """A mark in a GPU's queue of work, such as `torch.cuda.Event(enable_timing=True)`."""
+
+    def record(self) -> None:
+        """Put the mark at the end of the queue."""
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has reached the mark."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Return the time from this mark to another one [ms]; the GPU has reached both."""
 
 
 class Clock:
@@ -46,21 +60,24 @@ class Clock:
     Each second counts once, for the innermost phase that is being measured; outside of all phases it is idle.
     Measurements of other threads are not counted, since the thread that waits for them counts its waiting.
 
-    A GPU executes its work later than the program queues it. When a computing phase ends inside another one the clock
-    does not wait, which would only slow the program down: the outer phase counts the rest. When the outermost of them
-    ends, `synchronize` is called first.
+    A GPU executes its work later than the program queues it, and the program waits for it only when it reads a result.
+    Where computing phases end (`COMPUTING`), the clock does not wait, which would slow the program down, but records
+    when the GPU gets there. `take` then moves the time that the GPU needed longer than the program from the phase that
+    followed directly, in which the program waited for the result, to the computing phase that ended. It moves at most
+    the time that passed until the next change of phase, so that the phases still add up to the wall clock. When a
+    computing phase ends inside another one, the outer phase counts the rest.
 
     Args:
-        synchronize: waits until the GPU is done; None where there is none.
+        make_event: makes marks in the GPU's queue; None where there is none.
     """
 
-    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
-        self.synchronize = synchronize
+    def __init__(self, make_event: Callable[[], Event] | None = None) -> None:
         self.thread = threading.get_ident()
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._details: dict[str, float] = defaultdict(float)
         self._phase = Phase.idle
         self._since = time.perf_counter()
+        self._queue = None if make_event is None else _Queue(make_event)
 
     def measure(self, phase: Phase, *, detail: str | None = None) -> Span:
         """Return a context whose time belongs to `phase`; its seconds are also added to the entry `detail`."""
@@ -78,11 +95,10 @@ class Clock:
 
     def switch(self, phase: Phase) -> Phase:
         """Begin another phase; returns the one before."""
-        before = self._phase
-        if before in COMPUTING and phase not in COMPUTING and self.synchronize is not None:
-            self.synchronize()
-        now = time.perf_counter()
+        before, now = self._phase, time.perf_counter()
         self._seconds[before] += now - self._since
+        if self._queue is not None:
+            self._queue.switch(before, phase, now, now - self._since)
         self._since, self._phase = now, phase
         return before
 
@@ -92,12 +108,86 @@ class Clock:
 
     def take(self) -> dict[str, float]:
         """Return the seconds of every phase since the last call, which add up to the time between the calls, and
-        details [s]."""
+        details [s]. Waits until the GPU is done with the computing phases that have ended."""
+        if self._queue is not None:
+            self._queue.wait()
         self.switch(self._phase)
+        if self._queue is not None:
+            for source, target, seconds in self._queue.take():
+                self._seconds[source] -= seconds
+                self._seconds[target] += seconds
         taken = {str(phase): seconds for phase, seconds in self._seconds.items()} | self._details
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._details.clear()
         return taken
+
+
+@dataclass(kw_only=True)
+class _Stretch:
+    """Computing phases that followed each other, and the phase after them."""
+
+    begin: Event
+    end: Event
+    seconds: float
+    """What the program spent in them [s]."""
+    last: Phase
+    """The computing phase that ended."""
+    after: Phase
+    waited_s: float = 0.0
+    """Seconds of the phase after them until the next change; what the program waited is part of them."""
+
+
+class _Queue:
+    """Marks in a GPU's queue of work where computing begins and ends.
+
+    Args:
+        make_event: see `Clock`.
+    """
+
+    def __init__(self, make_event: Callable[[], Event]) -> None:
+        self._make_event = make_event
+        self._begun: tuple[Event, float] | None = None
+        """Mark and time of the beginning of the stretch under way."""
+        self._stretches: list[_Stretch] = []
+        self._followed = True
+        """False while the phase that follows the latest stretch is under way."""
+
+    def switch(self, before: Phase, phase: Phase, now: float, seconds: float) -> None:
+        """Note a change of phase.
+
+        Args:
+            before: the phase that ends.
+            phase: the one that begins.
+            now: on the program's clock [s].
+            seconds: of the one that ends, since the last change [s].
+        """
+        if not self._followed:
+            self._stretches[-1].waited_s, self._followed = seconds, True
+        if before not in COMPUTING and phase in COMPUTING:
+            self._begun = self._mark(), now
+        elif before in COMPUTING and phase not in COMPUTING and self._begun is not None:
+            (begin, since), self._begun = self._begun, None
+            self._stretches.append(
+                _Stretch(begin=begin, end=self._mark(), seconds=now - since, last=before, after=phase)
+            )
+            self._followed = False
+
+    def _mark(self) -> Event:
+        event = self._make_event()
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        """Wait until the GPU has done the work of all stretches."""
+        if self._stretches:
+            self._stretches[-1].end.synchronize()
+
+    def take(self) -> Iterator[tuple[Phase, Phase, float]]:
+        """Yield from which phase to which one to move how many seconds; forgets the stretches."""
+        for each in self._stretches:
+            late = each.begin.elapsed_time(each.end) / 1000.0 - each.seconds
+            yield each.after, each.last, min(max(late, 0.0), each.waited_s)
+        self._stretches, self._followed = [], True
 
 
 class Span:

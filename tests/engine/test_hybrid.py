@@ -259,3 +259,45 @@ def test_cuda_that_is_not_there_is_refused_with_the_remedy() -> None:
             iterations=1,
             seed=1,
         )
+
+
+def cuda_streams(engine: HybridEngine) -> dict[str, Any]:
+    """A state as it is saved on a GPU: generators have 16 bytes (seed and offset)."""
+    state = copy.deepcopy(engine.state_dict())
+    state["streams"] |= {
+        "device": "cuda",
+        "actions": [torch.zeros(16, dtype=torch.uint8)],
+        "imitation": torch.zeros(16, dtype=torch.uint8),
+    }
+    return state
+
+
+def noise_of(engine: HybridEngine) -> list[list[float]]:
+    streams = engine._streams
+    return [torch.rand(4, generator=stream).tolist() for stream in (streams.actions, streams.imitation)]
+
+
+def test_a_run_from_a_gpu_goes_on_on_the_cpu_with_noise_that_begins_anew() -> None:
+    first, second, third = make_engine(), make_engine(), make_engine()
+    first.update(make_batch(first), ["push"])
+    state = cuda_streams(first)
+    warning = second.load_state_dict(state)
+    assert warning is not None and "saved on cuda and the run goes on on cpu" in warning
+    third.load_state_dict(copy.deepcopy(state))
+    anew = noise_of(second)
+    # The same on every resume, and neither the stream of the run's start nor that of another version.
+    assert anew == noise_of(third)
+    state["version"] = 2
+    third.load_state_dict(state)
+    for other in (noise_of(make_engine()), noise_of(third)):
+        assert all(mine != theirs for mine, theirs in zip(anew, other, strict=True))
+    assert torch.equal(second._streams.shuffling.get_state(), first._streams.shuffling.get_state())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_streams_that_do_not_name_their_device_are_known_by_their_length(device: str) -> None:
+    first, second = make_engine(), make_engine()
+    state = copy.deepcopy(first.state_dict()) if device == "cpu" else cuda_streams(first)
+    del state["streams"]["device"]
+    assert (second.load_state_dict(state) is None) == (device == "cpu")
+    assert (noise_of(second) == noise_of(first)) == (device == "cpu")

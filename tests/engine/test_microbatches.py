@@ -9,11 +9,22 @@ import numpy as np
 import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, make_policy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Level
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import Columns, mean_kl, pack, rows, split_minibatch, summarize, to_columns
+from embodyrl.engine.minibatch import (
+    Columns,
+    mean_kl,
+    numbered,
+    observation_from,
+    pack,
+    rows,
+    split_minibatch,
+    summarize,
+    to_columns,
+)
 from embodyrl.envs import Observation
 from embodyrl.models import PolicyObservation, build_policy
 from embodyrl.models.mlp.options import MLPConfig
@@ -134,3 +145,38 @@ def test_images_wait_for_their_micro_batch() -> None:
     seen.clear()
     engine.update(batch, ["push"])
     assert seen == [4, 4, 4, 4, 16], "the last one is for the normalisation"
+
+
+class Reading(TorchDispatchMode):
+    """Counts the numbers that are read from tensors; on a GPU each of them is waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("target_kl", [None, 1e9])
+def test_an_optimiser_step_waits_for_the_gpu_once_and_once_more_for_a_target(target_kl: float | None) -> None:
+    counts = []
+    for epochs in (2, 7):
+        engine = make_engine(minibatches=3, epochs=epochs, target_kl=target_kl, engine={"micro_batch_size": 2})
+        batch = make_batch(engine)
+        with Reading() as reading:
+            assert engine.update(batch, ["push"])["train/epochs"] == epochs
+        counts.append(reading.count)
+    epochs_more, steps_more = 5, 15
+    # Besides, the number of units is read once per epoch, which is on the CPU for any device.
+    assert counts[1] - counts[0] == epochs_more + steps_more * (1 if target_kl is None else 2)
+
+
+def test_micro_batches_are_taken_without_reading_the_device() -> None:
+    """On torch's meta device, whose tensors have no numbers to read."""
+    engine = make_engine()
+    columns = numbered(to_columns(make_batch(engine), torch.device("meta")))
+    drawn = engine._draw_minibatches(columns)
+    for index, _ in drawn:
+        for part in split_minibatch(rows(columns, index), 3, whole=False):
+            assert part["proprio"].device.type == part["number"].device.type == "meta"
+            assert observation_from(part, ["push"]).task_descriptions == ["push"] * len(part["proprio"])

@@ -90,23 +90,89 @@ def test_other_threads_do_not_count(now: list[float]) -> None:
     assert spent(clock) == {"train": 5.0}
 
 
-def test_the_gpu_is_waited_for_when_the_last_computing_phase_ends(now: list[float]) -> None:
-    waits: list[float] = []
+class Gpu:
+    """A GPU with a queue of work, on the test's time. It makes its events and counts the waits for them."""
 
-    def synchronize() -> None:
-        waits.append(now[0])
-        now[0] += 7  # what the GPU still had to do
+    def __init__(self, now: list[float]) -> None:
+        self.now = now
+        self.free_at = 0.0
+        self.waits = 0
 
-    clock = Clock(synchronize)
+    def queue(self, seconds: float) -> None:
+        """Begin some work as soon as what was queued before is done."""
+        self.free_at = max(self.free_at, self.now[0]) + seconds
+
+    def wait(self) -> None:
+        """Read a result."""
+        self.now[0] = max(self.free_at, self.now[0])
+
+    def event(self) -> GpuEvent:
+        return GpuEvent(self)
+
+
+class GpuEvent:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.at = max(self.gpu.free_at, self.gpu.now[0])
+
+    def synchronize(self) -> None:
+        self.gpu.waits += 1
+        self.gpu.now[0] = max(self.at, self.gpu.now[0])
+
+    def elapsed_time(self, end: GpuEvent) -> float:
+        assert self.gpu.now[0] >= end.at, "the GPU has not come so far"
+        return 1000.0 * (end.at - self.at)
+
+
+def test_waiting_for_a_result_of_the_gpu_counts_for_the_phase_that_computes_it(now: list[float]) -> None:
+    gpu = Gpu(now)
+    clock = Clock(gpu.event)
     with clock.measure(Phase.record):
-        with clock.measure(Phase.infer):
-            with clock.measure(Phase.preprocess):
-                now[0] += 1
-            now[0] += 1
-        with clock.measure(Phase.simulate):
-            now[0] += 1
-    assert len(waits) == 1
-    assert spent(clock) == {"preprocess": 1.0, "infer": 8.0, "simulate": 1.0}
+        for _ in range(2):
+            with clock.measure(Phase.infer):
+                with clock.measure(Phase.preprocess):
+                    now[0] += 1
+                gpu.queue(7)
+                now[0] += 2
+            gpu.wait()  # 5 s more
+            now[0] += 0.5
+            with clock.measure(Phase.simulate):
+                now[0] += 3
+    assert gpu.waits == 0
+    assert spent(clock) == {"preprocess": 2.0, "infer": 14.0, "record": 1.0, "simulate": 6.0}
+    assert gpu.waits == 1 and spent(clock) == {}
+
+
+def test_time_that_the_program_did_not_wait_for_the_gpu_is_not_moved(now: list[float]) -> None:
+    gpu = Gpu(now)
+    clock = Clock(gpu.event)
+    with clock.measure(Phase.infer):
+        gpu.queue(10)
+        now[0] += 1
+    now[0] += 2  # of the 9 s that the GPU still needs, 2 pass here and the rest while simulators work
+    with clock.measure(Phase.simulate):
+        now[0] += 20
+    with clock.measure(Phase.train):
+        gpu.queue(4)
+        gpu.wait()
+        now[0] += 1
+    assert spent(clock) == {"infer": 3.0, "simulate": 20.0, "train": 5.0}
+
+
+def test_what_the_gpu_still_has_to_do_when_times_are_taken_counts_for_its_phase(now: list[float]) -> None:
+    gpu = Gpu(now)
+    clock = Clock(gpu.event)
+    with clock.measure(Phase.train):
+        gpu.queue(8)
+        now[0] += 1
+    assert spent(clock) == {"train": 8.0}
+    with clock.measure(Phase.train):
+        now[0] += 1
+        assert spent(clock) == {"train": 1.0}
+        now[0] += 1
+    assert spent(clock) == {"train": 1.0}
 
 
 def test_waiting_is_divided_as_the_simulators_divided_their_work() -> None:
