@@ -30,7 +30,7 @@ def test_rows_are_beside_their_bounds_and_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path)["decide"]
     assert [row["what"] for row in rows][:2] == ["batch 1", "batch 4"]
-    assert all(0 < row["share"] < 2 and row["bound_is"] and row["decisions/s"] > 0 for row in rows)
+    assert all(row["share"] > 0 and row["bound_is"] and row["decisions/s"] > 0 for row in rows)
     again = measure(tmp_path, "--rows", "decide", "offload", "--minutes", "0")
     assert again.stdout.startswith(done.stdout), "what is known is not measured again"
     assert "offload: no time left; the same command goes on from here" in again.stdout
