@@ -7,9 +7,9 @@
 Nothing here has been run on a GPU yet; only the tiny scale on a CPU has.
 
 Models have the published size and random weights made on the device, so that nothing is downloaded. Every group of rows
-is measured by a process of its own, so that one that fails leaves the others alone; its rows are in the JSON file when it
-ends, and a second call goes on with groups that are missing or failed. Each row says its bound: how fast it could be if
-one resource were used perfectly. `share` is the bound's time over the measured one (1 is perfect).
+is measured by a process of its own, so that one that fails leaves the others alone. Each row is in the JSON file as
+soon as it is measured, and a second call goes on with groups that are missing or failed. Each row says its bound: how
+fast it could be if one resource were used perfectly. `share` is the bound's time over the measured one (1 is perfect).
 
 - decide: `HybridEngine.act`. Bound: its arithmetic at the device's matrix peak, or reading all weights once at its
   memory's bandwidth, whichever is slower; both as measured by `peak`, whose own bound is the data sheet's.
@@ -54,6 +54,7 @@ from embodyrl.planning.weightless import build_weightless
 Row = dict[str, Any]
 SHEETS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2.0e12), "L40S": (362e12, 0.864e12)}
 """Dense bfloat16 FLOP/s and bytes/s of memory from NVIDIA's data sheets (H100 and A100: SXM, A100 with 80 GB)."""
+POLL_S = 0.2
 LEAST_S = 20.0
 """A group is not begun with less time left [s]."""
 
@@ -274,22 +275,31 @@ def run_group(name: str, options: Namespace) -> None:
             print(json.dumps({"what": "not measured", "failed": failed}), file=file)
 
 
-def in_own_process(name: str, options: Namespace, seconds: float) -> list[Row]:
-    """Rows of a group that is measured in a process of its own."""
+def in_own_process(name: str, options: Namespace, seconds: float) -> Iterator[Row]:
+    """Rows of a group that is measured in a process of its own, which is killed after so many seconds."""
     rows_to = Path(options.work) / f"{name}.jsonl"
     rows_to.write_text("")
     words = [sys.executable, __file__, "--group", name, "--rows-to", str(rows_to), "--model", options.model]
     words += ["--scale", options.scale, "--device", options.device, "--work", str(options.work)]
-    failed = None
+    deadline, count = time.monotonic() + seconds, 0
     with (Path(options.work) / f"{name}.log").open("w") as log:
-        try:
-            code = subprocess.run(words, stdout=log, stderr=log, timeout=seconds).returncode
-        except subprocess.TimeoutExpired:
-            failed = f"not done within {seconds:.0f} s"
-        else:
-            failed = f"ended with code {code}: see {log.name}" if code else None
-    rows = [json.loads(line) for line in rows_to.read_text().splitlines()]
-    return rows + ([{"what": "the rest", "failed": failed}] if failed else [])
+        process = subprocess.Popen(words, stdout=log, stderr=log)
+        while True:
+            has_ended = process.poll() is not None  # before the file is read, so that its last row is not missed
+            is_late = time.monotonic() > deadline
+            if is_late:
+                process.kill()
+                process.wait()
+            rows = rows_to.read_text().split("\n")[:-1]  # what follows the last end of line is not complete
+            for row in rows[count:]:
+                yield json.loads(row)
+            count = len(rows)
+            if has_ended or is_late:
+                break
+            time.sleep(POLL_S)
+    if process.returncode:
+        why = f"not done within {seconds:.0f} s" if is_late else f"ended with code {process.returncode}: see {log.name}"
+        yield {"what": "the rest", "failed": why}
 
 
 def text_of(row: Row) -> str:
@@ -342,11 +352,16 @@ def measure_all(chosen: list[str], options: Namespace) -> None:
             if left < LEAST_S:
                 print(f"{name}: no time left; the same command goes on from here")
                 continue
-            groups[name] = in_own_process(name, options, min(left, GROUPS[name][1]))
+            print(name)
+            groups[name] = [unfinished := {"what": "the rest", "failed": "stopped"}]  # until all rows are there
+            for row in in_own_process(name, options, min(left, GROUPS[name][1])):
+                print(text_of(row), flush=True)
+                groups[name].insert(-1, row)
+                write_whole(options.json, json.dumps({"setting": setting, "groups": groups}, indent=2) + "\n")
+            groups[name].remove(unfinished)
             write_whole(options.json, json.dumps({"setting": setting, "groups": groups}, indent=2) + "\n")
-        print(name)
-        for row in groups[name]:
-            print(text_of(row), flush=True)
+        else:
+            print(name, *map(text_of, done), sep="\n")
 
 
 def device_name(device: str) -> str:
