@@ -135,11 +135,9 @@ def test_more_than_the_disk_holds_is_not_begun(hub: Any, policy: Path, tmp_path:
     assert "needs 1073741824.0 GiB" in error and "set HF_HOME to a folder on another disk" in error
 
 
-def test_the_config_is_checked_before_anything_is_fetched_and_then_against_it(
-    hub: Any, policy: Path, tmp_path: Path
-) -> None:
-    hub.add("models/me/pendulum", policy)
-    assert "run.iterations" in wrong(hub, tmp_path, "hf://me/pendulum' run.iterations='-1")
+def test_the_rest_of_the_config_is_checked_before_the_hub_is_asked(hub: Any, tmp_path: Path) -> None:
+    done = hub.embodyrl("run", *START, "run.iterations=-1", cwd=tmp_path)
+    assert done.returncode == 2 and "run.iterations" in done.stderr and "1 fault" in done.stderr
     assert not hub.requests
 
 
