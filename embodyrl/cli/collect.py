@@ -15,6 +15,7 @@ from embodyrl.cli.arguments import ImageFormat, Keep
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Observe
 from embodyrl.errors import UserError, without_controls
+from embodyrl.hub import is_hub_name
 from embodyrl.registry import EXPERTS
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def destination(loaded: LoadedConfig, out: Path | None) -> Path:
         RequestError: both are missing.
     """
     path = loaded.config.data.path
+    if out is None and (is_hub_name(path) or ("data", "path") in loaded.from_hub):
+        raise RequestError("data.path is on the hub, where nothing is recorded: give --out DIR")
     if out is None and path is None:
         raise RequestError(f"nothing says where to write: give --out DIR, since data.path is null in {loaded.source}")
     return out or Path(str(path))

@@ -353,7 +353,7 @@ def nothing_is_left_open(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             ("model.checkpoint",),
             f"model.checkpoint is left open ({LEFT_OPEN})",
-            "name the weights to start from, as in model.checkpoint=/weights/openvla-7b or model.checkpoint=hf://owner/name",
+            "name the folder of the weights to start from, as in model.checkpoint=/weights/openvla-7b, or hf://owner/name",
         )
 
 

@@ -341,8 +341,9 @@ class ModelConfig:
     name: str = setting(registry="SupportedModel")
     """Model; `embodyrl list models` shows them."""
     checkpoint: str | None = setting(None)
-    """Folder of a saved policy to start from; null: random weights. <weights>: left open until the run, so that a
-    config can be checked and planned on a machine without the weights."""
+    """Folder of a saved policy to start from, or its name on the Hugging Face hub (hf://owner/name[@revision]); null:
+    random weights. <weights>: left open until the run, so that a config can be checked and planned on a machine without
+    the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,7 +501,8 @@ class DataConfig:
     """Demonstrations to learn from (algorithm sft); `embodyrl collect` records them."""
 
     path: str | None = setting(None)
-    """Folder of a LeRobotDataset v3.0 with the images, states and actions of the simulator."""
+    """Folder of a LeRobotDataset v3.0 with the images, states and actions of the simulator, or its name on the Hugging
+    Face hub (hf://datasets/owner/name[@revision])."""
     batch_size: int = setting(64, low=1)
     """Action chunks per optimizer step."""
     steps: int = setting(100, low=1)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import programs
 import pytest
 import yaml
+
+from embodyrl.hub import name_of
 
 pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 
@@ -131,11 +135,9 @@ def test_more_than_the_disk_holds_is_not_begun(hub: Any, policy: Path, tmp_path:
     assert "needs 1073741824.0 GiB" in error and "set HF_HOME to a folder on another disk" in error
 
 
-def test_the_config_is_checked_before_anything_is_fetched_and_then_against_it(
-    hub: Any, policy: Path, tmp_path: Path
-) -> None:
-    hub.add("models/me/pendulum", policy)
-    assert "run.iterations" in wrong(hub, tmp_path, "hf://me/pendulum' run.iterations='-1")
+def test_the_rest_of_the_config_is_checked_before_the_hub_is_asked(hub: Any, tmp_path: Path) -> None:
+    done = hub.embodyrl("run", *START, "run.iterations=-1", cwd=tmp_path)
+    assert done.returncode == 2 and "run.iterations" in done.stderr and "1 fault" in done.stderr
     assert not hub.requests
 
 
@@ -154,3 +156,36 @@ def test_a_policy_goes_to_the_hub_and_is_evaluated_from_there(hub: Any, run: Pat
     played = hub.embodyrl("eval", "hf://me/swings", "eval.episodes=1", cwd=tmp_path)
     assert played.returncode == 0, played.stderr
     assert "evaluating" in played.stdout
+
+
+def test_of_a_data_set_only_tables_and_videos_are_fetched(hub: Any, tmp_path: Path) -> None:
+    read = ["meta/info.json", "data/chunk-000/file-000.parquet", "videos/observation.images.a/chunk-000/file-000.mp4"]
+    for name in (*read, "README.md", "load.py", "raw/data.bin"):
+        (tmp_path / "demos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "demos" / name).write_text(name)
+    commit = hub.add("datasets/me/demos", tmp_path / "demos").commit
+    code = "from embodyrl.hub import *; print(fetch(parse('hf://datasets/me/demos', Kind.dataset)))"
+    done = subprocess.run([sys.executable, "-c", code], env=hub.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder.name == commit
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*") if path.is_file()) == sorted(read)
+    words = ("algorithm=sft", "data.path=hf://datasets/me/demos")
+    used = hub.embodyrl("validate", "experiment/gym_pendulum", *words, cwd=tmp_path)
+    assert used.returncode == 2 and "info.json" in used.stderr  # of which that was none
+    kept = hub.embodyrl("collect", "experiment/gym_pendulum", *words, "--episodes", "1", cwd=tmp_path)
+    assert kept.returncode == 2 and "is on the hub, where nothing is recorded: give --out DIR" in kept.stderr
+
+
+def test_other_jobs_do_not_import_the_library() -> None:
+    code = "import sys; from embodyrl.config import load_config; load_config('gym_pendulum'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "huggingface_hub" not in done.stdout.split()
+
+
+def test_a_folder_of_the_cache_has_a_name() -> None:
+    commit = "0123456789" * 4
+    found = name_of(f"/home/me/.cache/huggingface/hub/models--me--my-policy/snapshots/{commit}")
+    assert found is not None and (found.repo, found.revision) == ("me/my-policy", commit)
+    assert str(found) == f"hf://me/my-policy@{commit}"
+    assert name_of("/weights/models--me--my-policy") is None
