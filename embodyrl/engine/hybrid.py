@@ -33,7 +33,7 @@ from embodyrl.engine.compute import (
     computing_in,
     recompute_blocks,
 )
-from embodyrl.engine.lora import add_adapters, load_weights_into
+from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
 from embodyrl.engine.minibatch import (
     Columns,
     Drawn,
@@ -131,6 +131,8 @@ class HybridEngine:
         self.precision = choose_precision(config.precision, policy, self.device)
         """Data type of forward passes."""
         self._computing = computing_in(self.precision, self.device)
+        if self.precision is not torch.float32:
+            cast_once(policy)
         self.optimizer = Optimizer(
             policy.parameters(),
             config.optimizer,
