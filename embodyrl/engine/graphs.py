@@ -150,15 +150,15 @@ class Graphs:
         """
         assert self._make is not None, "else nothing is recorded"
         after, own = generator.get_state(), {name: tensor.clone() for name, tensor in inputs.items()}
-        graph = self._make()
         try:
+            graph = self._make()
             output = graph.record(lambda: self._policy.act(own, mode, generator), generator)
             recorded = _Recorded(graph=graph, inputs=own, output=output, generator=generator)
             generator.set_state(before)
             found = recorded.act(inputs)
             if not _equal(found, wanted) or not torch.equal(generator.get_state(), after):
                 raise RuntimeError("a replay came to other numbers")
-        except RuntimeError as error:  # whatever CUDA refuses is one
+        except Exception as error:  # of any kind: the decision is made already, and the run needs no graph to go on
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.warning = f"the policy acts without CUDA graphs, which is slower and the same otherwise: {first}"
             self._make = None
