@@ -644,6 +644,10 @@ class EngineConfig:
     deterministic: bool = setting(False)
     """Let torch use only deterministic algorithms, which costs speed on a GPU, and raise an error where there is none.
     On the CPU runs repeat exactly without it."""
+    cuda_graphs: bool = setting(True)
+    """On a GPU, record the policy's decision for each number of slots as a CUDA graph in every rollout, and replay it:
+    the same numbers in one launch instead of thousands. Models that cannot be recorded, and sharded ones, act as
+    before."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     """Guard against losses and gradients that are not finite."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -33,7 +33,8 @@ from embodyrl.engine.compute import (
     computing_in,
     recompute_blocks,
 )
-from embodyrl.engine.lora import add_adapters, load_weights_into
+from embodyrl.engine.graphs import CudaGraph, Graphs
+from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
 from embodyrl.engine.minibatch import (
     Columns,
     Drawn,
@@ -54,7 +55,7 @@ from embodyrl.engine.minibatch import (
 )
 from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.optimizer import Guard, Optimizer
-from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, parallelize
+from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, is_sharded, parallelize
 from embodyrl.engine.reference import reference_of
 from embodyrl.envs import Observation
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyObservation
@@ -126,11 +127,18 @@ class HybridEngine:
         if self.reference is not None and self.reference.weights is not None:
             parallelize(self.reference.weights, ranks, config.parallel.backend, self.device)
         self.modes.around[Mode.rollout].append(self.weights.unsharded)
+        # FSDP exchanges weights from hooks of its own, which a graph would not repeat.
+        suits = self.device.type == "cuda" and policy.acts_on_device and not any(map(is_sharded, policy.parameters()))
+        self.graphs = Graphs(policy, CudaGraph if config.cuda_graphs and suits else None)
+        """Decisions as CUDA graphs."""
+        self.modes.around[Mode.rollout].append(self.graphs.kept)
         self.version = 0
         """Updates so far; every chunk is labelled with the version that produced it."""
         self.precision = choose_precision(config.precision, policy, self.device)
         """Data type of forward passes."""
         self._computing = computing_in(self.precision, self.device)
+        if self.precision is not torch.float32:
+            cast_once(policy)
         self.optimizer = Optimizer(
             policy.parameters(),
             config.optimizer,
@@ -181,7 +189,7 @@ class HybridEngine:
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self._preprocess(PolicyObservation.of(observation))
             with self._computing:
-                return self.policy.act(inputs, mode, noise)
+                return self.graphs.act(inputs, mode, noise)
 
     def _preprocess(self, observation: PolicyObservation) -> Inputs:
         with self.clock.measure(Phase.preprocess):
@@ -371,6 +379,7 @@ class HybridEngine:
 
     def _set_version(self, version: int) -> None:
         self.version = version
+        self.graphs.forget()
         self.policy.set_progress(min(version / self.optimizer.updates, 1.0))
 
     # ---- log-probs

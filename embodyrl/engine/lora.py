@@ -104,6 +104,16 @@ def adapted_layers(policy: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in policy.named_modules() if hasattr(module, "lora_A")}
 
 
+def cast_once(policy: nn.Module) -> None:
+    """Let adapters take their input as it comes, in a policy that computes under autocast only.
+
+    peft converts it to the adapters' float32 first, which autocast turns back into 16 bits for the matrix product: the
+    same numbers, and two copies of the input for every layer.
+    """
+    for layer in adapted_layers(policy).values():
+        layer.cast_input_dtype_enabled = False
+
+
 @contextmanager
 def without_adapters(policy: nn.Module) -> Iterator[None]:
     """Remove the adapters from a policy for the length of a block, so that its parameters have their public names."""

@@ -145,6 +145,8 @@ class Policy(nn.Module, ABC):
     name: str = ""
     """Name in the registry."""
     spec: PolicySpec
+    acts_on_device: bool = False
+    """True if `act` neither waits for a GPU nor copies from or to the CPU, so that it can be a CUDA graph."""
 
     @abstractmethod
     def __init__(self, config: Any, simulator: SimulatorSpec, chunk_size: int) -> None:

@@ -171,6 +171,8 @@ class Runner:
         start = time.perf_counter()
         with self.clock.measure(Phase.train):  # time that no inner phase claims counts as learning
             self.pipeline.run(iteration)
+        if self.engine.graphs.warning is not None:
+            self._warnings.warn("graphs", self.engine.graphs.warning)
         seconds = time.perf_counter() - start
         metrics = iteration.metrics | self._take_times("time/iteration")
         self.progress.iteration += 1

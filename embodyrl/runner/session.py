@@ -35,7 +35,13 @@ from embodyrl.version import __version__
 
 RESUMABLE = (
     *("run.", "tracking.", "env.workers", "env.numa", "env.offload", "env.max_restarts"),
-    *("engine.offload", "engine.micro_batch_size", "engine.gradient_checkpointing", "engine.parallel."),
+    *(
+        "engine.offload",
+        "engine.micro_batch_size",
+        "engine.gradient_checkpointing",
+        "engine.cuda_graphs",
+        "engine.parallel.",
+    ),
 )
 """Settings that may change on resume, because they do not change what is learned (micro-batches: except by rounding).
 A dot at the end stands for the whole section."""

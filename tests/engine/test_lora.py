@@ -10,9 +10,10 @@ import pytest
 import torch
 from engines import make_policy
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from vla import SPEC, TASK_DESCRIPTIONS, make_batch, make_engine, make_observation, make_oft, oft_config
 
-from embodyrl.config.schema import LoraConfig
+from embodyrl.config.schema import LoraConfig, Precision
 from embodyrl.engine import lora
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.models import Policy, PolicyError, PolicyObservation, build_policy
@@ -198,3 +199,34 @@ def test_adapters_of_bfloat16_weights_learn_in_float32() -> None:
 def logits_in_bfloat16(engine: HybridEngine) -> torch.Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return logits(engine.policy)
+
+
+class Casts(TorchDispatchMode):
+    """Counts conversions of floating-point tensors to another type."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
+            self.count += (kwargs or {}).get("dtype", args[0].dtype) is not args[0].dtype
+        return func(*args, **kwargs or {})
+
+
+def test_adapters_in_16_bits_compute_the_same_numbers_with_fewer_casts() -> None:
+    engine = adapted(make_oft(dtype="bfloat16"), precision=Precision.bfloat16)
+    inputs = engine.policy.preprocess(PolicyObservation.of(make_observation()))
+    layers = lora.adapted_layers(engine.policy).values()
+    with torch.no_grad():
+        for layer in layers:
+            layer.lora_B["default"].weight.normal_(std=0.1)
+    found, casts = [], []
+    for through_float32 in (False, True):
+        for layer in layers:
+            assert through_float32 or not layer.cast_input_dtype_enabled
+            layer.cast_input_dtype_enabled = through_float32
+        with torch.no_grad(), engine._computing, Casts() as counted:
+            found.append(engine.policy.act(inputs, "eval"))
+        casts.append(counted.count)
+    assert torch.equal(found[0].actions, found[1].actions) and torch.equal(found[0].logprobs, found[1].logprobs)
+    assert casts[0] <= casts[1] - len(layers)
+    assert all(layer.cast_input_dtype_enabled for layer in lora.adapted_layers(adapted().policy).values())

@@ -114,6 +114,7 @@ ELSEWHERE = {
     "engine.guard.dumps": "tests/engine/test_guard.py",
     "engine.optimizer.name": "tests/engine/test_optimizer.py, where bitsandbytes is installed",
     "engine.gradient_checkpointing": "tests/engine/test_recompute.py: what is learned stays the same",
+    "engine.cuda_graphs": "tests/engine/test_graphs.py: how fast, not what is decided",
     "engine.lora.rank": "tests/engine/test_lora.py, with a model that has layers",
     "engine.lora.alpha": "tests/engine/test_lora.py",
     "engine.lora.targets": "tests/engine/test_lora.py",

@@ -71,6 +71,7 @@ class FlowPolicy(Policy):
     """
 
     config: FlowConfig
+    acts_on_device = True
     start: Tensor
     value_changes: bool = True
     """Whether `value_features` depends on the denoising step; if not, `act` evaluates the critic once."""
