@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "pi05": ({"denoising_steps": 2, "noise_method": "flow_noise", "scratch": {"layers": 2}}, 2),
     "gr00t": ({"denoising_steps": 2, "scratch": {"layers": 1, "action_layers": 2, "action_horizon": 4}}, 2),
 }
-ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "bincount"}
+ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "multinomial"}
 """Operators whose result, or its shape, is read by the host."""
 MADE_ON_THE_HOST = {"lift_fresh"}
 """What torch.tensor(numbers) calls."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.sampling import draw
 
 # --------------------------------------------------------------------------------------------------------------- images
 
@@ -190,8 +191,7 @@ class TokenDistribution:
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
         """Draw tokens `[...]`."""
-        probabilities = self._logprobs.exp().flatten(0, -2)
-        return torch.multinomial(probabilities, 1, generator=generator).view(self._logprobs.shape[:-1])
+        return draw(self._logprobs.exp(), generator)
 
     def mode(self) -> Tensor:
         """Return the most likely tokens `[...]`."""
