@@ -13,7 +13,6 @@ import torch
 
 __all__ = [
     "AttentionInterface",
-    "DynamicCache",
     "LlamaConfig",
     "LlamaForCausalLM",
     "LlamaRotaryEmbedding",
@@ -49,7 +48,6 @@ _declared = _make_torchvision_importable()
 import timm  # noqa: E402 - needs the operators
 from transformers import (  # noqa: E402
     AttentionInterface,
-    DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Tokenizer,

@@ -56,7 +56,7 @@ def causal(policy: Any) -> None:
 
 
 def bidirectional(policy: Any) -> None:
-    _with_mask(policy, lambda mask, length: mask.bool()[:, None, None, :].expand(-1, 1, length, -1))
+    _with_mask(policy, lambda mask, length: mask[:, :, -1:].expand(-1, -1, length, -1))
 
 
 def no_stop_token(policy: Any) -> None:

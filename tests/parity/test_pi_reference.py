@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
@@ -141,7 +140,7 @@ def test_images_states_and_prompts() -> None:
     for number in range(4):
         image = arrays[f"pi_image/{number}/in"]
         resized = arrays[f"pi_image/{number}/resized"]
-        assert np.array_equal(np.asarray(letterbox(Image.fromarray(image), 28)), resized)
+        assert np.array_equal(letterbox(torch.from_numpy(image)[None], 28)[0].numpy(), resized)
         found = pixel_values(torch.from_numpy(image)[None, None], 28, torch.device("cpu"))[0, 0]
         assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(arrays[f"pi_image/{number}/pixel_values"]))
     for normalization, names in NUMBERS.items():

@@ -20,6 +20,7 @@ from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.options import Activation, MLPConfig
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec
+from embodyrl.models.sampling import draw
 
 ACTIVATIONS = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU, Activation.elu: nn.ELU}
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -253,9 +254,7 @@ class CategoricalHead(nn.Module):
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Head`."""
-        probabilities = self._logits(outputs).softmax(-1)
-        flat = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator)
-        return flat.view(probabilities.shape[:2])
+        return draw(self._logits(outputs).softmax(-1), generator)
 
     def mode(self, outputs: Tensor) -> Tensor:
         """See `Head`."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.libraries import DynamicCache
+from embodyrl.models.openvla.cache import KeyValueCache
 from embodyrl.models.openvla.config import OpenVLAConfig
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs
 from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
@@ -22,6 +22,14 @@ from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
 def positions_of(mask: Tensor) -> Tensor:
     """Return positions `[B, L]`, not counting padding."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)
+
+
+def causal(mask: Tensor) -> Tensor:
+    """Return which positions each position attends to `[B, 1, L, L]`: itself and those before it, without padding.
+
+    transformers would ask the device whether there is padding, and wait for the answer.
+    """
+    return mask[:, None, None, :] & mask.new_ones(mask.shape[1], mask.shape[1]).tril()
 
 
 class OpenVLAPolicy(PrismaticPolicy):
@@ -51,19 +59,22 @@ class OpenVLAPolicy(PrismaticPolicy):
     ) -> ActOutput:
         """See `Policy.act`; the trace holds the tokens `[B, N]`, counted from the first action token."""
         embeddings, mask = self.assemble(inputs)
-        cache, positions = DynamicCache(), positions_of(mask)
+        length = mask.shape[1]
+        whole = torch.cat([mask, mask.new_ones(len(mask), self.entries - 1)], dim=1)
+        cache, positions = KeyValueCache(whole.shape[1]), positions_of(mask)
+        seen = causal(mask)
         choices: list[Choice] = []
         states: list[Tensor] = []
         while True:
-            states.append(self._run(embeddings, mask, positions, cache)[:, -1])
+            states.append(self._run(embeddings, seen, positions, cache)[:, -1])
             choices.append(self.draw(self.network.action_logits(states[-1]), mode, generator))
             if len(choices) == self.entries:
                 break
             embeddings = self._embed(choices[-1].tokens.unsqueeze(1))
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
             positions = positions[:, -1:] + 1
-        whole = Choice(*(torch.stack(parts, dim=1) for parts in zip(*map(_pair, choices), strict=True)))
-        return self.acted(whole, states[0])
+            seen = whole[:, None, None, : length + len(choices)]
+        choice = Choice(*(torch.stack(parts, dim=1) for parts in zip(*map(_pair, choices), strict=True)))
+        return self.acted(choice, states[0])
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`; one forward pass over all tokens of the action."""
@@ -83,16 +94,16 @@ class OpenVLAPolicy(PrismaticPolicy):
         answer = self._embed(tokens[:, :-1])
         embeddings = torch.cat([embeddings, answer], dim=1)
         mask = torch.cat([mask, mask.new_ones(answer.shape[:2])], dim=1)
-        return self._run(embeddings, mask, positions_of(mask), None)[:, -tokens.shape[1] :]
+        return self._run(embeddings, causal(mask), positions_of(mask), None)[:, -tokens.shape[1] :]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.network.embed_tokens(tokens + self.network.architecture.first_action_token)
 
-    def _run(self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:
-        """Return causal hidden states `[B, L, E]`."""
+    def _run(self, embeddings: Tensor, seen: Tensor, positions: Tensor, cache: KeyValueCache | None) -> Tensor:
+        """Return hidden states `[B, L, E]`; `seen [B, 1, L, M+L]` says what they attend to, `M` cached ones first."""
         output = self.network.language_model.model(
             inputs_embeds=embeddings,
-            attention_mask=mask.long(),
+            attention_mask=seen,
             position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,

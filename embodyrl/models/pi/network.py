@@ -286,7 +286,7 @@ class Pi(nn.Module):
         embedded, condition = self.embed_suffix(x, time, state)
         length, horizon = embedded.shape[1], x.shape[1]
         own = torch.ones(length, length, dtype=torch.bool, device=x.device)
-        own[: length - horizon, length - horizon :] = False  # the state does not attend to actions
+        own[: length - horizon, length - horizon :].fill_(False)  # the state does not attend to actions
         seen = prefix.mask[:, None, None, :].expand(-1, 1, length, -1)
         mask = torch.cat([seen, own.expand(len(x), 1, -1, -1)], dim=-1)
         positions = prefix.mask.sum(1, keepdim=True) + torch.arange(length, device=x.device)

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from embodyrl.models.pi.checkpoint import NormStats
 from embodyrl.models.pi.config import Normalization
 from embodyrl.models.vla.processor import Normalizer
+from embodyrl.models.vla.resize import resize
 
 EPSILON = 1e-6
 """Added to the width of ranges, as in public code."""
 
 
-def letterbox(image: Image.Image, side: int) -> Image.Image:
-    """Resize an image to fit a black square of `side` pixels, centred."""
-    if image.size == (side, side):
-        return image
-    ratio = max(image.size) / side
-    width, height = (int(length / ratio) for length in image.size)
-    square = Image.new("RGB", (side, side))
-    square.paste(image.resize((width, height), Image.Resampling.BILINEAR), ((side - width) // 2, (side - height) // 2))
-    return square
+def letterbox(images: Tensor, side: int) -> Tensor:
+    """Resize `images [M, H, W, 3]` in uint8 to fit a black square, centred: `[M, side, side, 3]`."""
+    ratio = max(images.shape[1:3]) / side
+    height, width = (int(length / ratio) for length in images.shape[1:3])
+    resized = resize(images, (height, width), Image.Resampling.BILINEAR)
+    left, top = (side - width) // 2, (side - height) // 2
+    return functional.pad(resized, (0, 0, left, side - width - left, top, side - height - top))
 
 
 def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
     """Convert `images [B, V, H, W, 3]` in uint8 to `[B, V, 3, side, side]` float32 in [-1, 1]."""
-    flat = images.flatten(0, 1)
-    if flat.shape[1:3] != (side, side):
-        resized = [np.asarray(letterbox(Image.fromarray(image), side)) for image in flat.cpu().numpy()]
-        flat = torch.from_numpy(np.stack(resized))
-    numbers = flat.to(device).permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
+    flat = letterbox(images.flatten(0, 1).to(device), side)
+    numbers = flat.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
     return torch.unflatten(numbers, 0, images.shape[:2])
 
 

@@ -1,8 +1,8 @@
 """Preprocessing of images, normalisation of states and actions, and action tokens.
 
-Images are resized with PIL, as in the public image processor. Public evaluations in LIBERO first resize with TensorFlow
-(Lanczos, after encoding and decoding a JPEG). This is not repeated here, so that pixels differ slightly from theirs
-unless the simulator renders at the model's own size.
+Images are resized as by PIL, as in the public image processor. Public evaluations in LIBERO first resize with
+TensorFlow (Lanczos, after encoding and decoding a JPEG). This is not repeated here, so that pixels differ slightly from
+theirs unless the simulator renders at the model's own size.
 
 Each number of an action is one token, which stands for the centre of one of 255 equal intervals of [-1, 1]. Tokens are
 counted from the first action token, `0 .. bins-1`; the highest stands for -1. `bins` edges make `bins - 1` intervals,
@@ -17,13 +17,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.sampling import draw
+from embodyrl.models.vla.resize import resize
 
 # --------------------------------------------------------------------------------------------------------------- images
 
@@ -62,20 +63,13 @@ class ImagePipeline(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Convert `images [B, V, H, W, 3]` in uint8 to `pixel_values [B, V*channels, h, h]` in float32."""
         batch = len(images)
-        images = self._resize(images.flatten(0, 1)).to(self.mean.device)
-        planes = images.permute(0, 3, 1, 2)
+        flat = images.flatten(0, 1).to(self.mean.device)
+        planes = resize(flat, (self.side, self.side), self._interpolation).permute(0, 3, 1, 2)
         if self.center_crop:
             planes = _crop(planes)
         copies = len(self.mean) // 3
         normalised = (planes.float().div(255).repeat(1, copies, 1, 1) - self.mean) / self.std
         return torch.unflatten(normalised, 0, (batch, -1)).flatten(1, 2)
-
-    def _resize(self, images: Tensor) -> Tensor:
-        if images.shape[1:3] == (self.side, self.side):
-            return images
-        size = (self.side, self.side)
-        resized = [Image.fromarray(image).resize(size, self._interpolation) for image in images.cpu().numpy()]
-        return torch.from_numpy(np.stack([np.asarray(image) for image in resized]))
 
 
 def _crop(planes: Tensor) -> Tensor:
@@ -190,8 +184,7 @@ class TokenDistribution:
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
         """Draw tokens `[...]`."""
-        probabilities = self._logprobs.exp().flatten(0, -2)
-        return torch.multinomial(probabilities, 1, generator=generator).view(self._logprobs.shape[:-1])
+        return draw(self._logprobs.exp(), generator)
 
     def mode(self) -> Tensor:
         """Return the most likely tokens `[...]`."""
