@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.plugins import TRAINING_FILE, code_of_its_own
@@ -141,6 +145,19 @@ def _write_adapter(policy: Path, folder: Path, config: Config) -> str:
 
 def _write_merged(source: Path, folder: Path, config: Config) -> str:
     """Write the policy with its adapters merged into the weights, in its public layout."""
+    written = _save_merged(source, folder, config)
+    gc.collect()  # adapters refer to each other: the policy would stay beside the one that is loaded now
+    for name, tensor in load_exported(folder, config).state_dict().items():
+        if _digest(tensor) != written[name]:
+            raise ExportError(f"{name} was not written as it is: look at the disk")
+    return "adapters merged; loaded again as a policy"
+
+
+def _save_merged(source: Path, folder: Path, config: Config) -> dict[str, str]:
+    """Save the policy with its adapters merged; returns digests of its tensors by name.
+
+    Digests, because two policies of several billion weights do not fit into the memory of every machine.
+    """
     below = dataclasses.replace(config.model, checkpoint=config.model.checkpoint or str(source))
     policy = build_policy(with_kept(below, source), None, chunk_size=config.rollout.chunk_size, seed=config.seed)
     add_adapters(policy, config.engine.lora, config.seed)
@@ -148,11 +165,14 @@ def _write_merged(source: Path, folder: Path, config: Config) -> str:
     merge(policy)
     folder.mkdir()
     policy.save(folder, config.model)
-    again = load_exported(folder, config).state_dict()
-    for name, tensor in policy.state_dict().items():
-        if not again[name].equal(tensor):
-            raise ExportError(f"{name} was not written as it is: look at the disk")
-    return "adapters merged; loaded again as a policy"
+    return {name: _digest(tensor) for name, tensor in policy.state_dict().items()}
+
+
+def _digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's type, shape and bytes."""
+    described = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    described.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    return described.hexdigest()
 
 
 def _compare_files(folder: Path, manifest: Manifest) -> None:

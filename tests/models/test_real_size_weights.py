@@ -1,0 +1,53 @@
+"""benchmarks/real_size.py: the weights that it writes are those that the public loader reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from embodyrl.models.saved import shard_files
+from embodyrl.registry import SIMULATORS
+
+if SIMULATORS.entry("libero").missing():
+    pytest.skip("LIBERO not installed", allow_module_level=True)
+pytest.importorskip("transformers")
+
+
+ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
+
+
+def load_benchmark() -> ModuleType:
+    """The file as a module; `benchmarks` is no package."""
+    path = Path(__file__).parents[2] / "benchmarks" / "real_size.py"
+    spec = importlib.util.spec_from_file_location("real_size", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["real_size"] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not ASSETS.is_dir(), reason="LIBERO's assets are not there")
+def test_every_written_tensor_is_loaded_byte_for_byte_and_a_changed_one_is_noticed(tmp_path: Path) -> None:
+    real_size = load_benchmark()
+    case = real_size.Case("gr00t", "tiny", tmp_path, [f"env.assets={ASSETS}"])
+    written = real_size.write_checkpoint(case.config(), "tiny", case.checkpoint)
+    assert written["shards"] > 1
+    compared = real_size.compare_loaded(case.config())
+    assert compared["compared"] == compared["equal"] >= real_size.SAMPLED
+
+    adapter = tmp_path / "policy" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text('{"target_modules": []}')
+    untouched = real_size.compare_exported("gr00t", adapter.parent, case.checkpoint)
+    assert untouched["equal"] == untouched["compared"] > 0
+
+    shard = shard_files(case.checkpoint)[0]
+    tensors = load_file(shard)
+    name = real_size.sampled(list(tensors))[0]
+    save_file(tensors | {name: -tensors[name]}, shard)
+    assert real_size.compare_exported("gr00t", adapter.parent, case.checkpoint)["wrong"] == 1
