@@ -418,8 +418,10 @@ def planned_gb(name: str, plan: dict[str, Any] | None) -> float | None:
     """What is planned for a command's main process [GB]; None: nothing is."""
     if plan is None or name not in ("run", "resume", "eval"):
         return None
-    sizes = {phase: parts["total"] - parts.get("simulators", 0.0) for phase, parts in plan["needs"].items()}
-    return sizes["rollout"] - plan["needs"]["rollout"]["optimiser"] if name == "eval" else max(sizes.values())
+    sizes: dict[str, float] = {
+        phase: parts["total"] - parts.get("simulators", 0.0) for phase, parts in plan["needs"].items()
+    }
+    return sizes["rollout"] - float(plan["needs"]["rollout"]["optimiser"]) if name == "eval" else max(sizes.values())
 
 
 def main() -> None:

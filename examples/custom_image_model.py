@@ -104,7 +104,8 @@ class ConvPolicy(Policy):
         # quarter of the memory.
         features = self.encoder(inputs["planes"].float() / 255.0)
         hidden = self.body(torch.cat([features, inputs["proprio"].to(features.dtype)], dim=1))
-        distribution = Normal(self.mean(hidden).float(), self.noise, validate_args=False)
+        mean = self.mean(hidden).float()
+        distribution = Normal(mean, torch.full_like(mean, self.noise), validate_args=False)
         return distribution, self.value(hidden).squeeze(-1).float()
 
 

@@ -79,8 +79,9 @@ class LinearPolicy(Policy):
         """Return the distribution of the action `[B, D]` in units of half the range, and value `[B]`; float32, though
         the layers may multiply in bfloat16 (`engine.precision`)."""
         proprio = inputs["proprio"]
-        # Validating the mean would synchronise with the GPU.
-        distribution = Normal(self.mean(proprio).float(), self.noise, validate_args=False)
+        mean = self.mean(proprio).float()
+        # Validating the mean would wait for the GPU, and a float as the noise would be copied to it each time.
+        distribution = Normal(mean, torch.full_like(mean, self.noise), validate_args=False)
         return distribution, self.value(proprio).squeeze(-1).float()
 
 

@@ -103,7 +103,8 @@ class TextPolicy(Policy):
         float32."""
         hidden = self.body(self.state(inputs["proprio"]) + self.words(inputs["words"]))
         means = self.mean(hidden).float().unflatten(1, (self.spec.chunk_size, self.spec.action_dim))
-        return Normal(means, self.noise, validate_args=False), self.value(hidden).squeeze(-1).float()
+        distribution = Normal(means, torch.full_like(means, self.noise), validate_args=False)
+        return distribution, self.value(hidden).squeeze(-1).float()
 
 
 SupportedModel.register(
