@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,28 +52,46 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     Raises:
         PolicyError: the policy has no layers for adapters, or none that the targets name.
     """
-    from peft import LoraConfig as PeftConfig
-    from peft import inject_adapter_in_model
-
     plan = policy.parallel_plan()
     layers = choose_layers(policy, config.targets)
-    heads = {id(parameter) for name in plan.heads for parameter in policy.get_submodule(name).parameters()}
-    for parameter in policy.parameters():
-        parameter.requires_grad_(parameter.requires_grad and id(parameter) in heads)
+    heads = [each for name in plan.heads for each in policy.get_submodule(name).parameters() if each.requires_grad]
+    policy.requires_grad_(False)
     root = f"{plan.root}." if plan.root else ""
-    settings = PeftConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        target_modules=[layer.removeprefix(root) for layer in layers],
-        bias="none",
-    )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _without_bitsandbytes():
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+
+        settings = PeftConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,
+            target_modules=[layer.removeprefix(root) for layer in layers],
+            bias="none",
+        )
         torch.manual_seed(derive_seed(seed, "adapters"))
         inject_adapter_in_model(settings, policy.get_submodule(plan.root))
+    for parameter in heads:  # peft freezes all but adapters below the root, where heads may be too
+        parameter.requires_grad_(True)
     # Adapters learn, so they are float32 even on weights in 16 bits.
     for layer in adapted_layers(policy).values():
         layer.lora_A.float()
         layer.lora_B.float()
+
+
+@contextmanager
+def _without_bitsandbytes() -> Iterator[None]:
+    """Let bitsandbytes seem not to be installed for the length of a block, unless it is imported already.
+
+    peft imports it for quantised layers, which no policy has; it takes seconds, and warns where there is no GPU.
+    """
+    name = "bitsandbytes"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # Python's way to say that there is no such module
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def choose_layers(policy: Policy, targets: list[str]) -> list[str]:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from vla import SPEC, TASK_DESCRIPTIONS, make_batch, make_engine, make_observation, make_oft, oft_config
 
-from embodyrl.config.schema import LoraConfig, Precision
+from embodyrl.config.build import build_section
+from embodyrl.config.schema import LoraConfig, ModelConfig, Precision
 from embodyrl.engine import lora
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.models import Policy, PolicyError, PolicyObservation, build_policy
+from embodyrl.registry import SupportedModel
 
 if importlib.util.find_spec("peft") is None:
     pytest.skip("needs peft: pip install 'embodyrl[vla]'", allow_module_level=True)
@@ -55,6 +59,20 @@ def test_fresh_adapters_change_nothing_and_learn_with_the_heads_alone() -> None:
     assert all("lora_" in name for name in moved if name.startswith("network."))
     assert {name for name, each in engine.policy.named_parameters() if each.requires_grad} == moved
     assert len(engine.optimizer.inner.state) == len(moved), "there is optimiser state for what learns, and no other"
+
+
+@pytest.mark.parametrize(
+    ("name", "scratch"), [("pi0", {"layers": 1}), ("gr00t", {"layers": 1, "action_layers": 1, "action_horizon": 4})]
+)
+def test_an_action_head_inside_the_adapted_network_learns_in_full(name: str, scratch: dict[str, int]) -> None:
+    SupportedModel.entry(name).load()
+    config = build_section(ModelConfig, {"name": name, "denoising_steps": 2, "scratch": scratch})
+    policy = build_policy(config, SPEC, chunk_size=2, seed=1)
+    lora.add_adapters(policy, LoraConfig(rank=2), seed=1)
+    heads = policy.head_tensors().keys() & dict(policy.named_parameters()).keys()
+    learning = {name for name, each in policy.named_parameters() if each.requires_grad}
+    assert any(name.startswith("network.") for name in heads), "the head lies where peft freezes"
+    assert learning == heads | {name for name in learning if "lora_" in name} and learning > heads
 
 
 def test_targets_choose_layers_by_the_ends_of_their_names() -> None:
@@ -230,3 +248,15 @@ def test_adapters_in_16_bits_compute_the_same_numbers_with_fewer_casts() -> None
     assert torch.equal(found[0].actions, found[1].actions) and torch.equal(found[0].logprobs, found[1].logprobs)
     assert casts[0] <= casts[1] - len(layers)
     assert all(layer.cast_input_dtype_enabled for layer in lora.adapted_layers(adapted().policy).values())
+
+
+def test_adapters_do_without_bitsandbytes() -> None:
+    """It warns where there is no GPU; the 8-bit optimiser can still import it afterwards."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("needs bitsandbytes: pip install 'embodyrl[bnb]'")
+    program = (
+        "import sys; from embodyrl.config.schema import LoraConfig; from embodyrl.engine.lora import add_adapters; "
+        "from vla import make_oft; add_adapters(make_oft(), LoraConfig(rank=2), 0); "
+        "assert 'peft' in sys.modules and 'bitsandbytes' not in sys.modules; import bitsandbytes"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=True, timeout=120)
