@@ -26,6 +26,9 @@ from tests.parity.pi_reference import ENTRIES, EXECUTED, METHODS, REFERENCE, STE
 
 pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference cases are not beside this clone")
 ABSOLUTE, RELATIVE = 1e-5, 2e-6
+DRAWN = 5e-5
+"""For log-probs of what was drawn: d logprob / d mean = (x - mean) / std^2 multiplies the last digits of means, which
+processors without AVX-512 sum in another order."""
 NAMES = ["pi0", "pi05"]
 
 
@@ -34,8 +37,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     return Case(request.param, tmp_path)
 
 
-def assert_near(found: torch.Tensor, wanted: torch.Tensor, relative: float = 0.0) -> None:
-    torch.testing.assert_close(found.double(), wanted.double().reshape(found.shape), atol=ABSOLUTE, rtol=relative)
+def assert_near(found: torch.Tensor, wanted: torch.Tensor, relative: float = 0.0, absolute: float = ABSOLUTE) -> None:
+    torch.testing.assert_close(found.double(), wanted.double().reshape(found.shape), atol=absolute, rtol=relative)
 
 
 @pytest.mark.parametrize("layout", ["checkpoint", "checkpoint-lerobot-layout"])
@@ -86,7 +89,7 @@ def test_logprobs_values_and_entropy_of_rollouts(case: Case, method: str) -> Non
     for stage in ("rollout", "train"):
         wanted = case[f"rl/{method}/{stage}_logprobs"]
         assert wanted.shape[1:] == (EXECUTED, ENTRIES)
-        assert_near(scored.logprobs, wanted, RELATIVE)
+        assert_near(scored.logprobs, wanted, RELATIVE, DRAWN)
     assert_near(scored.values, case[f"rl/{method}/train_values"])
     if method == "flow_noise":
         assert_near(scored.entropy.mean(1), case["rl/flow_noise/entropy"])

@@ -22,7 +22,8 @@ from embodyrl.models import PolicyObservation, load_policy
 from tests.parity.mutations import MUTATIONS
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"
-TOLERANCE = 2e-5
+TOLERANCE, RELATIVE = 2e-5, 2e-6
+"""Processors without AVX-512 sum matrix products in another order: 2.1e-5 in a value of 9."""
 pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference cases are not beside this clone")
 CASES = range(4)
 
@@ -102,7 +103,7 @@ def rlinf(name: str, mode: str) -> tuple[Any, dict[str, torch.Tensor], torch.Ten
 
 def assert_near(found: torch.Tensor, wanted: Any) -> None:
     expected = torch.as_tensor(np.asarray(wanted), dtype=torch.float64)
-    torch.testing.assert_close(found.double(), expected.reshape(found.shape), atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(found.double(), expected.reshape(found.shape), atol=TOLERANCE, rtol=RELATIVE)
 
 
 @pytest.mark.parametrize("case", CASES)
