@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from embodyrl.config import ConfigError
+from embodyrl.registry import SIMULATORS
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,9 +22,18 @@ def script() -> dict[str, Any]:
 def test_its_experiments_and_settings_are_there(script: dict[str, Any]) -> None:
     page = (ROOT / "docs" / "gpu.md").read_text()
     assert page.count(script["BEGIN"]) == page.count(script["END"]) == 1
-    for name in script["EXPERIMENTS"]:
+    # A config is only loaded where its simulator is installed.
+    installed = {each for each in ("libero", "maniskill") if not SIMULATORS.entry(each).missing()}
+    names = [name for name in script["EXPERIMENTS"] if name.partition("_")[0] in installed]
+    if not names:
+        pytest.skip("neither LIBERO nor ManiSkill is installed")
+    for name in names:
         loaded = script["load"](name, [*script["CHECKPOINTED"], "engine.parallel.world_size=8"])
         assert loaded.engine.gradient_checkpointing and loaded.engine.micro_batch_size == 8
+
+
+def test_its_settings_are_on_the_page(script: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
     for step, settings in script["LADDER"].items():
         assert f"\n| {step} | " in page
         assert all(setting.partition("=")[0] in page for setting in settings)
