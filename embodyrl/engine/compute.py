@@ -43,10 +43,14 @@ def choose_precision(precision: Precision, policy: Policy, device: torch.device)
     if precision is Precision.float32:
         return torch.float32
     held = any(parameter.dtype is torch.bfloat16 for parameter in policy.parameters())
-    pays = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision is Precision.bfloat16 or held or (pays and policy.parallel_plan().blocks):
+    if precision is Precision.bfloat16 or held or (has_bfloat16(device) and policy.parallel_plan().blocks):
         return torch.bfloat16
     return torch.float32
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether a device is a GPU that multiplies bfloat16 natively."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from embodyrl.config.fields import class_at
 from embodyrl.config.renames import convert_options
-from embodyrl.config.schema import ModelConfig
+from embodyrl.config.schema import ModelConfig, Precision
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.vla.config import WeightType
 from embodyrl.registry import SupportedModel
 
 
@@ -47,6 +50,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+HALF_TYPES = ("BF16", "F16")
+"""Names of 16-bit types in safetensors."""
+LARGE = 100 * 10**6
+"""Weights from which on a model counts as large: memory and threads matter more than digits and starting time."""
 
 
 def shard_files(folder: Path) -> list[Path]:
@@ -95,6 +102,52 @@ def _is_pickle(path: Path) -> bool:
     except OSError:
         return False
     return start == b"PK" or start in (bytes([0x80, protocol]) for protocol in range(2, 6))
+
+
+def weight_type(config: Any, *, precision: Precision = Precision.auto, gpu: bool = False) -> WeightType:
+    """Return the type that a model's weights are held in, for its option `dtype`.
+
+    Args:
+        config: the model's options.
+        precision: `engine.precision`; float32 is not computed with weights in fewer bits.
+        gpu: whether the model runs on a GPU that computes with bfloat16.
+
+    Raises:
+        PolicyError: the checkpoint's files are missing or damaged.
+    """
+    chosen: WeightType = config.dtype
+    if chosen is not WeightType.auto:
+        return chosen
+    if config.checkpoint is None or precision is Precision.float32:
+        return WeightType.float32
+    folder = Path(config.checkpoint)
+    if gpu or not folder.is_dir():  # one that is elsewhere is planned for, in the published size
+        return WeightType.bfloat16
+    # Few weights save no memory worth their digits.
+    large = sum(stored_types(folder).values()) >= LARGE
+    return stored_type(folder) if large else WeightType.float32
+
+
+def stored_type(folder: Path) -> WeightType:
+    """Return the type of most of a checkpoint's weights; float16 counts as bfloat16. See `stored_types`."""
+    counts = stored_types(folder)
+    halves = sum(count for kind, count in counts.items() if kind in HALF_TYPES)
+    return WeightType.bfloat16 if 2 * halves > sum(counts.values()) else WeightType.float32
+
+
+def stored_types(folder: Path) -> Counter[str]:
+    """Return the number of a checkpoint's weights by type, as safetensors names it. Only headers are read.
+
+    Raises:
+        PolicyError: files are missing or damaged.
+    """
+    counts: Counter[str] = Counter()
+    for path in shard_files(folder):
+        with open_shard(path, "np") as shard:
+            for name in shard.keys():  # noqa: SIM118 - not a mapping
+                tensor = shard.get_slice(name)
+                counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+    return counts
 
 
 # ---------------------------------------------------------------------------------------------------------- policy.json

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.schema import Config, Observe
+from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager
 from embodyrl.files import write_whole
-from embodyrl.models.saved import from_own_folder, stands_alone, with_kept
+from embodyrl.models.saved import from_own_folder, stands_alone, stored_type, weight_type, with_kept
+from embodyrl.models.vla.config import WeightType
 from embodyrl.pipelines.pipeline import build_pipeline
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, own_share
@@ -199,6 +200,7 @@ def build_engine(
     from embodyrl.models import build_policy
 
     model = config.model if weights is None else with_kept(config.model, weights)
+    model = _with_weight_type(model, config.engine, weights)
     if weights is not None and stands_alone(weights) and config.algorithm.kl_coef == 0.0:
         model, weights = from_own_folder(model, weights), None
     policy = build_policy(model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed)
@@ -213,6 +215,20 @@ def build_engine(
         folder=folder,
         ranks=ranks or SINGLE_PROCESS,
     )
+
+
+def _with_weight_type(model: ModelConfig, engine: EngineConfig, weights: Path | None) -> ModelConfig:
+    """Return the model's options with the type that its weights are held in, if it has such an option."""
+    from embodyrl.engine.compute import choose_device, has_bfloat16
+
+    if getattr(model, "dtype", None) is not WeightType.auto:
+        return model
+    if weights is not None and stands_alone(weights) and engine.precision is not Precision.float32:
+        held = stored_type(weights)  # a run goes on in the type that it was saved in, to which its optimiser belongs
+    else:
+        held = weight_type(model, precision=engine.precision, gpu=has_bfloat16(choose_device(engine.device)))
+    changes: dict[str, Any] = {"dtype": held}
+    return dataclasses.replace(model, **changes)
 
 
 def build_saved(config: Config, manager: Offers, folder: Path) -> HybridEngine:

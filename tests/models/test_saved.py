@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -11,15 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.cli.main import app
 from embodyrl.config import load_config
+from embodyrl.config.schema import Precision
 from embodyrl.envs import ActionField
 from embodyrl.models import Policy, PolicyError, PolicyObservation, SupportedModel, build_policy, load_policy
-from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options, own_folder_settings
+from embodyrl.models.pi.config import Pi0Config
+from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options, own_folder_settings, weight_type
+from embodyrl.models.vla.config import WeightType
+from embodyrl.planning.planner import Simulators
+from embodyrl.runner.build import build_saved
 from embodyrl.runner.session import header
 from tests.parity import formula
 
@@ -121,3 +128,30 @@ def test_a_model_that_needs_its_simulator_says_so(tmp_path: Path) -> None:
     ):
         load_policy("mlp", checkpoint=tmp_path)
     assert load_policy("mlp", checkpoint=tmp_path, simulator=SPEC).spec.proprio_dim == 4
+
+
+def checkpoint_of(folder: Path, **tensors: torch.Tensor) -> Pi0Config:
+    save_file(tensors, folder / "model.safetensors")
+    return Pi0Config(name="pi0", checkpoint=str(folder))
+
+
+def test_weights_are_held_in_the_type_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = checkpoint_of(tmp_path, most=torch.zeros(20, 5, dtype=torch.bfloat16), head=torch.zeros(30))
+    assert weight_type(here) is WeightType.float32, "few weights need no saving"
+    monkeypatch.setattr("embodyrl.models.saved.LARGE", 100)
+    assert weight_type(here) is WeightType.bfloat16
+    assert weight_type(here, precision=Precision.float32) is WeightType.float32
+    assert weight_type(dataclasses.replace(here, dtype=WeightType.float32), gpu=True) is WeightType.float32
+    wide = checkpoint_of(tmp_path, most=torch.zeros(20, 5), head=torch.zeros(30, dtype=torch.float16))
+    assert weight_type(wide) is WeightType.float32
+    assert weight_type(wide, gpu=True) is WeightType.bfloat16
+    assert weight_type(dataclasses.replace(here, checkpoint=None), gpu=True) is WeightType.float32
+    assert weight_type(dataclasses.replace(here, checkpoint="elsewhere")) is WeightType.bfloat16
+
+
+def test_a_run_goes_on_in_the_type_that_it_was_saved_in(saved: tuple[Policy, Path], tmp_path: Path) -> None:
+    policy, config = saved[0], load_config("gym_cartpole", [*TINY, *CHANGED]).config
+    copy.deepcopy(policy).bfloat16().save(tmp_path, config.model)
+    for folder, dtype in ((saved[1], torch.float32), (tmp_path, torch.bfloat16)):
+        found = build_saved(config, Simulators(spec=SPEC, bytes_per_worker=0), folder).policy
+        assert found.get_parameter(next(name for name, _ in found.named_parameters())).dtype is dtype

@@ -57,8 +57,10 @@ class FlowConfig(ModelConfig):
     """simulator: the simulator's own numbers. one_opens: 1 opens and 0 closes, as in data converted from LIBERO."""
     binary_gripper: bool = setting(True)
     """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
-    dtype: WeightType = setting(WeightType.float32)
-    """Type that weights are stored in; bfloat16 halves their memory. `engine.precision` is the type of computations."""
+    dtype: WeightType = setting(WeightType.auto)
+    """Type that weights are held in; bfloat16 halves their memory. auto: bfloat16 on a GPU that computes with it; on
+    the CPU as in the checkpoint's files, but float32 for less than 100 million weights. float32 without a checkpoint,
+    and where `engine.precision`, the type of computations, is float32."""
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:

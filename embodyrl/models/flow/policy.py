@@ -32,6 +32,7 @@ from embodyrl.models.flow.denoising import (
     prior,
 )
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.models.saved import weight_type
 from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.weights import DTYPES, load_strictly, read_tensors
 
@@ -79,7 +80,7 @@ class FlowPolicy(Policy):
     def __init__(self, config: FlowConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
         self.config = config
-        self.dtype = DTYPES[config.dtype]
+        self.dtype = DTYPES[weight_type(config)]
         self.noise_level = config.noise_level
 
     def set_up_flow(self, grid: TimeGrid, *, horizon: int, action_dim: int, width: int, value_width: int) -> None:

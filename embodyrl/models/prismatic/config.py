@@ -60,8 +60,10 @@ class PrismaticConfig(ModelConfig):
     center_crop: bool = setting(False)
     """Crop the image's border (5 % of each side's length), as public evaluations do with models that were
     fine-tuned on random crops."""
-    dtype: WeightType = setting(WeightType.float32)
-    """Type that weights are stored in; bfloat16 halves their memory. `engine.precision` is the type of computations."""
+    dtype: WeightType = setting(WeightType.auto)
+    """Type that weights are held in; bfloat16 halves their memory. auto: bfloat16 on a GPU that computes with it; on
+    the CPU as in the checkpoint's files, but float32 for less than 100 million weights. float32 without a checkpoint,
+    and where `engine.precision`, the type of computations, is float32."""
     action_units: ActionUnits = setting(ActionUnits.simulator)
     """simulator: the model was trained on actions of this simulator. metric: its motions are in metres and radians."""
     gripper: Gripper = setting(Gripper.auto)

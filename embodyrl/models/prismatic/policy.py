@@ -41,7 +41,7 @@ from embodyrl.models.prismatic.network import (
 )
 from embodyrl.models.prismatic.processor import ActionBins, Bounds, ImagePipeline, NormRange, TokenDistribution
 from embodyrl.models.prismatic.prompts import Prompts
-from embodyrl.models.saved import write_description
+from embodyrl.models.saved import weight_type, write_description
 from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.vla.processor import SimulatorUnits, check_images
@@ -69,7 +69,7 @@ class PrismaticPolicy(Policy):
     def __init__(self, config: PrismaticConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
         self.config = config
-        self.dtype = DTYPES[config.dtype]
+        self.dtype = DTYPES[weight_type(config)]
         self.files = _read_files(config, simulator)
         architecture = Architecture.from_config(self.files.config)
         if config.checkpoint is None:

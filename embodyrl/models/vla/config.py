@@ -12,6 +12,7 @@ from embodyrl.config.issues import ConfigIssue
 class WeightType(StrEnum):
     """Type of the weights."""
 
+    auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
 
