@@ -21,11 +21,12 @@ from typing import Any
 
 import psutil
 
-from embodyrl.config.schema import Config, Device
+from embodyrl.config.schema import Config
 from embodyrl.placement.cuda import TorchBuild, driver_version, why_no_cuda
 from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory
 from embodyrl.placement.process import signal_name
+from embodyrl.placement.ranks import idle_gpus
 from embodyrl.registry import SimulatorEntry, load_target
 
 GIB = 2**30
@@ -175,13 +176,10 @@ def driver(machine: Inventory, config: Config | None) -> CheckResult | None:
         return None
     count = len(machine.gpus)
     found = f"{count} GPU{'s' if count > 1 else ''}, driver {driver_version() or 'of unknown version'}"
-    wanted = 1 if config is None else config.engine.parallel.world_size
-    ranks = wanted if isinstance(wanted, int) else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if config is None or config.engine.device is Device.cpu or ranks >= count:
+    idle = None if config is None else idle_gpus(config, count)
+    if idle is None:
         return CheckResult(subject="GPUs", status=Status.ok, found=found)
-    remedy = f"set engine.parallel.world_size={count}, or start {count} processes with torchrun"
-    idle = f"{found}; {count - ranks} of them would stay idle, because the run has {ranks} rank{'s' * (ranks > 1)}"
-    return judged("GPUs", False, idle, remedy, needed=False)
+    return judged("GPUs", False, f"{found}; {idle[0]}", idle[1], needed=False)
 
 
 def cpus(machine: Inventory) -> CheckResult:

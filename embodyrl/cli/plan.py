@@ -80,7 +80,7 @@ def limits_of(config: Config, machine: Inventory, asked: Asked) -> Limits:
     if not asked.elsewhere:
         gpu = gpu if gpu is not None or not cuda else _gpu_memory()
         host = host or float(psutil.virtual_memory().total)
-    return Limits(cuda=cuda, gpu=gpu, host=host)
+    return Limits(cuda=cuda, gpu=gpu, host=host, cores=machine.cores)
 
 
 def _gpu_memory() -> float | None:

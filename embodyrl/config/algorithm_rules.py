@@ -296,7 +296,7 @@ def model_consists_of_blocks(config: Config) -> Iterator[ConfigIssue]:
             f"engine.lora.rank = {engine.lora.rank}, but model {name!r} is small and has no layers for adapters",
             "set engine.lora.rank to 0",
         )
-    if engine.gradient_checkpointing:
+    if engine.gradient_checkpointing is True:
         yield ConfigIssue(
             ("engine.gradient_checkpointing", "model.name"),
             f"engine.gradient_checkpointing is set, but model {name!r} is small and has no activations worth dropping",

@@ -318,8 +318,10 @@ def _check_option(setting: Setting, owner: str) -> Iterator[ConfigIssue]:
 
 def _is_supported(setting: Setting) -> bool:
     """Return whether a config can hold values of the setting's type."""
-    if len(setting.kinds) != 1:  # only of numbers, or a number or one of some words
+    if len(setting.kinds) != 1:  # only of numbers, or a number or a switch or one of some words
         texts = {str} if setting.field.metadata.get("words") else set()
+        if set(setting.kinds) == {bool} | texts:
+            return bool(texts)
         return bool(setting.kinds) and set(setting.kinds) <= {int, float} | texts
     [kind] = setting.kinds
     arguments = typing.get_args(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,12 +46,22 @@ class LoadedConfig:
     """Settings read from environment variables, which may be secrets: the text in the config, and its value."""
     from_hub: Mapping[KeyPath, FromHub] = field(default_factory=dict)
     """Settings whose folders in `config` are those of the hub's cache."""
+    left_open: Mapping[KeyPath, Any] = field(default_factory=dict)
+    """Settings that have been chosen for this machine (`choosing`), as the config has them."""
+
+    def choosing(self, values: Mapping[KeyPath, Any]) -> LoadedConfig:
+        """Return the config with values for settings that it leaves to the program; `written` has them as before, so
+        that a run that is resumed elsewhere chooses anew."""
+        before = {path: operator.attrgetter(dotted(path))(self.config) for path in values}
+        config = with_values(self.config, values)
+        return dataclasses.replace(self, config=config, left_open={**before, **self.left_open})
 
     @cached_property
     def written(self) -> Config:
         """The config for files and screens: without the values of environment variables, and with the commits on the
         hub in place of folders in its cache."""
-        texts: dict[KeyPath, str] = {path: Interpolation(text) for path, (text, _) in self.environment.items()}
+        texts: dict[KeyPath, Any] = dict(self.left_open)
+        texts |= {path: Interpolation(text) for path, (text, _) in self.environment.items()}
         texts |= {path: str(each.commit) for path, each in self.from_hub.items()}
         return cast(Config, with_values(self.config, texts))
 

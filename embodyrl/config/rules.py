@@ -204,7 +204,7 @@ def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
             f"set env.workers to {_multiples(workers, ranks)}, or auto",
         )
     name, backend = config.engine.optimizer.name, config.engine.parallel.backend
-    if ranks > 1 and name == "adamw_8bit" and backend is not ParallelBackend.none:
+    if ranks > 1 and name == "adamw_8bit" and backend not in (ParallelBackend.none, ParallelBackend.auto):
         yield ConfigIssue(
             ("engine.optimizer.name", "engine.parallel.backend"),
             f"optimizer {name!r} cannot step weights that are sharded over {ranks} ranks",

@@ -39,13 +39,13 @@ def setting(
 
     Its type is bool, int, float, str, a `StrEnum` (a config writes the values of its members), a `Literal` of texts, a
     frozen dataclass, or a list or a dict with text keys of one of these; each may be `| None`, which a config writes as
-    null. `int | str` and `float | str` take numbers and the words in `words`.
+    null. `int | str`, `float | str` and `bool | str` take numbers or switches, and the words in `words`.
 
     Args:
         default: the default; without one the setting is required. Lists and maps are copied for every instance.
         low, high: inclusive bounds (for lists: of every entry).
         above, below: exclusive bounds.
-        words: for `int | str` and `float | str` fields, the strings that are legal.
+        words: for `int | str`, `float | str` and `bool | str` fields, the strings that are legal.
         registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
         of_tasks: for options of simulators whose value depends on the tasks: severity of leaving a value that a group
             file wrote for other tasks. None: the value does not depend on tasks.
@@ -149,6 +149,7 @@ class ParallelBackend(StrEnum):
     auto = "auto"
     none = "none"
     fsdp = "fsdp"
+    hsdp = "hsdp"
 
 
 class LearningRate(StrEnum):
@@ -586,8 +587,10 @@ class ParallelConfig:
     """Number of ranks. auto: as many as torchrun started, else one. A number: without torchrun the run starts them
     itself on this machine, connected through ports of the loopback device."""
     backend: ParallelBackend = setting(ParallelBackend.auto)
-    """Share of the policy that each of several ranks holds during the update. fsdp: a shard of weights, gradients and
-    optimizer state. none: a full copy (replicas), which is faster for a small policy. auto: fsdp."""
+    """Share of the policy that each of several ranks holds during the update. none: a full copy (replicas), which
+    exchanges the least. fsdp: a shard of weights, gradients and optimizer state. hsdp: a shard among the ranks of its
+    machine, each of which holds a full copy together. auto: the first of none, hsdp and fsdp that fits into memory, by
+    the estimate of `embodyrl plan`."""
     timeout_s: float = setting(600.0, above=0.0)
     """Longest time that ranks wait for each other [s]; a rank that takes longer counts as hung, and the run ends."""
 
@@ -623,7 +626,9 @@ class EngineConfig:
     device: Device = setting(Device.auto)
     """Device of the policy. auto: CUDA where available, else the CPU."""
     threads: int | str = setting("auto", low=1, words=("auto",))
-    """Torch CPU threads of the main process. auto: 1 for a small policy on the CPU, where more do not pay."""
+    """Torch CPU threads of the main process. auto: 1 for less than 100 million weights, where more do not pay, else the
+    usable cores, shared by the ranks of a machine. On the CPU results differ in the last digits between numbers of
+    threads."""
     precision: Precision = setting(Precision.auto)
     """Number format of forward passes in rollouts and updates; log-probs, losses and values are always float32. auto:
     bfloat16 where the weights are held in it (`model.dtype`), and for large models on a GPU that supports it; else
@@ -631,9 +636,10 @@ class EngineConfig:
     micro_batch_size: int | None = setting(None, low=1)
     """Chunks (in supervised learning: samples) in one forward and backward pass of the update. Gradients accumulate
     over a minibatch, which gives the same steps in less memory. null: a whole minibatch."""
-    gradient_checkpointing: bool = setting(False)
+    gradient_checkpointing: bool | str = setting("auto", words=("auto",))
     """Keep only the inputs of a large model's layers for the backward pass and recompute the rest: much less memory for
-    a third more computation, with the same gradients."""
+    a third more computation, with the same gradients. auto: only where the update would not fit into memory otherwise,
+    by the estimate of `embodyrl plan`."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Train adapters instead of weights."""
     offload: Offload = setting(Offload.none)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -133,10 +134,8 @@ def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], e
     for kind in kinds:
         if choices_in(kind):
             return _check_choice(value, kind)
-    if kinds == (bool,):
-        return (
-            None if isinstance(value, bool) else _wrong(f"must be a switch, got {show(value)}", "write true or false")
-        )
+    if bool in kinds:
+        return None if isinstance(value, bool) else _not_switch(value, words)
     if kinds == (str,):
         return None if isinstance(value, str) else _not_text(value)
     return _check_number(value, kinds, limits, example)
@@ -145,6 +144,11 @@ def check_value(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any], e
 def _not_text(value: Any) -> ConfigIssue:
     quoted = "" if isinstance(value, list | dict) else "put it in quotes"
     return _wrong(f"must be text, got {show(value)}", quoted or "write a single name")
+
+
+def _not_switch(value: Any, words: tuple[str, ...]) -> ConfigIssue:
+    wanted, legal = (f" or {_either(words)}", "true, false") if words else ("", "true or false")
+    return _wrong(f"must be a switch{wanted}, got {show(value)}", f"write {legal}{wanted}")
 
 
 def _check_choice(value: Any, kind: Any) -> ConfigIssue | None:
@@ -166,6 +170,9 @@ def _check_word(
 ) -> ConfigIssue | None:
     if value in words:
         return None
+    if bool in kinds:
+        issue = _not_switch(value, words)
+        return dataclasses.replace(issue, hint=did_you_mean(value, words, otherwise=issue.hint))
     wanted = f"{'a number' if float in kinds else 'a whole number'} or {_either(words)}"
     if _as_number(value) is not None:
         return _wrong(f"must be {wanted}, got the text {show(value)}", "remove the quotes")

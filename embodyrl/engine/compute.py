@@ -16,7 +16,9 @@ from embodyrl.engine.parallel import Ranks
 from embodyrl.errors import UserError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
+from embodyrl.models.saved import LARGE
 from embodyrl.placement.cuda import why_no_cuda
+from embodyrl.placement.plan import inventory
 from embodyrl.seeding import derive_seed
 
 
@@ -46,6 +48,20 @@ def choose_precision(precision: Precision, policy: Policy, device: torch.device)
     if precision is Precision.bfloat16 or held or (has_bfloat16(device) and policy.parallel_plan().blocks):
         return torch.bfloat16
     return torch.float32
+
+
+def choose_threads(threads: int | str, policy: Policy, ranks_here: int) -> int:
+    """Return the number of torch's CPU threads for `engine.threads`.
+
+    Args:
+        threads: the setting.
+        policy: for `auto`, which is 1 for a small one.
+        ranks_here: ranks that share this machine's cores.
+    """
+    if threads != "auto":
+        return int(threads)
+    weights = sum(parameter.numel() for parameter in policy.parameters())
+    return max(1, inventory().cores // ranks_here) if weights >= LARGE else 1
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -30,6 +30,7 @@ from embodyrl.engine.compute import (
     be_deterministic,
     choose_device,
     choose_precision,
+    choose_threads,
     computing_in,
     recompute_blocks,
 )
@@ -59,6 +60,7 @@ from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, is_
 from embodyrl.engine.reference import reference_of
 from embodyrl.envs import Observation
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyObservation
+from embodyrl.placement.ranks import shards_of
 from embodyrl.tracking.clock import Clock, Phase
 
 if TYPE_CHECKING:  # importing it takes a while, and an engine that only acts does without
@@ -100,7 +102,7 @@ class HybridEngine:
         ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         self.device = choose_device(config.device)
-        torch.set_num_threads(1 if config.threads == "auto" else int(config.threads))
+        torch.set_num_threads(choose_threads(config.threads, policy, ranks.local_size))
         if config.deterministic:
             be_deterministic()
         self.policy = policy.eval()
@@ -109,7 +111,8 @@ class HybridEngine:
         # both, and the optimiser last, since it must hold the parameters that remain.
         if config.lora.rank:
             add_adapters(policy, config.lora, seed)
-        self.policy.to(self.device)
+        if shards_of(config.parallel.backend, ranks.size, ranks.local_size) == 1:
+            self.policy.to(self.device)  # else each block when it is sharded, so that no device ever has to hold all
         self.clock = Clock(partial(torch.cuda.Event, enable_timing=True) if self.device.type == "cuda" else None)
         """Time by phase of the thread that made the engine."""
         self.modes = Modes(self.clock)
@@ -119,7 +122,7 @@ class HybridEngine:
         """The policy at the start of the run; None if `algorithm.kl_coef` is 0."""
         if saved is not None:
             load_weights_into(policy, saved)
-        if config.gradient_checkpointing:
+        if config.gradient_checkpointing is True:  # auto: nothing has found a need for it
             recompute_blocks(policy)
         self.ranks = ranks
         self.weights = parallelize(self.policy, ranks, config.parallel.backend, self.device)

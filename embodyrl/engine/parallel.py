@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from embodyrl.config.schema import ParallelBackend
 from embodyrl.errors import RunError, UserError
-from embodyrl.placement.ranks import RankInfo
+from embodyrl.placement.ranks import RankInfo, shards_of
 from embodyrl.placement.topology import visible_names
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class Ranks:
     ) -> None:
         place = place or RankInfo()
         self.rank, self.size = place.rank, place.size
+        self.local_size = place.local_size
+        """Ranks on this machine."""
         self.timeout_s = timeout_s
         self._group = group
         self._peers: dict[int, psutil.Process | None] = {}
@@ -381,16 +383,17 @@ class Replicas:
 
 
 def parallelize(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch.device) -> Replicas:
-    """Replicate or shard a policy over ranks; all get the weights of the first."""
-    if ranks.size == 1:
-        return Replicas(policy, ranks)
-    for tensor in [*policy.parameters(), *policy.buffers()]:
-        dist.broadcast(tensor.detach(), src=0)
-    if backend is ParallelBackend.none:
-        return Replicas(policy, ranks)
-    from embodyrl.engine.sharding import Shards
+    """Move a policy to the ranks' device, replicated or sharded; all get the weights of the first."""
+    shards = shards_of(backend, ranks.size, ranks.local_size)
+    if shards > 1:
+        from embodyrl.engine.sharding import Shards
 
-    return Shards(policy, ranks, device)
+        return Shards(policy, ranks, device, shards)
+    policy.to(device)
+    if ranks.size > 1:
+        for tensor in [*policy.parameters(), *policy.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+    return Replicas(policy, ranks)
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -34,21 +35,31 @@ class Shards(Replicas):
         policy: the same on all ranks; its parameters are replaced.
         ranks: those of the run.
         device: that they compute on.
+        shards: number of shards; with more ranks, each shard is held by several (HSDP: Zhao et al. 2023,
+            arXiv:2304.11277).
     """
 
-    def __init__(self, policy: Policy, ranks: Ranks, device: torch.device) -> None:
+    def __init__(self, policy: Policy, ranks: Ranks, device: torch.device, shards: int) -> None:
         super().__init__(policy, ranks)
         _know_outputs()
         self._skeleton = _without_weights(policy) if ranks.is_first else None
         self.factor = float(ranks.size)  # FSDP averages the ranks' gradients, but the loss needs their sum
         shard = functools.partial(
             fully_shard,
-            mesh=init_device_mesh(device.type, (ranks.size,)),
+            mesh=_mesh(device, ranks.size, shards),
             reshard_after_forward=True,
             mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32),  # sums of gradients keep all digits
         )
+        # One unit after the other, so that no rank has the whole policy on its device at any time, and weights that
+        # are still the pages of a file are copied only to be sharded.
+        there: set[Tensor] = set()
         for unit in units(policy):
+            for tensor in (*unit.parameters(), *unit.buffers()):
+                if tensor not in there:
+                    tensor.data = tensor.data.to(device)
+                    dist.broadcast(tensor.detach(), src=0)
             shard(unit)
+            there.update(unit.parameters(), unit.buffers())
         for entry in ENTRIES:
             register_fsdp_forward_method(policy, entry)
         self._parts = [module for module in policy.modules() if isinstance(module, FSDPModule)]
@@ -85,6 +96,13 @@ class Shards(Replicas):
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Do nothing: FSDP sums gradients during the backward pass."""
+
+
+def _mesh(device: torch.device, ranks: int, shards: int) -> DeviceMesh:
+    """Return the arrangement of ranks; those of a machine follow each other, and share one copy."""
+    if shards == ranks:
+        return init_device_mesh(device.type, (ranks,))
+    return init_device_mesh(device.type, (ranks // shards, shards), mesh_dim_names=("copies", "shards"))
 
 
 def units(policy: Policy) -> list[nn.Module]:

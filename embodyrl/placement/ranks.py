@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from embodyrl.config.rules import shares_of_ranks
-from embodyrl.config.schema import Config, Device, EnvConfig
+from embodyrl.config.schema import Config, Device, EnvConfig, ParallelBackend
 from embodyrl.errors import UserError
 from embodyrl.placement.launcher import WorkerDied
 from embodyrl.placement.plan import Inventory, largest_divisor
@@ -108,6 +108,29 @@ def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> R
     )
 
 
+def shards_of(backend: ParallelBackend, size: int, local_size: int) -> int:
+    """Return the number of ranks over which a policy is sharded; 1: each of them has all of it.
+
+    Args:
+        backend: `engine.parallel.backend`; auto means replicas where nothing has chosen.
+        size: ranks of the run.
+        local_size: ranks on each machine.
+
+    Raises:
+        RanksError: machines do not have the same number of ranks, as hsdp needs.
+    """
+    if backend is ParallelBackend.fsdp:
+        return size
+    if backend is not ParallelBackend.hsdp:
+        return 1
+    if size % local_size:
+        raise RanksError(
+            f"engine.parallel.backend is hsdp, but {size} ranks are not {local_size} on each machine: start as many on "
+            "each, or set engine.parallel.backend=fsdp"
+        )
+    return local_size
+
+
 def own_share(env: EnvConfig, place: RankInfo, machine: Inventory) -> EnvConfig:
     """Return the simulator config of one rank: its share of the envs, in its share of the processes."""
     if place.size == 1:
@@ -135,6 +158,22 @@ def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
             "GPUs, or set engine.device=cpu"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = names[place.local_rank]
+
+
+def idle_gpus(config: Config, gpus: int, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """Return which of a machine's GPUs a run would leave idle, and the remedy; None if it uses all.
+
+    Args:
+        config: of the run.
+        gpus: their number on this machine.
+        environ: variables of this process.
+    """
+    wanted = config.engine.parallel.world_size
+    ranks = wanted if isinstance(wanted, int) else int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    if config.engine.device is Device.cpu or ranks >= gpus:
+        return None
+    idle = f"{gpus - ranks} of them would stay idle, because the run has {ranks} rank{'s' * (ranks > 1)}"
+    return idle, f"set engine.parallel.world_size={gpus}, or start {gpus} processes with torchrun"
 
 
 def _gpu_names(place: RankInfo, machine: Inventory) -> list[str]:

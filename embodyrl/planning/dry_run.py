@@ -43,6 +43,8 @@ class Traced:
     """Bytes of the trace of a chunk."""
     entries: int
     """Log-probs of a chunk."""
+    precision: torch.dtype
+    """Type of forward passes."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -102,7 +104,7 @@ def trace(
     with Assuming(), torch.device("meta"):
         if config.lora.rank:
             add_adapters(policy, config.lora, seed=0)
-        if config.gradient_checkpointing:
+        if config.gradient_checkpointing is True:
             recompute_blocks(policy)
     with Assuming():
         prepared = [policy.preprocess(PolicyObservation.of(observe(samples))) for samples in SAMPLES]
@@ -123,6 +125,7 @@ def trace(
         ),
         trace_bytes=sum(tensor.nbytes for tensor in decision.trace.values()) // SAMPLES[-1],
         entries=decision.logprobs.shape[1],
+        precision=dtype,
     )
 
 

@@ -86,12 +86,17 @@ class Learning:
     """Whether the reference policy is offloaded except while it scores."""
     ranks: int = 1
     """Number of ranks. Samples, envs and memory are those of one rank."""
-    sharded: bool = False
-    """Whether weights, gradients and optimiser state are sharded over the ranks."""
+    shards: int = 1
+    """Number of ranks over which weights, gradients and optimiser state are sharded; 1: each has all of them."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a rank has a part only."""
+        return self.shards > 1
 
     def share(self, size: float) -> int:
         """Return one rank's share of a size [bytes] if state is sharded, else the size."""
-        return math.ceil(size / self.ranks) if self.sharded else math.ceil(size)
+        return math.ceil(size / self.shards)
 
 
 @dataclass(frozen=True, kw_only=True)

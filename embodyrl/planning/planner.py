@@ -15,16 +15,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embodyrl.config import ConfigError
+from embodyrl.config.build import with_values
+from embodyrl.config.issues import KeyPath, dotted
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
-from embodyrl.config.schema import Config, Observe, Offload, ParallelBackend, Schedule
+from embodyrl.config.schema import Config, Observe, Offload, Precision, Schedule
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
+from embodyrl.models.saved import LARGE, weight_type
+from embodyrl.models.vla.config import WeightType
+from embodyrl.placement.ranks import shards_of
+from embodyrl.planning.choices import AUTO, Choice, Fit, candidates, choose_memory, is_large
 from embodyrl.planning.memory import Learning, Need, kept_away, rollout_need, train_need
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
     from embodyrl.planning.dry_run import Traced
 
+DTYPE: KeyPath = ("model", "dtype")
 GIB, MIB, FLOAT = 2**30, 2**20, 4
 ACTION_DIM, PROPRIO_DIM, WORDS = 7, 32, 16
 """Assumed sizes of actions, states and task descriptions (words) until a simulator is started."""
@@ -48,6 +55,10 @@ class Limits:
     """Memory of that GPU [bytes]; None: no GPU, or unknown."""
     host: float | None
     """Main memory [bytes]; None: unknown."""
+    cores: int = 1
+    """CPUs that can be busy at once."""
+    ranks_here: int | None = None
+    """Ranks on each machine of the run; None: all ranks are on one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +128,8 @@ class Look:
     cache: int
     """KV cache of one env [bytes]."""
     traced: Traced
+    recordable: bool
+    """Whether a decision can be a CUDA graph."""
 
 
 class Planner:
@@ -130,6 +143,7 @@ class Planner:
 
     def __init__(self, limits: Limits, workers: int, simulators: Simulators | None) -> None:
         self.limits = {"gpu": limits.gpu, "host": limits.host}
+        self._machine = limits
         self._cuda = limits.cuda
         self._workers = workers
         self._simulators = simulators
@@ -141,9 +155,11 @@ class Planner:
         Raises:
             UserError: the model cannot be built: it does not fit the simulator, or lacks a package.
         """
-        look, needs = self._look(config), self.needs(config)
+        config, choices = self.chosen(config)
+        look, needs = self._look(config), self._needs(config)
         weights, known = look.traced.weights, self._simulators
         return {
+            "choices": [asdict(choice) for choice in (*choices, *self._consequences(config, look))],
             "model": {
                 "name": config.model.name,
                 "origin": look.origin,
@@ -158,9 +174,73 @@ class Planner:
             "simulators_per_worker": None if known is None else _mib(known.bytes_per_worker),
         }
 
+    def chosen(self, config: Config) -> tuple[Config, list[Choice]]:
+        """Return the config with the values that `auto` has on this machine, and the reasons for them."""
+        config, choices = self._with_weight_type(config)
+        values, found = self.choose(config)
+        return with_values(config, values), [*choices, *found]
+
+    def choose(self, config: Config) -> tuple[Mapping[KeyPath, Any], list[Choice]]:
+        """Return values for the settings that share out memory (`choices.candidates`), and the reasons for them."""
+        options = list(candidates(config, ranks_of(config), self._ranks_here(config)))
+        return choose_memory(self._with_weight_type(config)[0], options, self._fit)
+
+    def _with_weight_type(self, config: Config) -> tuple[Config, list[Choice]]:
+        """Return the config with the type that weights are held in, and the reason for it."""
+        if getattr(config.model, "dtype", None) is not WeightType.auto:
+            return config, []
+        held = weight_type(config.model, precision=config.engine.precision, gpu=self._cuda)
+        if config.engine.precision is Precision.float32:
+            why = "as engine.precision"
+        elif config.model.checkpoint is None:
+            why = "random weights"
+        elif self._cuda:
+            why = "on a GPU"
+        else:
+            why = "as in the checkpoint" if is_large(config.model) else "a small model on the CPU"
+        return with_values(config, {DTYPE: held}), [Choice(setting=dotted(DTYPE), value=held, why=why)]
+
+    def _fit(self, config: Config) -> Fit:
+        """Return how full the fullest place would be."""
+        fits = [
+            Fit(need=max(need.total for need in at.values()), limit=self.limits[place])
+            for place, at in self._needs(config).items()
+        ]
+        return max(fits, key=lambda fit: 0.0 if fit.limit is None else fit.need / fit.limit)
+
+    def _ranks_here(self, config: Config) -> int:
+        return self._machine.ranks_here or ranks_of(config)
+
+    def _consequences(self, config: Config, look: Look) -> Iterator[Choice]:
+        """Yield the choices that the engine makes from its policy and device."""
+        engine, large = config.engine, look.traced.weights.parameters >= LARGE
+        if engine.precision is Precision.auto:
+            kind = str(look.traced.precision).removeprefix("torch.")
+            why = "few bits do not pay here"
+            if kind == Precision.bfloat16:
+                why = "as the weights" if getattr(config.model, "dtype", None) == kind else "a model of layers on a GPU"
+            yield Choice(setting="engine.precision", value=kind, why=why)
+        if engine.threads == AUTO:
+            here = self._ranks_here(config)
+            threads = max(1, self._machine.cores // here) if large else 1
+            why = (
+                "a small model"
+                if not large
+                else f"{self._machine.cores} cores" + (f", {here} ranks" if here > 1 else "")
+            )
+            yield Choice(setting="engine.threads", value=threads, why=why)
+        if self._cuda and engine.cuda_graphs:
+            sharded = learning_of(config, self._ranks_here(config)).sharded
+            why = "decisions need nothing from the host" if look.recordable else "decisions wait for the host"
+            value = look.recordable and not sharded
+            yield Choice(setting="engine.cuda_graphs", value=value, why="weights are sharded" if sharded else why)
+
     def needs(self, config: Config) -> dict[str, dict[str, Need]]:
         """Return the memory of each place (gpu, host) in each phase."""
-        look, settings = self._look(config), learning_of(config)
+        return self._needs(self.chosen(config)[0])
+
+    def _needs(self, config: Config) -> dict[str, dict[str, Need]]:
+        look, settings = self._look(config), learning_of(config, self._ranks_here(config))
         weights, lines = look.traced.weights, look.traced.lines
         buffer = self._buffer(config, look.traced)
         simulators = 0 if self._simulators is None else self._simulators.bytes_per_worker * self._workers
@@ -173,9 +253,10 @@ class Planner:
         }
 
         def on_host(parts: Mapping[str, int]) -> Need:
-            """Return the main memory of all ranks, which run on this machine."""
+            """Return the main memory of a machine's ranks."""
             return Need(
-                parts={name: settings.ranks * size for name, size in parts.items()} | {"simulators": simulators}
+                parts={name: self._ranks_here(config) * size for name, size in parts.items()}
+                | {"simulators": simulators}
             )
 
         if not self._cuda:
@@ -238,7 +319,7 @@ class Planner:
             supervised=supervised(config),
             critic=_critic(config),
         )
-        return Look(origin=origin, tokens=tokens, cache=cache, traced=traced)
+        return Look(origin=origin, tokens=tokens, cache=cache, traced=traced, recordable=policy.acts_on_device)
 
 
 def assumption(config: Config) -> str:
@@ -271,8 +352,8 @@ def assumed_spec(config: Config) -> SimulatorSpec:
     )
 
 
-def learning_of(config: Config) -> Learning:
-    """Return the settings that determine memory."""
+def learning_of(config: Config, ranks_here: int) -> Learning:
+    """Return the settings that determine memory, with `ranks_here` ranks on each machine."""
     batches, engine = batches_of(config), config.engine
     return Learning(
         deciding_samples=batches.slots_decided_at_once,
@@ -284,7 +365,7 @@ def learning_of(config: Config) -> Learning:
         offload_optimizer=engine.offload is not Offload.none,
         offload_reference=engine.offload is Offload.all,
         ranks=batches.ranks,
-        sharded=batches.ranks > 1 and engine.parallel.backend is not ParallelBackend.none,
+        shards=shards_of(engine.parallel.backend, batches.ranks, ranks_here),
     )
 
 

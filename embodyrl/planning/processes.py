@@ -14,6 +14,7 @@ from embodyrl.envs.manager.memory import layout
 from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory, WorkerSpec, describe_binding, inventory, plan_env_workers, policy_gpu
+from embodyrl.placement.ranks import idle_gpus
 from embodyrl.placement.topology import ROOT, format_ids, parse_ids
 from embodyrl.planning.planner import MIB, Simulators
 
@@ -59,6 +60,7 @@ def plan_processes(config: Config, machine: Inventory) -> dict[str, Any]:
             "numa_nodes": [asdict(node) | {"cpus": format_ids(node.cpus)} for node in machine.nodes],
             "gpus": [asdict(gpu) for gpu in machine.gpus],
         },
+        "idle_gpus": idle_gpus(config, len(machine.gpus)),
         "numa": describe_binding(config.env.numa, machine, workers, near),
         "preload": workers[0].preload,
         "workers": [_worker(spec, common) for spec in workers],

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from embodyrl.planning.choices import Choice
+
 MIB_PER_GB = 1e9 / 2**20
 LARGE_MIB = 4000
 """Size from which on sizes are shown in GB [MiB]."""
@@ -30,12 +32,20 @@ def rows(source: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
         ("machine", f"CPUs {machine['cpus']}, of which {machine['cores']} can be busy at once"),
         ("nodes", "; ".join(nodes) or "the kernel shows none"),
         ("GPUs", "; ".join(gpus) or "no NVIDIA GPU"),
+        *([("", " - ".join(plan["idle_gpus"]))] if plan["idle_gpus"] else []),
         ("NUMA", plan["numa"]),
         ("start", _start(plan["preload"])),
         ("memory", f"{_size(memory['shared_segment_mib'])} shared segment, plus {memory['not_included'][0]}"),
         *model_rows(plan),
-        ("threads", f"{threads['per_worker']} per simulator process; main process: {threads['main_process']}"),
+        *(("chosen", str(Choice(**choice))) for choice in plan.get("choices", ())),
+        ("threads", f"{threads['per_worker']} per simulator process; main process: {_main_threads(plan)}"),
     ]
+
+
+def _main_threads(plan: dict[str, Any]) -> Any:
+    """Return the number of threads of the main process, as far as it is known."""
+    chosen = {choice["setting"]: choice["value"] for choice in plan.get("choices", ())}
+    return chosen.get("engine.threads", plan["threads"]["main_process"])
 
 
 def _start(preload: Sequence[str] | None) -> str:

@@ -1,18 +1,27 @@
-"""Whether this machine's GPU can carry a run, found before its simulators start."""
+"""Whether this machine can carry a run, and the settings with which it does, found before its simulators start."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from embodyrl.config.schema import Config, Device
+import psutil
+
+from embodyrl.config import LoadedConfig
+from embodyrl.config.build import with_values
+from embodyrl.config.schema import Config, Device, ParallelBackend
 from embodyrl.errors import UserError
 from embodyrl.placement.cuda import why_no_cuda
 from embodyrl.placement.ranks import RankInfo
-from embodyrl.registry import SupportedModel
+from embodyrl.planning.choices import BACKEND, CHECKPOINTING, candidates, is_large
 from embodyrl.runner.rundir import SOURCES, read_config
+
+if TYPE_CHECKING:
+    from embodyrl.planning.planner import Limits
 
 GB = 10**9
 ESTIMATED = ("activations", "batch", "KV cache", "gradients on their way", "weights of other ranks")
@@ -30,61 +39,90 @@ def refuse_without_cuda(device: Device) -> None:
         raise UserError(f"engine.device is cuda, but torch cannot use CUDA here: {reason}")
 
 
-def memory_warning(config: Config, place: RankInfo, run_dir: Path) -> str | None:
-    """Compare the memory that a large model needs with that of this rank's GPU; nothing is started.
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A config for this machine."""
+
+    loaded: LoadedConfig
+    """With values for the settings that share out memory."""
+    lines: Sequence[str] = ()
+    """What was chosen, and a warning if the run may not fit."""
+
+
+def fit(loaded: LoadedConfig, place: RankInfo, run_dir: Path) -> Fitted:
+    """Choose the settings that share out memory, and compare what a large model needs with that of this rank's GPU;
+    nothing is started.
 
     Args:
-        config: of the run.
+        loaded: of the run.
         place: of this rank, whose GPU has been chosen.
         run_dir: of the run, where its config is.
-
-    Returns:
-        A warning if the run may not fit. None if it fits, for small models, and without CUDA.
 
     Raises:
         UserError: weights and optimiser alone do not fit; names settings with which the run would.
     """
-    if config.engine.device is Device.cpu or why_no_cuda() is not None or not _is_large(config):
-        return None
-    import torch
+    if not is_large(loaded.config.model):  # planning would take longer than loading
+        return Fitted(loaded=loaded.choosing(next(candidates(loaded.config, place.size, place.local_size))))
 
-    if not torch.cuda.is_available():
-        return None
-    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return compare_memory(config, place, memory, lambda more: read_config(run_dir, more, SOURCES, trust=True).config)
+    from embodyrl.planning.planner import Limits
+
+    limits = Limits(cuda=False, gpu=None, host=float(psutil.virtual_memory().total), ranks_here=place.local_size)
+    if loaded.config.engine.device is not Device.cpu and why_no_cuda() is None:
+        import torch
+
+        if torch.cuda.is_available():
+            memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            limits = dataclasses.replace(limits, cuda=True, gpu=float(memory), host=None)
+    return fit_into(loaded, place, limits, lambda more: read_config(run_dir, more, SOURCES, trust=True).config)
 
 
-def compare_memory(
-    config: Config, place: RankInfo, memory: float, load: Callable[[Sequence[str]], Config]
-) -> str | None:
-    """Compare the memory that a run needs with `memory`, that of each rank's GPU [bytes]; see `memory_warning`."""
-    from embodyrl.planning.planner import Adviser, Limits, Planner
+def told(loaded: LoadedConfig) -> list[Any]:
+    """Return the choices of the first rank for the others, as JSON."""
+    engine = loaded.config.engine
+    return [engine.parallel.backend, engine.gradient_checkpointing]
+
+
+def follow_choices(loaded: LoadedConfig, choices: Sequence[Any]) -> LoadedConfig:
+    """Return the config with the choices that the first rank has `told`: all must have the same."""
+    backend, checkpointing = choices
+    return loaded.choosing({BACKEND: ParallelBackend(backend), CHECKPOINTING: checkpointing})
+
+
+def fit_into(loaded: LoadedConfig, place: RankInfo, limits: Limits, load: Callable[[Sequence[str]], Config]) -> Fitted:
+    """Fit a run into memory; see `fit`.
+
+    Args:
+        loaded: of the run.
+        place: of this rank.
+        limits: memory of this machine.
+        load: loads the config with further overrides.
+    """
+    from embodyrl.planning.planner import Adviser, Planner
 
     def on_all_ranks(config: Config) -> Config:
         """Return the config with the number of ranks, which torchrun may have decided."""
-        parallel = dataclasses.replace(config.engine.parallel, world_size=place.size)
-        return dataclasses.replace(config, engine=dataclasses.replace(config.engine, parallel=parallel))
+        return cast(Config, with_values(config, {("engine", "parallel", "world_size"): place.size}))
 
-    config = on_all_ranks(config)
-    planner = Planner(Limits(cuda=True, gpu=memory, host=None), 1, None)
-    phases = planner.needs(config)["gpu"].values()
+    planner = Planner(limits, 1, None)
+    values, choices = planner.choose(on_all_ranks(loaded.config))
+    config = on_all_ranks(with_values(loaded.config, values))
+    fitted = Fitted(loaded=loaded.choosing(values), lines=[f"  {'chosen':<11}{choice}" for choice in choices])
+    if not limits.cuda:
+        return fitted
+    phases, memory = planner.needs(config)["gpu"].values(), limits.gpu
     total = max(need.total for need in phases)
-    if total <= memory:
-        return None
+    if memory is None or total <= memory:
+        return fitted
     certain = max(sum(size for name, size in need.parts.items() if name not in ESTIMATED) for need in phases)
     if certain <= memory:
-        return (
+        warning = (
             f"note: this run may need more memory than its GPU has: about {total / GB:.3g} of {memory / GB:.3g} GB "
             "(embodyrl plan shows the parts and settings that save some)"
         )
+        return dataclasses.replace(fitted, lines=[*fitted.lines, warning])
     advice = Adviser(planner, lambda more: on_all_ranks(load(more))).advise(config)
     remedy = " or ".join(" ".join(settings) for settings in advice) or "a smaller model, or more GPUs"
     raise UserError(
         f"the GPU is too small for this run: weights and optimiser alone need {certain / GB:.3g} GB, and it has "
         f"{memory / GB:.3g} GB: try {remedy}"
     )
-
-
-def _is_large(config: Config) -> bool:
-    """Return whether the model is one of billions of weights; planning takes longer than loading a small one."""
-    return SupportedModel.entry(config.model.name).published is not None and config.model.checkpoint is not None

@@ -17,6 +17,7 @@ from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import Peers, RankInfo, use_own_gpu
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
 from embodyrl.runner.build import PROGRAM, Host, open_runner
+from embodyrl.runner.fitting import follow_choices
 from embodyrl.runner.rundir import SOURCES, WORKER_LOGS, RunDir, read_config
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ def follow(config: Config, place: RankInfo, *, started: float, host: Host = PROG
             None if path is None else Path(path) for path in ranks.broadcast_from_rank0([None, None])
         )
         assert run_dir is not None, "the first rank has one"
+        loaded = read_config(run_dir, [], SOURCES, trust=True)  # the first rank has checked it, and whose the code is
         with open_runner(
-            read_config(run_dir, [], SOURCES, trust=True),  # the first rank has checked them, and whose the code is
+            follow_choices(loaded, ranks.broadcast_from_rank0([])),
             RunDir.shared(run_dir),
             started=started,
             checkpoint=checkpoint,

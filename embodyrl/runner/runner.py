@@ -450,7 +450,7 @@ def less_memory(config: Config) -> str:
     engine, helps = config.engine, []
     if (size := _samples_at_once(config)) > 1:
         helps.append(f"engine.micro_batch_size={size // 2}")
-    if not engine.gradient_checkpointing and SupportedModel.entry(config.model.name).blocks is not False:
+    if engine.gradient_checkpointing is not True and SupportedModel.entry(config.model.name).blocks is not False:
         helps.append("engine.gradient_checkpointing=true")
     if engine.offload is not Offload.all:
         helps.append("engine.offload=all")

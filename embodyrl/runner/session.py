@@ -26,7 +26,7 @@ from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Manifest, find
-from embodyrl.runner.fitting import memory_warning, refuse_without_cuda
+from embodyrl.runner.fitting import fit, refuse_without_cuda, told
 from embodyrl.runner.ranks import follow, leading
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config, restore_files, sources_not_needed, write_config
 from embodyrl.runner.stopping import Interrupted
@@ -111,10 +111,13 @@ def _train(
     if host.progress:
         print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
     with leading(loaded.config, place, directory.path, checkpoint) as ranks:
-        if (warning := memory_warning(loaded.config, place, directory.path)) is not None:
-            show(directory, warning, host)
+        fitted = fit(loaded, place, directory.path)
+        for line in fitted.lines:
+            show(directory, line, host)
+        if ranks is not None:
+            ranks.broadcast_from_rank0(told(fitted.loaded))
         with open_runner(
-            loaded, directory, started=started, checkpoint=checkpoint, place=place, ranks=ranks, host=host
+            fitted.loaded, directory, started=started, checkpoint=checkpoint, place=place, ranks=ranks, host=host
         ) as runner:
             exit_code = runner.run()
             summary, spec = runner.summary(), runner.manager.spec

@@ -119,8 +119,8 @@ def test_what_the_policy_needs() -> None:
 def test_of_several_ranks_one_is_planned_and_the_main_memory_of_all() -> None:
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
     two = "engine.parallel.world_size=2"
-    alone, shared = plan_json(*IMAGES), plan_json(*IMAGES, two)
-    copies = plan_json(*IMAGES, two, "engine.parallel.backend=none")
+    alone, shared = plan_json(*IMAGES), plan_json(*IMAGES, two, "engine.parallel.backend=fsdp")
+    copies = plan_json(*IMAGES, two)
     for key in ("micro_batch", "slots_decided_at_once"):
         assert alone["learning"][key] == 2 * shared["learning"][key] == 2 * copies["learning"][key]
     parts = {name: planned["needs"]["gpu"]["train"] for name, planned in (("alone", alone), ("shared", shared))}

@@ -203,6 +203,7 @@ def test_a_config_that_an_earlier_version_saved_is_read_as_it_was_meant(workplac
     asked = [
         *("run.eval_every=0", "run.save_every=0", "eval.episodes=2", "engine.device=cpu", "run.iterations=3"),
         *("env.num_envs=16", "algorithm.reward=dense", "algorithm.filter.metric=total_reward", "run.dir=runs/old"),
+        "engine.gradient_checkpointing=false",
     ]
     now = load_config("metaworld_reach_dapo", asked, use=ConfigUse.show).config
     assert to_plain(old)["algorithm"] == to_plain(now)["algorithm"]

@@ -53,7 +53,7 @@ def test_every_section_says_what_it_is(section):
 def test_every_type_is_one_that_can_be_checked(section, setting):
     kinds = setting.kinds
     if len(kinds) > 1:
-        assert set(kinds) <= {int, float, str}
+        assert set(kinds) <= {int, float, str} or set(kinds) == {bool, str}
         assert setting.field.metadata["words"] or str not in kinds
         return
     [kind] = kinds

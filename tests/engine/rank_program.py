@@ -23,8 +23,9 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks, connected, full_state_dict, parallelize
 from embodyrl.engine.sharding import Shards
 from embodyrl.envs import Observation
+from embodyrl.errors import UserError
 from embodyrl.models.vla.config import WeightType
-from embodyrl.placement.ranks import RankInfo
+from embodyrl.placement.ranks import RankInfo, shards_of
 
 CASES: dict[str, Callable[[Ranks], None]] = {}
 SIZE = 22
@@ -89,12 +90,12 @@ def learn_alike(ranks: Ranks, loss: str, backend: str, size: int | None = None, 
 
 for backend in ("fsdp", "none"):
     case(f"ppo {backend}")(lambda ranks, backend=backend: learn_alike(ranks, "ppo", backend))
-case("micro-batches")(lambda ranks: learn_alike(ranks, "ppo", "auto", size=3))
-case("an odd number of micro-batches")(lambda ranks: learn_alike(ranks, "ppo", "auto", size=5, minibatches=1))
-case("whole episodes")(lambda ranks: learn_alike(ranks, "gspo", "auto", size=4, minibatches=2))
-case("fewer episodes than ranks")(lambda ranks: learn_alike(ranks, "gspo", "auto", minibatches=4))
-case("proximal policy")(lambda ranks: learn_alike(ranks, "decoupled_ppo", "auto"))
-case("early stop")(lambda ranks: learn_alike(ranks, "ppo", "auto", target_kl=1e-4))
+case("micro-batches")(lambda ranks: learn_alike(ranks, "ppo", "fsdp", size=3))
+case("an odd number of micro-batches")(lambda ranks: learn_alike(ranks, "ppo", "fsdp", size=5, minibatches=1))
+case("whole episodes")(lambda ranks: learn_alike(ranks, "gspo", "fsdp", size=4, minibatches=2))
+case("fewer episodes than ranks")(lambda ranks: learn_alike(ranks, "gspo", "fsdp", minibatches=4))
+case("proximal policy")(lambda ranks: learn_alike(ranks, "decoupled_ppo", "fsdp"))
+case("early stop")(lambda ranks: learn_alike(ranks, "ppo", "fsdp", target_kl=1e-4))
 
 
 @case("log-probs computed again")
@@ -123,8 +124,8 @@ def imitate_alike(ranks: Ranks) -> None:
 
 
 @case("going on with as many ranks, fewer and more")
-def go_on(ranks: Ranks) -> None:
-    settings: dict[str, Any] = {"engine": spread_over("fsdp", offload=Offload.all), **TERMS}
+def go_on(ranks: Ranks, backend: str = "fsdp") -> None:
+    settings: dict[str, Any] = {"engine": spread_over(backend, offload=Offload.all), **TERMS}
     shared, alone = make_engine(ranks=ranks, **settings), make_engine(**TERMS)
     first = batch_for(alone)
     shared.update(first, ["push"])
@@ -179,7 +180,7 @@ def exchange(ranks: Ranks) -> None:
     assert list(ranks.scatter("abc")) == ([("a", True), ("c", True)] if rank == 0 else [("b", True), ("a", False)])
 
 
-def vla_cases() -> None:
+def vla_cases(sharded: str = "fsdp") -> None:
     try:
         import vla
     except BaseException:  # a package is missing: `pytest.skip`
@@ -191,10 +192,10 @@ def vla_cases() -> None:
     from embodyrl.planning.memory import Learning, rollout_need, train_need
     from embodyrl.planning.weightless import build_weightless
 
-    def learn(ranks: Ranks, backend: str = "fsdp", **engine: Any) -> None:
+    def learn(ranks: Ranks, backend: str = sharded, **engine: Any) -> None:
         alone = vla.make_engine(kl_coef=0.1, **engine)
         shared = vla.make_engine(kl_coef=0.1, ranks=ranks, **spread_over(backend), **engine)
-        if backend == "fsdp":
+        if backend != "none":
             assert len(shared.weights._parts) > 4, "blocks are units of their own"
         for _ in range(2):
             batch = vla.make_batch(alone, 5)
@@ -215,7 +216,7 @@ def vla_cases() -> None:
         weightless, _ = build_weightless(config, spec, chunk_size=4)
         observe, task_descriptions = test_dry_run.make_observation, list(spec.tasks.values())
         traced = trace(weightless, lambda count: observe(spec, count), EngineConfig(device=Device.cpu), cuda=False)
-        for backend in ("fsdp", "none"):
+        for backend in (sharded, "none"):
             planned = Learning(
                 deciding_samples=2,
                 minibatch=4,
@@ -223,7 +224,7 @@ def vla_cases() -> None:
                 reference=False,
                 master_weights=True,
                 ranks=ranks.size,
-                sharded=backend == "fsdp",
+                shards=shards_of(ParallelBackend(backend), ranks.size, ranks.local_size),
             )
             policy = build_policy(config, spec, chunk_size=4, seed=1)
             engine = make_engine(policy=policy, ranks=ranks, engine=spread_over(backend), minibatches=1, epochs=1)
@@ -303,14 +304,44 @@ def model_cases() -> None:
             case(f"{name} in 16 bits, sharded")(lambda ranks, name=name, half=half: gradients(ranks, name, **half))
 
 
+def machine_cases() -> None:
+    """Two machines of two ranks: each holds a copy, sharded over its ranks."""
+    case("hsdp")(lambda ranks: learn_alike(ranks, "ppo", "hsdp"))
+    case("hsdp, micro-batches")(lambda ranks: learn_alike(ranks, "gspo", "hsdp", size=4, minibatches=2))
+    case("hsdp, going on with as many ranks, fewer and more")(lambda ranks: go_on(ranks, "hsdp"))
+
+    @case("hsdp, a shard of a machine's")
+    def hold_half(ranks: Ranks) -> None:
+        engine = make_engine(engine=spread_over("hsdp"), ranks=ranks)
+        weight: Any = max(engine.policy.parameters(), key=lambda each: each.numel())
+        assert weight.to_local().numel() * 2 == weight.numel()
+
+    @case("machines of different numbers of ranks")
+    def refuse(ranks: Ranks) -> None:
+        ranks = copy.copy(ranks)
+        ranks.local_size = 3
+        try:
+            make_engine(engine=spread_over("hsdp"), ranks=ranks)
+        except UserError as error:
+            assert "4 ranks are not 3 on each machine" in str(error)
+        else:
+            raise AssertionError("not refused")
+
+    vla_cases("hsdp")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     rank = int(sys.argv[1])
-    place = RankInfo(rank=rank, size=2, local_rank=rank, local_size=2, meeting=str(FOLDER / "meeting"))
-    if sys.argv[3] == "models":  # the others are done without them
+    size = 4 if sys.argv[3] == "machines" else 2
+    place = RankInfo(rank=rank, size=size, local_rank=rank % 2, local_size=2, meeting=str(FOLDER / "meeting"))
+    if sys.argv[3] != "small":  # the others are done without them
         CASES.clear()
+    if sys.argv[3] == "models":
         vla_cases()
         model_cases()
+    if sys.argv[3] == "machines":
+        machine_cases()
     results = {}
     with connected(place, torch.device("cpu"), 60.0, lambda ranks: None) as ranks:
         for name, function in CASES.items():

@@ -85,7 +85,7 @@ def test_several_ranks_by_hand() -> None:
     """Each holds half of everything, and what is gathered: all weights to decide, a block and what is in none to learn,
     and a block that is on its way."""
     weights = dataclasses.replace(SMALL, largest_block=80, outside_blocks=30, gradients_of_block=70)
-    shares = changed(ranks=2, sharded=True, micro_batch=4, reference=True)
+    shares = changed(ranks=2, shards=2, micro_batch=4, reference=True)
     rollout = rollout_need(weights, LINES, 0, shares).parts
     assert (rollout["weights"], rollout["weights of other ranks"], rollout["optimiser"]) == (200, 400 + 80, 240)
     assert rollout["reference policy"] == 200 and rollout["activations"] == 100 + 4 * 10
@@ -95,6 +95,14 @@ def test_several_ranks_by_hand() -> None:
     whole = train_need(weights, LINES, dataclasses.replace(shares, minibatch=8), batch=0)
     assert whole.parts["activations"] == 30 + 52 * 4 - 120  # the last micro-batch: gradients come as activations go
     assert kept_away(weights, dataclasses.replace(shares, offload_optimizer=True, offload_reference=True)) == 240 + 200
+
+
+def test_machines_that_hold_a_copy_each() -> None:
+    """Four ranks on two machines hold what two on one do."""
+    weights = dataclasses.replace(SMALL, largest_block=80, outside_blocks=30, gradients_of_block=70)
+    of_two, of_four = changed(ranks=2, shards=2, minibatch=16), changed(ranks=4, shards=2, minibatch=32)
+    assert rollout_need(weights, LINES, 0, of_four) == rollout_need(weights, LINES, 0, of_two)
+    assert train_need(weights, LINES, of_four, batch=7) == train_need(weights, LINES, of_two, batch=7)
 
 
 def test_ranks_that_hold_everything_add_their_gradients_up_in_one_piece() -> None:

@@ -1,0 +1,108 @@
+"""What a run takes for settings that are `auto`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embodyrl.config import load_config
+from embodyrl.config.load import ConfigUse
+from embodyrl.config.schema import Config, ParallelBackend
+from embodyrl.models.saved import LARGE
+from embodyrl.planning.choices import BACKEND, CHECKPOINTING, Fit, candidates, choose_memory, is_large
+from embodyrl.planning.planner import Limits, Planner
+
+pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+
+NONE, HSDP, FSDP = ParallelBackend.none, ParallelBackend.hsdp, ParallelBackend.fsdp
+GB = 1e9
+
+
+def large(*overrides: str) -> Config:
+    return load_config("metaworld_ppo_pi0", overrides, use=ConfigUse.elsewhere).config
+
+
+def options(config: Config, ranks: int, here: int) -> list[tuple[Any, Any]]:
+    return [(each[BACKEND], each[CHECKPOINTING]) for each in candidates(config, ranks, here)]
+
+
+def test_candidates_come_the_fastest_first() -> None:
+    assert options(large(), 1, 1) == [(NONE, False), (NONE, True)]
+    assert options(large(), 8, 8) == [(NONE, False), (NONE, True), (FSDP, False), (FSDP, True)]
+    assert [backend for backend, _ in options(large(), 16, 8)] == [NONE, NONE, HSDP, HSDP, FSDP, FSDP]
+    assert HSDP not in dict(options(large(), 12, 8)), "machines have different numbers of ranks"
+    assert HSDP not in dict(options(large(), 4, 1)), "machines have one each"
+
+
+def test_what_the_config_says_is_not_chosen() -> None:
+    said = large("engine.parallel.backend=fsdp", "engine.gradient_checkpointing=true")
+    assert options(said, 8, 8) == [(FSDP, True)]
+    assert options(large("engine.optimizer.name=adamw_8bit"), 8, 8) == [(NONE, False), (NONE, True)]
+    small = load_config("gym_pendulum").config
+    assert options(small, 2, 2) == [(NONE, False), (FSDP, False)], "it has no layers"
+
+
+def choose(config: Config, needs: list[float], limit: float | None = 100 * GB) -> tuple[Any, list[str]]:
+    """The choice if the candidates need so much [GB], and the reasons."""
+    left = iter(needs)
+    values, choices = choose_memory(
+        config, list(candidates(config, 8, 8)), lambda _: Fit(need=next(left) * GB, limit=limit)
+    )
+    return (values[BACKEND], values[CHECKPOINTING]), [str(choice) for choice in choices]
+
+
+def test_the_first_that_fits_is_taken_and_the_reason_is_said() -> None:
+    backend, checkpointing = "engine.parallel.backend=", "engine.gradient_checkpointing="
+    assert choose(large(), [60]) == (
+        (NONE, False),
+        [
+            f"{backend}none (each rank has room for a copy: 60 of 100 GB)",
+            f"{checkpointing}false (the update fits as it is: 60 of 100 GB)",
+        ],
+    )
+    assert choose(large(), [91, 60])[1] == [  # a tenth stays free
+        f"{backend}none (each rank has room for a copy: 60 of 100 GB)",
+        f"{checkpointing}true (without it the run would need 91 of 100 GB)",
+    ]
+    assert choose(large(), [140, 120, 70])[1] == [
+        f"{backend}fsdp (a copy on each rank would need 120 of 100 GB)",
+        f"{checkpointing}false (the update fits as it is: 70 of 100 GB)",
+    ]
+    assert choose(large(), [300, 200, 150, 120])[0] == (FSDP, True), "what needs the least is tried all the same"
+    assert choose(large(), [300], limit=None) == (
+        (NONE, False),
+        [f"{backend}none (the memory is not known)", f"{checkpointing}false (the memory is not known)"],
+    )
+
+
+def test_large_models_have_large_files(tmp_path: Path) -> None:
+    model = large().model
+    assert is_large(model), "the published one, whose checkpoint is not here"
+    assert not is_large(dataclasses.replace(model, checkpoint=None))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2 * LARGE - 1)
+    here = dataclasses.replace(model, checkpoint=str(tmp_path))
+    assert not is_large(here)
+    with (tmp_path / "model-2.safetensors").open("wb") as file:
+        file.write(b"1")
+    assert is_large(here)
+
+
+@pytest.mark.slow
+def test_less_memory_is_shared_out_better() -> None:
+    config = large("engine.parallel.world_size=8", "env.num_envs=64", "model.frozen=nothing")
+    found = {}
+    planned = Planner(Limits(cuda=True, gpu=None, host=None, cores=16), 1, None)
+    for memory in (400, 80, 24):
+        planned.limits["gpu"] = memory * GB
+        chosen, choices = planned.chosen(config)
+        found[memory] = chosen.engine.parallel.backend, chosen.engine.gradient_checkpointing
+        assert not [place for place in planned.excesses(config) if place == "gpu"] or memory == 24
+        assert {choice.setting for choice in choices} >= {"engine.parallel.backend", "engine.gradient_checkpointing"}
+        values = {each["setting"]: each["value"] for each in planned.plan(config)["choices"]}
+        assert values["engine.threads"] == 2 and values["engine.precision"] == "bfloat16"
+        assert values["engine.cuda_graphs"] is (found[memory][0] is NONE)
+    assert found == {400: (NONE, False), 80: (NONE, True), 24: (FSDP, True)}
