@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embodyrl.config import ConfigUse, load_config
-from embodyrl.config.schema import Config
+from embodyrl.config.schema import Config, ParallelBackend
 from embodyrl.errors import UserError
 from embodyrl.planning.planner import Limits, Planner
 
@@ -31,12 +31,12 @@ EXPERIMENTS = (
     "libero_10_ppo_pi05",
     "libero_spatial_ppo_gr00t",
 )
-CHECKPOINTED = ["engine.gradient_checkpointing=true", "engine.micro_batch_size=8"]
-LORA = [*CHECKPOINTED, "engine.lora.rank=32"]
+SMALLER = ["engine.micro_batch_size=8"]
+LORA = [*SMALLER, "engine.lora.rank=32"]
 LADDER: dict[str, list[str]] = {
     "a": [],
-    "b": CHECKPOINTED,
-    "c": [*CHECKPOINTED, "engine.optimizer.name=adamw_8bit"],
+    "b": SMALLER,
+    "c": [*SMALLER, "engine.optimizer.name=adamw_8bit"],
     "d": LORA,
     "e": [*LORA, "engine.micro_batch_size=1", "env.num_envs=16"],
 }
@@ -61,40 +61,36 @@ def table(experiments: Sequence[str]) -> str:
     titles = [f"{count} x {size} GB" for count in COUNTS for size in SIZES]
     lines = [f"| experiment | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
     for name in experiments:
-        needs = needs_of(name)
-        found = [cell(needs, count, size) for count in COUNTS for size in SIZES]
+        planner = Planner(Limits(cuda=True, gpu=None, host=None), 1, None)  # it remembers the model's dry runs
+        found = [cell(planner, name, count, size) for count in COUNTS for size in SIZES]
         lines.append(f"| `{name}` | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
-def needs_of(name: str) -> dict[tuple[int, str], float]:
-    """Return the memory of each GPU by number of GPUs and step of the ladder [bytes]; steps that a config or a model
-    does not allow are left out."""
-    planner = Planner(Limits(cuda=True, gpu=None, host=None), 1, None)  # it remembers the model's dry runs
-    needs: dict[tuple[int, str], float] = {}
-    for count in COUNTS:
-        for step, settings in LADDER.items():
-            try:
-                config = load(name, [*settings, f"engine.parallel.world_size={count}"])
-                needs[count, step] = max(need.total for need in planner.needs(config)["gpu"].values())
-            except UserError:  # these settings do not go together, or not with this model
-                continue
-    return needs
+def cell(planner: Planner, name: str, count: int, size: int) -> str:
+    """Return the first step that fits `count` GPUs of `size` [GB], with what was chosen and its memory; `-` if none."""
+    planner.limits["gpu"] = size * GB
+    for step, settings in LADDER.items():
+        try:
+            config, _ = planner.chosen(load(name, [*settings, f"engine.parallel.world_size={count}"]))
+            need = max(need.total for need in planner.needs(config)["gpu"].values())
+        except UserError:  # these settings do not go together, or not with this model
+            continue
+        if need <= size * GB:
+            return f"{step}{marks(config)} ({need / GB:.0f})"
+    return "-"
+
+
+def marks(config: Config) -> str:
+    """Return signs for the choices that cost time."""
+    sharded = config.engine.parallel.backend is ParallelBackend.fsdp
+    return "*" * (config.engine.gradient_checkpointing is True) + "+" * sharded
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:
     """Load an experiment whose checkpoint need not be here."""
     last = {override.partition("=")[0]: override for override in overrides}
     return load_config(f"experiment/{name}", list(last.values()), use=ConfigUse.elsewhere).config
-
-
-def cell(needs: dict[tuple[int, str], float], count: int, size: int) -> str:
-    """Return the first step that fits, with its memory; `-` if none does."""
-    for step in LADDER:
-        need = needs.get((count, step))
-        if need is not None and need <= size * GB:
-            return f"{step} ({need / GB:.0f})"
-    return "-"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,13 @@ from embodyrl.placement.topology import ROOT, has_unlisted_gpus, visible_names
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Oldest major version of the driver on Linux by major version of CUDA, from the release notes of the CUDA toolkit
 (minor version compatibility)."""
+
+
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Variable that lets torch grow its segments of GPU memory in place: rollouts and updates ask for blocks of different
+sizes, and the free parts of segments of a fixed size would be too small for the other phase."""
+SET_ALREADY = (*ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables with which a user decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,13 @@ def has_nvidia_gpu(root: Path = ROOT) -> bool:
     """Return whether the NVIDIA driver shows a GPU, or has one under WSL."""
     gpus = root / "proc/driver/nvidia/gpus"
     return (gpus.is_dir() and any(gpus.iterdir())) or has_unlisted_gpus(root)
+
+
+def set_up_allocator(root: Path = ROOT, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set `ALLOCATOR` on machines with a GPU, unless the user has set one of these variables. To be called before torch
+    first uses the GPU."""
+    if has_nvidia_gpu(root) and not any(name in environment for name in SET_ALREADY):
+        environment.update(ALLOCATOR)
 
 
 def driver_version(root: Path = ROOT) -> str | None:

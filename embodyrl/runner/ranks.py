@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from embodyrl.config.schema import Config
 from embodyrl.errors import RunError, UserError, explain
 from embodyrl.placement.child import die_with_parent
+from embodyrl.placement.cuda import set_up_allocator
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import Peers, RankInfo, use_own_gpu
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
@@ -55,6 +56,7 @@ def leading(config: Config, place: RankInfo, run_dir: Path, checkpoint: Path | N
 
 def follow(config: Config, place: RankInfo, *, started: float, host: Host = PROGRAM) -> tuple[Path, int]:
     """Take part in a run as a rank other than the first; returns the run directory and the exit code."""
+    set_up_allocator()
     use_own_gpu(place, config.engine.device, inventory())
 
     from embodyrl.engine.compute import choose_device

@@ -16,11 +16,11 @@ from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
 from embodyrl.config.rules import fact
-from embodyrl.config.schema import Config, Device, ModelConfig, Precision
+from embodyrl.config.schema import Config, Device, Precision
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, without_controls
-from embodyrl.models.saved import other_options
-from embodyrl.placement.cuda import has_nvidia_gpu, why_no_cuda
+from embodyrl.models.saved import other_options, weight_type
+from embodyrl.placement.cuda import has_nvidia_gpu, set_up_allocator, why_no_cuda
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
 from embodyrl.registry import SupportedModel
@@ -108,6 +108,7 @@ def _train(
     loaded: LoadedConfig, directory: RunDir, place: RankInfo, host: Host, *, started: float, checkpoint: Path | None
 ) -> Ending:
     refuse_without_cuda(loaded.config.engine.device)
+    set_up_allocator()
     if host.progress:
         print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
     with leading(loaded.config, place, directory.path, checkpoint) as ranks:
@@ -226,7 +227,7 @@ def machine(config: Config) -> str:
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total / 2**30
     gpu, why_not = has_nvidia_gpu(), why_no_cuda()
-    precision = computes_in(config, on_gpu=why_not is None and device is not Device.cpu)
+    precision = computes_in(config, on_gpu=_is_on_gpu(config))
     if device is Device.auto and why_not is None:
         place = f"policy on CUDA, {precision} (auto)"
     elif device is Device.auto:
@@ -242,12 +243,18 @@ def computes_in(config: Config, *, on_gpu: bool) -> str:
     if wanted is not Precision.auto:
         return wanted.value
     large = on_gpu and fact(SupportedModel, config.model.name, "blocks")
-    return "bfloat16" if large or _held_in(config.model) == "bfloat16" else "float32"
+    return "bfloat16" if large or _held_in(config, on_gpu=on_gpu) == "bfloat16" else "float32"
 
 
-def _held_in(options: ModelConfig) -> str | None:
+def _is_on_gpu(config: Config) -> bool:
+    return config.engine.device is not Device.cpu and why_no_cuda() is None
+
+
+def _held_in(config: Config, *, on_gpu: bool) -> str | None:
     """Return the data type of the weights, if the model has an option for it."""
-    return getattr(options, "dtype", None)
+    if not hasattr(config.model, "dtype"):
+        return None
+    return weight_type(config.model, precision=config.engine.precision, gpu=on_gpu)
 
 
 def placement(config: Config) -> str:
@@ -263,7 +270,7 @@ def placement(config: Config) -> str:
 def model(config: Config) -> str:
     """Return the row on the policy: name, origin, and the data type of its weights."""
     origin = "random weights" if config.model.checkpoint is None else f"weights from {config.model.checkpoint}"
-    held = _held_in(config.model)
+    held = _held_in(config, on_gpu=_is_on_gpu(config))
     return f"{config.model.name}, {origin}" + (f" held in {held}" if held else "")
 
 

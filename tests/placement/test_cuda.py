@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_machine import make_machine, write
 
-from embodyrl.placement.cuda import TorchBuild, driver_version, torch_build, why_no_cuda
+from embodyrl.placement.cuda import ALLOCATOR, TorchBuild, driver_version, set_up_allocator, torch_build, why_no_cuda
 
 DRIVER = "NVRM version: NVIDIA UNIX {}  {}  Release Build  (builder@host)  Thu Oct 26 06:00:00 UTC 2026"
 KINDS = ["x86_64 Kernel Module", "Open Kernel Module for x86_64"]
@@ -44,3 +44,17 @@ def test_reasons(tmp_path: Path) -> None:
     )
     assert why_no_cuda(root, {"CUDA_VISIBLE_DEVICES": "0"}, build=TorchBuild(version="2.13.0", cuda="12.8")) is None
     assert why_no_cuda(machine(tmp_path, "580.65.06"), {}, build=NEW) is None
+
+
+def test_the_allocator_grows_its_segments_unless_the_user_decides(tmp_path: Path) -> None:
+    found: dict[str, str] = {}
+    set_up_allocator(tmp_path, found)
+    assert found == {}, "there is no GPU"
+    here = machine(tmp_path, "580.65.06")
+    make_machine(here, {0: "0-1"}, online_cpus="0-1", gpus={"0000:3b:00.0": 0})
+    set_up_allocator(here, found)
+    assert found == ALLOCATOR
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        own = {name: "max_split_size_mb:64"}
+        set_up_allocator(here, own)
+        assert own == {name: "max_split_size_mb:64"}

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from embodyrl.config import ConfigError
+from embodyrl.config import ConfigError, load_config
+from embodyrl.config.build import with_values
+from embodyrl.config.schema import ParallelBackend
+from embodyrl.planning.choices import BACKEND, CHECKPOINTING
+from embodyrl.planning.planner import Limits, Planner
 from embodyrl.registry import SIMULATORS
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +32,8 @@ def test_its_experiments_and_settings_are_there(script: dict[str, Any]) -> None:
     if not names:
         pytest.skip("neither LIBERO nor ManiSkill is installed")
     for name in names:
-        loaded = script["load"](name, [*script["CHECKPOINTED"], "engine.parallel.world_size=8"])
-        assert loaded.engine.gradient_checkpointing and loaded.engine.micro_batch_size == 8
+        loaded = script["load"](name, [*script["SMALLER"], "engine.parallel.world_size=8"])
+        assert loaded.engine.micro_batch_size == 8
 
 
 def test_its_settings_are_on_the_page(script: dict[str, Any]) -> None:
@@ -40,9 +44,13 @@ def test_its_settings_are_on_the_page(script: dict[str, Any]) -> None:
 
 
 def test_a_cell_has_the_mildest_settings_that_fit(script: dict[str, Any]) -> None:
-    needs = {(1, "a"): 100e9, (1, "b"): 47.4e9, (1, "d"): 20e9}
-    assert [script["cell"](needs, 1, size) for size in (24, 48, 141)] == ["d (20)", "b (47)", "a (100)"]
-    assert script["cell"](needs, 8, 141) == "-"
+    planner = Planner(Limits(cuda=True, gpu=None, host=None), 1, None)
+    assert script["cell"](planner, "gym_pendulum", 1, 24) == "a (1)"
+    planner.limits["gpu"] = 1e6
+    assert script["cell"](planner, "gym_pendulum", 1, 0) == "-"
+    config = load_config("gym_pendulum", ["engine.parallel.backend=fsdp"]).config
+    assert script["marks"](config) == "+"
+    assert script["marks"](with_values(config, {CHECKPOINTING: True, BACKEND: ParallelBackend.none})) == "*"
 
 
 def test_an_experiment_that_is_not_there(script: dict[str, Any]) -> None:
