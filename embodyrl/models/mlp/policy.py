@@ -55,6 +55,8 @@ class MLPPolicy(Policy):
     """An MLP with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a separate
     value network of the same shape."""
 
+    acts_on_device = True
+
     def __init__(self, config: MLPConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
         if simulator.proprio_dim == 0:

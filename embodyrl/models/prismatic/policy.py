@@ -65,6 +65,7 @@ class PrismaticPolicy(Policy):
 
     kind: ClassVar[str]
     range_epsilon: ClassVar[float]
+    acts_on_device = True
     num_images = 1
 
     def __init__(self, config: PrismaticConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from standin.events import Kind, line, note, note_copy
+from standin.graphs import CUDAGraph
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -187,7 +188,12 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], mode: Callable[[], Abs
         return func(*args, **kwargs)
 
     plain_args, plain_kwargs = tree_map(on_cpu, (args, kwargs))
-    made = func(*plain_args, **plain_kwargs | ({"pin_memory": False} if "pin_memory" in kwargs else {}))
+    plain_kwargs |= {"pin_memory": False} if "pin_memory" in kwargs else {}
+    if CUDAGraph.recording is None:
+        made = func(*plain_args, **plain_kwargs)
+    else:
+        numbers = [tensor for tensor in tensors if place_of(tensor) != "cuda"]
+        made = CUDAGraph.recording.write_down(func, plain_args, plain_kwargs, numbers)
     return results(func, args, kwargs, made, to_gpu)
 
 
