@@ -197,7 +197,8 @@ class Setup:
 
 def matrix_peak(setup: Setup) -> float:
     """FLOP/s of one large matrix product, in the model's precision on a GPU and in float32 on a CPU."""
-    side, dtype = (8192, torch.bfloat16) if setup.device.type == "cuda" else (512, torch.float32)
+    side = 512 if setup.tiny else 8192
+    dtype = torch.bfloat16 if setup.device.type == "cuda" else torch.float32
     left, right = (torch.randn(side, side, dtype=dtype, device=setup.device) for _ in range(2))
     return 2 * side**3 / setup.seconds(lambda: left @ right)
 

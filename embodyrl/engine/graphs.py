@@ -1,8 +1,8 @@
 """Decisions of the policy as CUDA graphs: one launch in place of thousands (11,548 kernels in a decision of pi0).
 
-This has not run on a GPU yet, only its logic, with graphs that the tests make. Therefore every graph is compared with
-the policy when it is recorded: if that fails, or if its numbers are not the same bit for bit, the run goes on without
-graphs and says so.
+This has not run on a GPU yet, only on the tests' stand-in for one. Therefore every graph is compared with the policy
+when it is recorded: if that fails, or if its numbers are not the same bit for bit, the run goes on without graphs and
+says so.
 """
 
 from __future__ import annotations

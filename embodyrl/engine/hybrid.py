@@ -55,7 +55,7 @@ from embodyrl.engine.minibatch import (
     to_columns,
 )
 from embodyrl.engine.offload import EngineOffload
-from embodyrl.engine.optimizer import Guard, Optimizer
+from embodyrl.engine.optimizer import Guard, NumericsError, Optimizer, explain_actions
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, is_sharded, parallelize
 from embodyrl.engine.reference import reference_of
 from embodyrl.envs import Observation
@@ -193,6 +193,17 @@ class HybridEngine:
             inputs = self._preprocess(PolicyObservation.of(observation))
             with self._computing:
                 return self.graphs.act(inputs, mode, noise)
+
+    def actions_of(self, decision: ActOutput) -> NDArray[np.float32]:
+        """Return the actions `[B, C, D]` of a decision on the CPU, for simulators.
+
+        Raises:
+            NumericsError: one is NaN or infinite.
+        """
+        actions: NDArray[np.float32] = decision.actions.cpu().numpy()
+        if not np.isfinite(actions).all():
+            raise NumericsError(explain_actions(actions, self.policy, self.version))
+        return actions
 
     def _preprocess(self, observation: PolicyObservation) -> Inputs:
         with self.clock.measure(Phase.preprocess):

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -268,7 +270,31 @@ FOLDER = "not_finite"
 
 
 class NumericsError(RunError):
-    """Raised when more steps than `engine.guard.max_skipped` had a loss or gradient that is not finite."""
+    """Raised when more steps than `engine.guard.max_skipped` had a loss or gradient that is not finite, or when a
+    policy's actions are not."""
+
+
+def explain_actions(actions: NDArray[np.float32], policy: nn.Module, updates: int) -> str:
+    """Return what to say of actions `[B, C, D]` that are not finite.
+
+    Args:
+        actions: for `B` envs.
+        policy: chose them.
+        updates: that it has made.
+    """
+    wrong = int((~np.isfinite(actions)).any((1, 2)).sum())
+    # Each rank looks at its own part of sharded weights: the others may have no reason to look, and would not answer.
+    parts = {name: each.to_local() if is_sharded(each) else each for name, each in policy.state_dict().items()}
+    odd = [name for name, each in parts.items() if not bool(each.isfinite().all())]
+    if odd:
+        cause = f"{len(odd)} of its {len(parts)} tensors of weights are not finite themselves, the first is {odd[0]}"
+        remedy = "Lower engine.optimizer.lr, and begin at a checkpoint of an earlier iteration"
+    else:
+        cause, remedy = "its weights are finite", "Look at the observations and at engine.precision"
+    return (
+        f"after {updates} updates the policy's actions for {wrong} of {len(actions)} envs are NaN or infinite, or were "
+        f"drawn from probabilities that are; {cause}. No simulator has executed them. {remedy}"
+    )
 
 
 class Guard:

@@ -108,7 +108,8 @@ class ActOutput:
     """A chunk of actions for each of `B` envs."""
 
     actions: Tensor
-    """`[B, C, D]` float32 in the simulator's units."""
+    """`[B, C, D]` float32 in the simulator's units; NaN where they were drawn from NaN (see `sampling.known`): then
+    the run ends before they are executed."""
     logprobs: Tensor
     """`[B, N]` log-probabilities of what was sampled [nats]."""
     values: Tensor | None

@@ -193,14 +193,15 @@ class Collector:
     def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, collected: _Progress) -> None:
         """Choose a chunk for each of some slots, send it to the simulators, and record it while they work."""
         decision = self.engine.act(observation, "train")
-        actions = decision.actions.cpu().numpy()
+        actions = self.engine.actions_of(decision)
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
         self._scheduler.sent(slots)
         # Written only after the simulators have begun: copying images into the batch costs no time of theirs. The
         # observation is still intact, because the next images are drawn into the other bank (see EnvManager).
         columns = self._column[slots]
-        collected.buffer.write(collected.decided[columns], columns, self._decided(slots, observation, decision))
+        decided = self._decided(slots, observation, decision, actions)
+        collected.buffer.write(collected.decided[columns], columns, decided)
         collected.decided[columns] += 1
 
     def _has_more(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -257,7 +258,7 @@ class Collector:
         return slots[goes_on], result.observation if goes_on.all() else result.observation.take(goes_on)
 
     def _decided(
-        self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput
+        self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput, actions: NDArray[np.float32]
     ) -> dict[str, NDArray[Any]]:
         """Return the columns that are known when chunks are chosen, each `[len(slots), ...]`."""
         numbers = self._numbers[slots]
@@ -268,7 +269,7 @@ class Collector:
             "task_index": np.array(
                 [self._index_of_description[task_description] for task_description in observation.task_descriptions]
             ),
-            "actions": decision.actions.cpu().numpy(),
+            "actions": actions,
             "logprobs": decision.logprobs.cpu().numpy(),
             "valid": np.ones(len(slots), np.bool_),
             "episode": numbers,

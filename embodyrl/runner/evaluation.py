@@ -238,7 +238,7 @@ def _play(
     with engine.clock.measure(Phase.simulate):
         observation = manager.reset(slots, [episodes[number] for number in playing])
     while len(slots):
-        actions = engine.act(observation, mode, noise).actions.cpu().numpy()
+        actions = engine.actions_of(engine.act(observation, mode, noise))
         following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
         with engine.clock.measure(Phase.simulate):
             result = step(slots, playing[slots], actions, following)

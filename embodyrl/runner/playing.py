@@ -60,8 +60,11 @@ class LoadedPolicy:
 
         Returns:
             Actions `[B, C, D]` in the simulator's units.
+
+        Raises:
+            NumericsError: an action is NaN or infinite.
         """
-        return self._engine.act(observation, "train" if sample else "eval").actions.cpu().numpy()
+        return self._engine.actions_of(self._engine.act(observation, "train" if sample else "eval"))
 
 
 class Envs:
@@ -192,7 +195,7 @@ class PolicyDemonstrator:
         """See `Demonstrator`."""
         rows = np.flatnonzero([not self._left[slot] for slot in slots.tolist()])
         if len(rows):
-            chunks = self._engine.act(observation.take(rows), self._mode).actions.cpu().numpy()
+            chunks = self._engine.actions_of(self._engine.act(observation.take(rows), self._mode))
             for row, chunk in zip(rows.tolist(), chunks, strict=True):
                 self._left[int(slots[row])].extend(chunk)
         return np.stack([self._left[slot].popleft() for slot in slots.tolist()])

@@ -1,4 +1,4 @@
-"""Decisions as graphs, with graphs that run on the CPU; how CUDA records and replays them is not tested here."""
+"""Decisions as graphs, with graphs that run on the CPU; tests/gpu has those of a stand-in for CUDA."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ import pytest
 from standin import build
 
 PROGRAM = Path(__file__).with_name("mistakes.py")
+GRAPHS = Path(__file__).with_name("graphs.py")
+UNREGISTERED = "Attempt to increase offset for a CUDA generator not in capture mode."
 ALLOWED = {
     "sum with a single number of the CPU",
     "copy within the GPU",
@@ -53,6 +55,20 @@ def test_every_mistake_is_an_error_with_its_line_and_all_else_is_counted(standin
     for name, counted in COUNTED.items():
         assert (said[name]["syncs"], said[name]["copies"]) == counted, name
         assert all(line.endswith(f" at {said[name]['at']}") for line in said[name]["lines"]), name
+
+
+def test_graphs_repeat_what_was_recorded_and_an_engine_does_without_those_that_it_cannot_trust(standin: None) -> None:
+    done = subprocess.run([sys.executable, str(GRAPHS)], capture_output=True, text=True, check=True)
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said["replays"], "on other numbers, with the generator's next ones"
+    assert said["freed"] == "CUDA error: a graph reads memory that was freed after it was recorded"
+    refused = "CUDA error: operation not permitted when stream is capturing"
+    assert [each.partition(" (")[0] for each in said["refused"].values()] == [refused] * 4 + [UNREGISTERED]
+    assert said["MLPPolicy"] == {"warning": None, "graphs": 2, "alike": True}, "one graph for each size that comes back"
+    for policy, why in {"Waits": refused, "Counts": "a replay came to other numbers", "Draws": UNREGISTERED}.items():
+        warning = f"the policy acts without CUDA graphs, which is slower and the same otherwise: {why}"
+        assert said[policy]["warning"].startswith(warning) and said[policy]["graphs"] == 0
+        assert said[policy]["alike"] == (policy != "Counts"), "what Python counts, a second look has counted too"
 
 
 def test_a_cuda_build_of_torch_or_a_machine_without_compiler_has_none(

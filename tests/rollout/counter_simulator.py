@@ -31,11 +31,12 @@ def shade(start_state: int, step: int) -> int:
 
 
 class Counter(SlotSimulator):
+    action = ActionField(name="push", meaning="normalized", unit="1", low=(-1.0, -1.0), high=(1.0, 1.0))
+
     def __init__(self, config: EnvConfig, num_slots: int) -> None:
-        field = ActionField(name="push", meaning="normalized", unit="1", low=(-1.0, -1.0), high=(1.0, 1.0))
         spec = SimulatorSpec(
             tasks={task: TASKS[task] for task in config.tasks},
-            actions=(field,),
+            actions=(self.action,),
             proprio_dim=2,
             max_episode_steps=config.max_episode_steps,
             control_frequency=1.0,
@@ -68,6 +69,12 @@ class CounterSlot(Slot):
         return images, np.array([self.start_state, self.count], np.float32)
 
 
+class Chooser(Counter):
+    """Takes one choice among five."""
+
+    action = ActionField(name="push", meaning="discrete", unit="1", low=(0.0,), high=(4.0,))
+
+
 class Dawdler(Counter):
     """Steps of some episodes take long."""
 
@@ -83,6 +90,7 @@ class DawdlerSlot(CounterSlot):
 
 
 SIMULATORS.register("counter", target=Counter, options=EnvConfig, summary="counts")
+SIMULATORS.register("chooser", target=Chooser, options=EnvConfig, summary="counts and takes choices")
 SIMULATORS.register("dawdler", target=Dawdler, options=EnvConfig, summary="counts at different speeds")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from embodyrl.config.schema import (
     Schedule,
 )
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.registry import LOSSES
@@ -74,9 +75,11 @@ def make_collector(
     schedule: str = "lockstep",
     observe: str = "chunk_end",
     on_worker_death: str = "fail",
+    policy: Callable[[SimulatorSpec, int], Policy] | None = None,
     **options: int | str,
 ) -> Iterator[Collector]:
-    """A collector; `schedule`, `observe` and `options` are those of the rollout."""
+    """A collector; `schedule`, `observe` and `options` are those of the rollout. `policy` builds another policy for a
+    simulator and a size of chunks."""
     env = EnvConfig(
         name=simulator,
         tasks=list(TASKS),
@@ -103,7 +106,7 @@ def make_collector(
         plugin_path=str(Path(__file__).parent),
     ) as manager:
         engine = HybridEngine(
-            KnownPolicy(chunk_size),
+            KnownPolicy(chunk_size) if policy is None else policy(manager.spec, chunk_size),
             config=EngineConfig(),
             algorithm=AlgorithmConfig(name="ppo"),
             loss=LOSSES.load("ppo"),

@@ -20,7 +20,7 @@ from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.options import Activation, MLPConfig
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec
-from embodyrl.models.sampling import draw
+from embodyrl.models.sampling import draw, known
 
 ACTIVATIONS = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU, Activation.elu: nn.ELU}
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -55,6 +55,8 @@ class MLPPolicy(Policy):
     """An MLP with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a separate
     value network of the same shape."""
 
+    acts_on_device = True
+
     def __init__(self, config: MLPConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
         if simulator.proprio_dim == 0:
@@ -82,9 +84,10 @@ class MLPPolicy(Policy):
         features = self._normalize(inputs)
         outputs = self.actor(features).float()
         sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)
+        logprobs = self.head.logprobs(outputs, sample)
         return ActOutput(
-            actions=self.head.actions(sample),
-            logprobs=self.head.logprobs(outputs, sample),
+            actions=self.head.actions(sample, logprobs),
+            logprobs=logprobs,
             values=self.critic(features).squeeze(-1).float(),
             trace={"sample": sample},
         )
@@ -187,8 +190,9 @@ class Head(Protocol):
         """Return entropies `[B, N]` [nats]."""
         ...
 
-    def actions(self, sample: Tensor) -> Tensor:
-        """Convert samples to actions `[B, C, D]` in the simulator's units."""
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
+        """Convert samples `[B, N]`, which have these log-probabilities, to actions `[B, C, D]` in the simulator's
+        units; NaN where the distribution is."""
         ...
 
     def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
@@ -231,7 +235,7 @@ class GaussianHead(nn.Module):
         """See `Head`."""
         return (self.log_std + LOG_SQRT_2PI + 0.5).expand_as(outputs)
 
-    def actions(self, sample: Tensor) -> Tensor:
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
         """See `Head`."""
         chunk = sample.view(*sample.shape[:-1], self.chunk_size, -1)
         return from_unit_range(chunk, self.centre, self.half_width)
@@ -269,9 +273,9 @@ class CategoricalHead(nn.Module):
         logprobs = self._logits(outputs).log_softmax(-1)
         return -(logprobs.exp() * logprobs).sum(-1)
 
-    def actions(self, sample: Tensor) -> Tensor:
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
         """See `Head`."""
-        return sample.unsqueeze(-1).float()
+        return known(sample.float(), logprobs).unsqueeze(-1)
 
     def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """Cross-entropy of the choices."""

@@ -84,7 +84,6 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
     """All actions of a chunk at once, as tokens or by regression."""
 
     config: OpenVLAOFTConfig
-    acts_on_device = True
     range_epsilon = 1e-8
 
     def __init__(self, config: OpenVLAOFTConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:

@@ -41,6 +41,7 @@ from embodyrl.models.prismatic.network import (
 )
 from embodyrl.models.prismatic.processor import ActionBins, Bounds, ImagePipeline, NormRange, TokenDistribution
 from embodyrl.models.prismatic.prompts import Prompts
+from embodyrl.models.sampling import known
 from embodyrl.models.saved import weight_type, write_description
 from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.config import ActionUnits
@@ -64,6 +65,7 @@ class PrismaticPolicy(Policy):
 
     kind: ClassVar[str]
     range_epsilon: ClassVar[float]
+    acts_on_device = True
     num_images = 1
 
     def __init__(self, config: PrismaticConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
@@ -211,7 +213,7 @@ class PrismaticPolicy(Policy):
     def acted(self, choice: Choice, hidden: Tensor) -> ActOutput:
         """Return the output for tokens `[B, N]`; the critic reads the hidden state `[B, E]` that predicts the first."""
         return ActOutput(
-            actions=self.finish(self.bins.decode(choice.tokens)),
+            actions=self.finish(known(self.bins.decode(choice.tokens), choice.logprobs)),
             logprobs=choice.logprobs,
             values=self.value_head(hidden),
             trace={"tokens": choice.tokens},

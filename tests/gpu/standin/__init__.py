@@ -15,7 +15,8 @@ of a tensor on the GPU, a second GPU. It counts what makes the CPU wait and what
 
 What it cannot see: races (all is computed at once, in order: a result that is read before its copy has ended is right
 here), memory, kernels and their numbers in reduced precision, the speed of anything, NCCL and more than one GPU, FSDP
-on CUDA, CUDA graphs themselves (only that nothing in a block would prevent one), bitsandbytes.
+on CUDA, bitsandbytes. Its CUDA graphs repeat operations on the same memory (`standin.graphs`), so that they show what a
+graph fixes and refuses, not how a driver records it.
 
 It changes torch for the whole process and is not undone: tests use it in processes of their own.
 """

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from standin.events import Kind, note
+from standin.graphs import CUDAGraph
 from standin.tensor import Device, Generator
 
 MEMORY = 80 * 2**30
@@ -68,7 +69,6 @@ SAYS = {
     "is_initialized": True,
     "_is_compiled": True,
     "is_bf16_supported": True,
-    "is_current_stream_capturing": False,
     "device_count": 1,
     "current_device": 0,
     "get_device_name": PROPERTIES.name,
@@ -90,11 +90,13 @@ def install() -> None:
     """Make torch believe that there is a GPU, for the rest of the process."""
     changed = {name: always(value) for name, value in SAYS.items()} | dict.fromkeys(DOES_NOTHING, nothing)
     changed |= {
+        "is_current_stream_capturing": lambda: CUDAGraph.recording is not None,
         "synchronize": lambda *_: note(Kind.sync, "device"),
         "Stream": Stream,
         "Event": Stream,
         "current_stream": Stream,
         "default_stream": Stream,
+        "CUDAGraph": CUDAGraph,
         "stream": lambda stream: stream or Stream(),
         "device": lambda *_: contextlib.nullcontext(),
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
@@ -102,6 +104,7 @@ def install() -> None:
     for name, value in changed.items():
         setattr(torch.cuda, name, value)
     torch.Generator = Generator
+    torch._C._host_emptyCache = nothing
     # Literals such as `torch.tensor([1.0], device="cuda")` are made on the CPU and then copied, so that we see them.
     torch._C._set_only_lift_cpu_tensors(True)
     # `module.to(device)` cannot write a tensor of the stand-in into the memory of one of the CPU.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
@@ -41,8 +42,14 @@ def line() -> str:
     return library or "backward pass"
 
 
+refuse: Callable[[str], None] | None = None
+"""What to do with an event instead, while a graph is recorded."""
+
+
 def note(kind: Kind, what: str) -> None:
     """Count an event at the line that is running."""
+    if refuse is not None:
+        refuse(f"{kind}: {what}")
     SEEN[kind, what, line()] += 1
 
 

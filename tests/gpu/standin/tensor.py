@@ -10,10 +10,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from standin.events import Kind, line, note, note_copy
+from standin.graphs import CUDAGraph
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -166,6 +168,10 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], mode: Callable[[], Abs
     name = func.overloadpacket.__name__
     if name == "_fused_sdp_choice":
         return 0  # attention by its formula: the kernels are the GPU's
+    if name == "_pin_memory":
+        return args[0].clone()
+    if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
+        return func(*args, **kwargs)  # a plan of what would be computed
     if name not in KEEPING_PLACE and func._can_decompose() and is_composite(func):
         with mode():
             found = func.decompose(*args, **kwargs)
@@ -187,7 +193,12 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], mode: Callable[[], Abs
         return func(*args, **kwargs)
 
     plain_args, plain_kwargs = tree_map(on_cpu, (args, kwargs))
-    made = func(*plain_args, **plain_kwargs | ({"pin_memory": False} if "pin_memory" in kwargs else {}))
+    plain_kwargs |= {"pin_memory": False} if "pin_memory" in kwargs else {}
+    if CUDAGraph.recording is None:
+        made = func(*plain_args, **plain_kwargs)
+    else:
+        numbers = [tensor for tensor in tensors if place_of(tensor) != "cuda"]
+        made = CUDAGraph.recording.write_down(func, plain_args, plain_kwargs, numbers)
     return results(func, args, kwargs, made, to_gpu)
 
 

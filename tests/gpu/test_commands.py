@@ -1,0 +1,89 @@
+"""Whole commands on a stand-in for a CUDA device (tests/gpu/standin), in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+
+from embodyrl.registry import SIMULATORS, SupportedModel
+
+HERE = Path(__file__).parent
+BENCHMARK = HERE.parents[1] / "benchmarks" / "gpu.py"
+SHORT = [
+    *("env.num_envs=4", "env.workers=1", "env.max_episode_steps=20", "rollout.num_chunks=8", "algorithm.epochs=2"),
+    *("algorithm.minibatches=2", "run.iterations=2", "run.eval_every=1", "eval.episodes=4", "tracking.sinks=[jsonl]"),
+]
+
+
+def under(family: str, folder: Path, *words: str) -> str:
+    """Output of a program that has the stand-in."""
+    command = [sys.executable, str(HERE / "under.py"), family, *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Rows of metrics without times."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    timed = ("time/", "memory/")
+    return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in rows]
+
+
+RUN_AND_EVAL = """
+import contextlib, sys
+from embodyrl.cli.main import main
+for words in (sys.argv[1:], ["eval", "gpu", "eval.episodes=4"]):
+    sys.argv = ["embodyrl", *words]
+    with contextlib.suppress(SystemExit):
+        main()
+"""
+
+
+@pytest.mark.skipif(bool(SIMULATORS.entry("metaworld").missing()), reason="metaworld is not installed")
+@pytest.mark.timeout(300)
+def test_the_main_job_has_the_cpus_metrics_and_is_evaluated(standin: None, tmp_path: Path) -> None:
+    words = ["run", "experiment/metaworld_reach", *SHORT]
+    here = programs.run(["-m", "embodyrl", *words, "run.dir=cpu", "engine.device=cpu"], cwd=tmp_path)
+    assert here.returncode == 0, here.stderr
+    (tmp_path / "run_and_eval.py").write_text(RUN_AND_EVAL)
+    said = under("mlp", tmp_path, "run_and_eval.py", *words, "run.dir=gpu", "engine.device=cuda")
+    assert "policy on cuda" in said and "arning" not in said, "decisions are CUDA graphs"
+    found, wanted = metrics(tmp_path / "gpu"), metrics(tmp_path / "cpu")
+    assert [row.keys() for row in found] == [row.keys() for row in wanted] and len(found) == 3
+    for row, other in zip(found, wanted, strict=True):
+        assert row == pytest.approx(other, rel=1e-4, abs=1e-6)
+    assert f"return {wanted[-1]['eval/return']:.2f}" in said
+
+
+MEASURE = f"""
+import argparse, pathlib, sys
+sys.path.insert(0, {str(BENCHMARK.parent)!r})
+import gpu
+for name in sys.argv[1:]:
+    gpu.run_group(
+        name,
+        argparse.Namespace(
+            model="openvla_oft", scale="tiny", device="cuda", work=pathlib.Path("."), rows_to=f"{{name}}.jsonl"
+        ),
+    )
+"""
+
+
+@pytest.mark.skipif(bool(SupportedModel.entry("openvla_oft").missing()), reason="needs the extra vla")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "groups", [["peak", "decide", "offload", "sync"], pytest.param(["learn"], marks=pytest.mark.slow)]
+)
+def test_what_a_gpu_is_measured_by_runs_on_it(standin: None, tmp_path: Path, groups: list[str]) -> None:
+    (tmp_path / "measure.py").write_text(MEASURE)
+    under("openvla_oft", tmp_path, "measure.py", *groups)
+    for group in groups:
+        rows = [json.loads(line) for line in (tmp_path / f"{group}.jsonl").read_text().splitlines()]
+        assert rows and not any("failed" in row or row.get("warning") for row in rows), rows
