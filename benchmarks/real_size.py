@@ -275,7 +275,8 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def phases(run: Path) -> dict[str, float]:
     """Seconds of the phases of a run's last iteration."""
-    last = ([{}] + [row for row in rows_of(run) if "time/iteration" in row])[-1]
+    iterations = [row for row in rows_of(run) if "time/iteration" in row]
+    last: dict[str, Any] = iterations[-1] if iterations else {}
     return {name: round(value, 1) for name, value in last.items() if name.startswith("time/") and value >= 0.05}
 
 
