@@ -45,38 +45,46 @@ from embodyrl.models.gr00t.network import NAMING as GR00T_NAMES
 from embodyrl.models.pi.checkpoint import Layout
 from embodyrl.models.policy import PUBLISHED
 from embodyrl.models.prismatic.network import NAMING as PRISMATIC_NAMES
-from embodyrl.models.saved import INDEX_FILE, shard_files
+from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, INDEX_FILE, shard_files
 from embodyrl.models.weights import Naming
 from embodyrl.registry import SupportedModel
+from embodyrl.tracking.report import GRAPH_FILE
 
 ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "benchmarks" / "as_float32.py"
 RESULTS, TABLE = ROOT / "benchmarks" / "results" / "real_size.json", ROOT / "docs" / "results" / "real_size.md"
 
+WITHOUT_COPIES = ["engine.optimizer.master_weights=false"]
+"""GR00T's action head learns in full: 1.1 billion weights, with float32 copies and moments 13 GB."""
+ONE_CAMERA = ["env.cameras=[agentview]", "model.cameras=[agentview,absent,absent]"]
+"""Of pi's three images."""
+EXPLORING = ["algorithm.filter.accuracy_low=0", "algorithm.filter.accuracy_high=1", "algorithm.entropy_coef=0.01"]
+"""All episodes fail: their groups stay, and the entropy teaches, since the advantages are 0."""
 EXPERIMENTS = {
-    "gr00t": ["libero_spatial_ppo_gr00t", "env.max_episode_steps=15", "model.freeze_language=false"],
-    "pi0": ["libero_spatial_ppo_pi0", "env.max_episode_steps=15", "model.frozen=nothing"],
-    "pi05": ["libero_10_ppo_pi05", "env.max_episode_steps=30", "model.frozen=nothing"],
-    "openvla_oft": ["libero_spatial_grpo_openvla_oft", "env.max_episode_steps=24", "rollout.group_size=2"],
-    "openvla": ["maniskill_ppo_openvla", "env=libero/spatial", "env.cameras=[agentview]", "env.max_episode_steps=3"],
+    "gr00t": ["libero_spatial_ppo_gr00t", "model.freeze_language=false", *WITHOUT_COPIES],
+    "pi0": ["libero_spatial_ppo_pi0", "model.frozen=nothing", *ONE_CAMERA],
+    "pi05": ["libero_10_ppo_pi05", "model.frozen=nothing", *ONE_CAMERA],
+    "openvla_oft": ["libero_spatial_grpo_openvla_oft", "rollout.group_size=2", *EXPLORING],
+    "openvla": ["maniskill_ppo_openvla", "env=libero/spatial", "env.cameras=[agentview]"],
 }
-"""The public experiment of each model, and what must change so that an episode has three chunks and adapters learn."""
+"""The public experiment of each model, and what must change so that adapters learn and a CPU suffices."""
 TINY = {"gr00t": ["model.embodiment_tag=null", "model.prompt_length=null"]}
 """Of a model in few weights, which has statistics and a tokenizer of its own."""
-CHUNKS = 3
-"""Decisions of an episode."""
+CHUNK_SIZES = {"gr00t": 5, "pi0": 5, "pi05": 10, "openvla_oft": 8, "openvla": 1}
+"""Actions of a chunk in these experiments."""
 CHANGES = [
     "env.num_envs=2",
     "rollout.episodes_per_slot=1",
-    f"rollout.num_chunks={CHUNKS}",
     "algorithm.epochs=1",
     "algorithm.minibatches=1",
     "engine.device=cpu",
+    "engine.threads=2",
     "engine.lora.rank=32",
     "engine.micro_batch_size=1",
-    "run.iterations=2",
-    "run.eval_every=100",
+    "run.iterations=1",
+    "run.eval_every=0",
     "run.save_every=0",
-    "eval.episodes=2",
+    "eval.episodes=1",
     "tracking.sinks=[jsonl]",
 ]
 SHARD_BYTES = {"full": 2 * 10**9, "tiny": 10**5}
@@ -175,10 +183,13 @@ def compare_exported(model: str, checkpoint: Path, folder: Path) -> dict[str, An
 
     Args:
         model: name of the model.
-        checkpoint: the exported checkpoint's `policy` folder, which names the layers that learned.
+        checkpoint: the exported checkpoint's `policy` folder, which names the layers and heads that learned.
         folder: the exported policy.
     """
-    adapted = json.loads((checkpoint / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    adapted = json.loads((checkpoint / ADAPTER_FOLDER / "adapter_config.json").read_text())["target_modules"]
+    learned = {f"{name}.weight" for name in adapted}
+    with safe_open(checkpoint / HEADS_FILE, "pt") as heads:
+        learned |= {name.removeprefix("network.") for name in heads.keys()}  # noqa: SIM118 - not a mapping
     own = names_of(model, Layout.read(folder) if model in PI else None).own
     counts = {"compared": 0, "equal": 0, "learned": 0, "wrong": 0}
     for path in shard_files(folder):
@@ -186,7 +197,7 @@ def compare_exported(model: str, checkpoint: Path, folder: Path) -> dict[str, An
             for name in sampled(list(shard.keys())):
                 found = shard.get_tensor(name)
                 kind = "equal" if same(found, numbers(name, tuple(found.shape))) else "wrong"
-                if kind == "wrong" and str(own(name)).removesuffix(".weight") in adapted:
+                if kind == "wrong" and own(name) in learned:
                     kind = "learned"
                 counts["compared"] += 1
                 counts[kind] += 1
@@ -207,6 +218,8 @@ class Peak:
 
     main: float = 0.0
     """The process itself, pages of mapped files included."""
+    own: float = 0.0
+    """The process itself without those pages, which the system takes back when memory runs short."""
     others: float = 0.0
     """Its children: simulators and what they are forked from, shared pages counted once."""
 
@@ -216,7 +229,9 @@ def watch(process: subprocess.Popen[str], peak: Peak) -> None:
     main = psutil.Process(process.pid)
     while process.poll() is None:
         with suppress(psutil.Error):
-            peak.main = max(peak.main, main.memory_info().rss / GB)
+            found = main.memory_info()
+            peak.main = max(peak.main, found.rss / GB)
+            peak.own = max(peak.own, (found.rss - found.shared) / GB)
             others = [each.memory_full_info().pss for each in main.children(recursive=True)]
             peak.others = max(peak.others, sum(others) / GB)
         time.sleep(0.1)
@@ -234,7 +249,7 @@ def command(words: list[str], expected: int = 0, stop: Callable[[], bool] | None
         SystemExit: it ended with another exit code.
     """
     begin, peak = time.monotonic(), Peak()
-    process = subprocess.Popen([sys.executable, "-m", "embodyrl", *words], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, PROGRAM, *words], stdout=subprocess.PIPE, text=True)
     watcher = threading.Thread(target=watch, args=(process, peak))
     watcher.start()
     row: dict[str, Any] = {}
@@ -248,7 +263,8 @@ def command(words: list[str], expected: int = 0, stop: Callable[[], bool] | None
     if process.returncode != expected:
         raise SystemExit(f"embodyrl {' '.join(words)} ended with {process.returncode}, expected {expected}")
     row |= {"seconds": round(time.monotonic() - begin, 1)}
-    return row | {"main_gb": round(peak.main, 3), "others_gb": round(peak.others, 3), "output": output}
+    sizes = {"main_gb": peak.main, "own_gb": peak.own, "others_gb": peak.others}
+    return row | {name: round(size, 3) for name, size in sizes.items()} | {"output": output}
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -259,7 +275,8 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def phases(run: Path) -> dict[str, float]:
     """Seconds of the phases of a run's last iteration."""
-    last = [row for row in rows_of(run) if "time/iteration" in row][-1]
+    iterations = [row for row in rows_of(run) if "time/iteration" in row]
+    last: dict[str, Any] = iterations[-1] if iterations else {}
     return {name: round(value, 1) for name, value in last.items() if name.startswith("time/") and value >= 0.05}
 
 
@@ -272,6 +289,10 @@ class Case:
     work: Path
     changes: list[str]
     """Further overrides of the experiment."""
+    chunks: int = 3
+    """Decisions of an episode."""
+    updates: bool = True
+    """Whether there is time for an update; else the run is stopped in the evaluation before it."""
 
     @property
     def checkpoint(self) -> Path:
@@ -294,7 +315,10 @@ class Case:
         base, *more = EXPERIMENTS[self.model]
         checkpoint = self.checkpoint if self.checkpoint.is_dir() else "<weights>"
         tiny = TINY.get(self.model, []) if self.scale == "tiny" else []
-        return [f"experiment/{base}", *more, *tiny, *CHANGES, *self.changes, f"model.checkpoint={checkpoint}"]
+        length = [f"rollout.num_chunks={self.chunks}", f"env.max_episode_steps={self.chunks * CHUNK_SIZES[self.model]}"]
+        before = [] if self.updates else ["run.eval_every=1"]
+        changes = [*CHANGES, *length, *before, *self.changes, f"model.checkpoint={checkpoint}"]
+        return [f"experiment/{base}", *more, *tiny, *changes]
 
     def config(self) -> Config:
         """The config that is run; the weights are left open until they are written."""
@@ -303,16 +327,23 @@ class Case:
 
     def steps(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """What is done, in order, by the name of its row."""
-        return {
+        steps: dict[str, Callable[[], dict[str, Any]]] = {
             "write": lambda: write_checkpoint(self.config(), self.scale, self.checkpoint),
             "load": lambda: compare_loaded(self.config()),
             "plan": self.plan,
             "run": self.stopped,
             "export": lambda: self.say(["export", str(self.run), "--out", str(self.exported)]),
             "compare": self.compare,
-            "resume": lambda: self.say(["resume", str(self.run)]) | {"phases": phases(self.run)},
-            "eval": lambda: self.say(["eval", str(self.run)]),
         }
+        return (
+            steps
+            if not self.updates
+            else steps
+            | {
+                "resume": lambda: self.say(["resume", str(self.run)]) | {"phases": phases(self.run)},
+                "eval": lambda: self.say(["eval", str(self.run)]),
+            }
+        )
 
     def say(self, words: list[str], **options: Any) -> dict[str, Any]:
         """Run the program; a row without its output."""
@@ -331,10 +362,15 @@ class Case:
         return row | {"parameters": plan["model"]["parameters"], "learn": plan["model"]["trainable"], "needs": needs}
 
     def stopped(self) -> dict[str, Any]:
-        """Run until it is stopped in its first iteration: the evaluation before it has been logged."""
+        """Run until it is stopped in its first iteration or the evaluation before it, which it finishes and saves."""
         words = ["run", *self.words, f"run.dir={self.run}"]
-        row = self.say(words, expected=128 + signal.SIGTERM, stop=lambda: bool(rows_of(self.run)))
+        row = self.say(words, expected=128 + signal.SIGTERM, stop=self.begun)
         return row | {"phases": phases(self.run)}
+
+    def begun(self) -> bool:
+        """Whether the run has started: it has written what precedes its first iteration, a second ago."""
+        graph = self.run / GRAPH_FILE
+        return graph.is_file() and time.time() > graph.stat().st_mtime + 1.0
 
     def compare(self) -> dict[str, Any]:
         """Compare the exported weights with those that were written."""
@@ -350,7 +386,9 @@ class Case:
 
 def measure(case: Case, results: dict[str, Any], save: Callable[[], None]) -> None:
     """Do the steps that have no row yet."""
-    rows = results.setdefault(case.model, {"scale": case.scale, "rows": {}})["rows"]
+    rows = results.setdefault(
+        case.model, {"scale": case.scale, "chunks": case.chunks, "updates": case.updates, "rows": {}}
+    )["rows"]
     for name, step in case.steps().items():
         if name in rows:
             continue
@@ -361,25 +399,33 @@ def measure(case: Case, results: dict[str, Any], save: Callable[[], None]) -> No
         save()
 
 
+PAGE = """\
+# Models of the published size on a CPU
+
+`python benchmarks/real_size.py` writes random weights of the published size in the public layout and does what a user
+does with them (its docstring says how): public experiments with two LIBERO envs, adapters of rank 32, one sample at
+once. Measured on two cores with 24 GB and no GPU, which others used at the same time: seconds are an upper bound. The
+processor has no instructions for bfloat16; matrix products are computed in float32 (`benchmarks/as_float32.py`).
+
+Memory is the peak in GB. *Own* leaves out pages of mapped files, which the system takes back when memory runs short:
+weights are mapped, and a page is in memory once it was read. *Planned* is what `embodyrl plan --start` says for the
+command's phase: training for `run` (of its first update, where the optimiser's moments come into being when
+activations have gone), the rollout for `resume` (which evaluates), the rollout without optimiser for
+`eval` and for a `run` that was stopped in the evaluation before its first update.
+"""
+
+
 def table(results: dict[str, Any]) -> Iterator[str]:
     """Lines of the page about the results."""
-    yield "# Models of the published size on a CPU"
-    yield ""
-    yield (
-        "`python benchmarks/real_size.py` writes random weights of the published size in the public layout and runs "
-        "the program's commands on them (its docstring says how). Two LIBERO envs, episodes of three decisions, "
-        "adapters of rank 32, one sample at once, on two cores. Memory is the peak of the main process; that of "
-        "simulators stands beside it. Planned is the larger of rollout and training, without simulators."
-    )
+    yield PAGE
     for model, found in results.items():
-        rows = found["rows"]
-        yield ""
         yield f"## {model}"
         yield ""
-        yield from model_lines(rows)
+        yield from model_lines(found["rows"], updates=found["updates"])
+        yield ""
 
 
-def model_lines(rows: dict[str, Any]) -> Iterator[str]:
+def model_lines(rows: dict[str, Any], *, updates: bool) -> Iterator[str]:
     """Lines about one model."""
     written, plan = rows["write"], rows.get("plan")
     if plan is not None:
@@ -388,40 +434,44 @@ def model_lines(rows: dict[str, Any]) -> Iterator[str]:
             f"{plan['learn'] / 1e6:.1f} million learn."
         )
         yield ""
-    yield "| command | seconds | main process [GB] | planned [GB] | simulators [GB] |"
-    yield "|---|---|---|---|---|"
-    for name in ("plan", "run", "export", "resume", "eval"):
-        if name in rows:
-            row = rows[name]
-            planned = planned_gb(name, plan)
-            said = "" if planned is None else f"{planned:.2f} ({100 * (row['main_gb'] / planned - 1):+.0f} %)"
-            yield f"| {name} | {row['seconds']:.0f} | {row['main_gb']:.2f} | {said} | {row['others_gb']:.2f} |"
+    yield "| step | seconds | main process | own | planned | difference | simulators | planned | difference |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, row in rows.items():
+        main, simulators = planned_gb(name, plan, updates=updates)
+        cells = [f"{row[key]:.2f}" if key in row else "" for key in ("main_gb", "own_gb")]
+        cells += against(row.get("main_gb"), main)
+        cells += [f"{row['others_gb']:.2f}" if row.get("others_gb") else "", *against(row.get("others_gb"), simulators)]
+        yield f"| {name} | {row['seconds']:.0f} | {' | '.join(cells)} |"
     yield ""
     if "load" in rows:
-        yield f"Loading: {rows['load']['equal']} of {rows['load']['compared']} compared tensors have the bytes written."
+        yield f"Loaded: {rows['load']['equal']} of {rows['load']['compared']} compared tensors have the bytes written."
     if "compare" in rows:
         row = rows["compare"]
         yield (
-            f"Exported: of {row['compared']} compared tensors {row['equal']} have the bytes written, {row['learned']} "
-            f"learned, {row['wrong']} are wrong. A checkpoint takes {row['checkpoint_gb']:.2f} GB."
+            f"Exported and read again: of {row['compared']} compared tensors {row['equal']} have the bytes written, "
+            f"{row['learned']} learned, {row['wrong']} are wrong. A checkpoint takes {row['checkpoint_gb']:.2f} GB."
         )
-    if "resume" in rows:
-        named = rows["resume"]["phases"].items()
-        yield (
-            "Seconds of an iteration: "
-            + ", ".join(f"{key.removeprefix('time/')} {value}" for key, value in named)
-            + "."
-        )
+    if not updates:
+        yield "Stopped before its first update, for which this machine was too slow: what learned is as it was."
 
 
-def planned_gb(name: str, plan: dict[str, Any] | None) -> float | None:
-    """What is planned for a command's main process [GB]; None: nothing is."""
+def against(found: float | None, planned: float | None) -> list[str]:
+    """Cells: what was planned, and by how much what was found differs."""
+    if not found or not planned:
+        return ["", ""]
+    return [f"{planned:.2f}", f"{100 * (found / planned - 1):+.0f} %"]
+
+
+def planned_gb(name: str, plan: dict[str, Any] | None, *, updates: bool) -> tuple[float | None, float | None]:
+    """What is planned for a command's main process and for its simulators [GB]; None: nothing is."""
     if plan is None or name not in ("run", "resume", "eval"):
-        return None
-    sizes: dict[str, float] = {
-        phase: parts["total"] - parts.get("simulators", 0.0) for phase, parts in plan["needs"].items()
-    }
-    return sizes["rollout"] - float(plan["needs"]["rollout"]["optimiser"]) if name == "eval" else max(sizes.values())
+        return None, None
+    rollout, train = plan["needs"]["rollout"], plan["needs"]["train"]
+    simulators = rollout["simulators"]
+    if name == "run" and updates:
+        # In the first update the optimiser's state comes when activations have gone.
+        return train["total"] - simulators - min(train.get("activations", 0.0), train["optimiser"]), simulators
+    return rollout["total"] - simulators - (0.0 if name == "resume" else rollout["optimiser"]), simulators
 
 
 def main() -> None:
@@ -429,6 +479,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=[[], *EXPERIMENTS], help="none: only write the page again")
     parser.add_argument("--scale", choices=SHARD_BYTES, default="full")
+    parser.add_argument("--chunks", type=int, default=3, help="decisions of an episode")
+    parser.add_argument("--no-update", action="store_true", help="stop before the first update: for slow machines")
     parser.add_argument("--work", type=Path, help="folder for weights and runs")
     parser.add_argument("--assets", type=Path, help="folder of LIBERO's assets; none: where LIBERO keeps them")
     parser.add_argument("--json", type=Path, default=RESULTS)
@@ -442,9 +494,10 @@ def main() -> None:
 
     changes = [] if options.assets is None else [f"env.assets={options.assets}"]
     for model in options.models:
-        measure(Case(model, options.scale, options.work / model, changes), results, save)
+        case = Case(model, options.scale, options.work / model, changes, options.chunks, not options.no_update)
+        measure(case, results, save)
     if options.scale == "full":
-        TABLE.write_text("\n".join(table(results)) + "\n")
+        TABLE.write_text("\n".join(table(results)).rstrip() + "\n")
 
 
 if __name__ == "__main__":

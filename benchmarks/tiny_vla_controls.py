@@ -19,7 +19,7 @@ import torch
 from embodyrl.envs.metaworld.tasks import TASKS
 from embodyrl.models import Policy, PolicyObservation
 from embodyrl.models.policy import Inputs
-from embodyrl.runner.build import build_saved, open_simulators
+from embodyrl.runner.build import build_acting, open_simulators
 from embodyrl.runner.checkpoint import POLICY, find_and_tell
 from embodyrl.runner.evaluation import evaluate, evaluation_noise, held_out_episodes
 from embodyrl.runner.rundir import read_saved
@@ -46,7 +46,7 @@ def success(run: Path, episodes: int, *, swapped: bool = False, blind: bool = Fa
     overrides = [f"env.task_descriptions={{{', '.join(words)}}}"] if swapped else []
     loaded = read_saved(checkpoint, ["eval.sample=true", f"eval.episodes={episodes}", *overrides])
     with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
-        engine = build_saved(loaded.config, manager, checkpoint / POLICY)
+        engine = build_acting(loaded.config, manager, checkpoint / POLICY)
         if blind:
             blindfold(engine.policy)
         noise = evaluation_noise(loaded.config, engine)

@@ -25,7 +25,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging, without_controls
 from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.saved import from_own_folder
-from embodyrl.runner.build import Host, Offers, build_engine, build_saved, open_simulators, settings_of_torch_kept
+from embodyrl.runner.build import Host, build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runner.callbacks import check_callbacks
 from embodyrl.runner.checkpoint import POLICY, find
 from embodyrl.runner.rundir import SOURCES, read_config, read_saved
@@ -35,7 +35,6 @@ from embodyrl.tracking.report import read_summary
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 if TYPE_CHECKING:  # these import torch
-    from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.playing import Envs, LoadedPolicy
 
@@ -232,7 +231,7 @@ def evaluate(
         open_simulators(loaded, Path(logs)) as manager,
         settings_of_torch_kept(),
     ):
-        engine = _engine(loaded, weights, manager)
+        engine = build_acting(loaded.config, manager, weights)
         chosen, noise = held_out_episodes(settings), evaluation_noise(settings, engine)
         if video is None:
             result = play(manager, engine, chosen, noise=noise)
@@ -446,15 +445,6 @@ def _saved(
     return read_saved(found.place, overrides, trust=trust), found.place / POLICY, str(found.place)
 
 
-def _engine(loaded: LoadedConfig, weights: Path | None, offers: Offers) -> HybridEngine:
-    """Build the policy in an engine that only acts."""
-    # Without the KL penalty no reference policy is built, which would double the memory.
-    if weights is not None:
-        return build_saved(loaded.config, offers, weights)
-    free = dataclasses.replace(loaded.config.algorithm, kl_coef=0.0)
-    return build_engine(dataclasses.replace(loaded.config, algorithm=free), offers, weights=None)
-
-
 def _load(loaded: LoadedConfig, weights: Path | None, place: str | Path, spec: SimulatorSpec | None) -> LoadedPolicy:
     """Load the policy for simulators with `spec`; None: for those of its config."""
     from embodyrl.runner.playing import LoadedPolicy
@@ -465,7 +455,7 @@ def _load(loaded: LoadedConfig, weights: Path | None, place: str | Path, spec: S
         with tempfile.TemporaryDirectory() as logs, open_simulators(single, Path(logs)) as manager:
             spec = manager.spec
     with settings_of_torch_kept():
-        return LoadedPolicy(loaded.config, _engine(loaded, weights, Offered(spec)))
+        return LoadedPolicy(loaded.config, build_acting(loaded.config, Offered(spec), weights))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,7 +156,7 @@ def _check(loaded: LoadedConfig, options: Options) -> None:
 def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager, Demonstrator]]:
     """Open the simulators and the demonstrator: the scripted expert or a policy."""
     from embodyrl.data.experts import scripted_expert
-    from embodyrl.runner.build import build_saved, open_simulators
+    from embodyrl.runner.build import build_acting, open_simulators
     from embodyrl.runner.checkpoint import POLICY
 
     config = loaded.config
@@ -175,7 +175,7 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager,
         from embodyrl.runner.playing import PolicyDemonstrator
 
         assert weights is not None, "without an expert there is a policy"
-        engine = build_saved(config, manager, weights)
+        engine = build_acting(config, manager, weights)
         with engine.rollout_mode():
             yield manager, PolicyDemonstrator(config.env, engine, "train" if options.sample else "eval")
 

@@ -147,6 +147,7 @@ def weights_of(policy: Policy) -> Weights:
         weight_bytes=sum(tensor.nbytes for tensor in [*parameters, *policy.buffers()]),
         gradient_bytes=sum(parameter.nbytes for parameter in learned),
         half_trainable=sum(parameter.numel() for parameter in learned if parameter.dtype in HALF_TYPES),
+        head_bytes=sum(_bytes_of(policy.get_submodule(head).parameters()) for head in policy.parallel_plan().heads),
         largest_block=max((_bytes_of(block) for block in blocks), default=0),
         outside_blocks=_bytes_of(outside),
         gradients_of_block=max(

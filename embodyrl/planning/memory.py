@@ -56,6 +56,8 @@ class Weights:
     """Bytes of gradients of trainable parameters, in the parameters' types."""
     half_trainable: int
     """Trainable parameters that are stored in 16 bits."""
+    head_bytes: int = 0
+    """Bytes of the heads, which learn in full beside adapters."""
     largest_block: int = 0
     """Bytes of the largest block, which ranks gather as one unit if weights are sharded."""
     outside_blocks: int = 0
@@ -76,6 +78,9 @@ class Learning:
     """Samples that go through the model at once, <= minibatch."""
     reference: bool
     """Whether a frozen copy of the policy scores every batch."""
+    initial_heads: bool = False
+    """Whether, with adapters, copies of the heads make the policy its own reference: the initial ones always, and the
+    present ones while it scores."""
     master_weights: bool
     """Whether 16-bit weights have float32 copies that the optimiser steps."""
     moment_bytes: float = FLOAT32
@@ -141,7 +146,7 @@ def rollout_need(weights: Weights, traced: Lines, cache: int, settings: Learning
         parts={
             "weights": settings.share(weights.weight_bytes),
             "weights of other ranks": _gathered(weights, settings, weights.weight_bytes),
-            "reference policy": _reference(weights, settings, settings.offload_reference),
+            "reference policy": _reference(weights, settings),
             "optimiser": 0 if settings.offload_optimizer else optimizer_bytes(weights, settings),
             "KV cache": cache * slots,
             "activations": max(traced.deciding.at(slots) - cache * slots, 0),
@@ -171,7 +176,7 @@ def train_need(weights: Weights, traced: Lines, settings: Learning, *, batch: in
     }
     on_their_way = weights.gradients_of_block if settings.sharded else 0
     learning = always | {
-        "reference policy": _reference(weights, settings, settings.offload_reference),
+        "reference policy": _reference(weights, settings),
         "gradients": settings.share(weights.gradient_bytes),
     }
     moments = [learning | {"activations": peak, "gradients on their way": on_their_way}]
@@ -181,14 +186,18 @@ def train_need(weights: Weights, traced: Lines, settings: Learning, *, batch: in
         full = settings.share(FLOAT32 * (weights.trainable - weights.half_trainable))
         copies = settings.share(FLOAT32 * weights.half_trainable)
         moments.append(learning | {"gradients": full, "float32 gradients of the copies": copies})
-    if settings.reference:
-        scoring = {"reference policy": settings.share(weights.weight_bytes), "activations": traced.deciding.at(samples)}
+    if settings.reference or settings.initial_heads:
+        reference = weights.weight_bytes if settings.reference else 2 * weights.head_bytes
+        scoring = {"reference policy": settings.share(reference), "activations": traced.deciding.at(samples)}
         moments.append(always | scoring)
     return max((Need(parts=parts) for parts in moments), key=lambda need: need.total)
 
 
-def _reference(weights: Weights, settings: Learning, away: bool) -> int:
-    return settings.share(weights.weight_bytes) if settings.reference and not away else 0
+def _reference(weights: Weights, settings: Learning) -> int:
+    """Return the bytes of the reference policy while it does not score."""
+    if settings.initial_heads:
+        return settings.share(weights.head_bytes)
+    return settings.share(weights.weight_bytes) if settings.reference and not settings.offload_reference else 0
 
 
 def _gathered(weights: Weights, settings: Learning, used: int) -> int:

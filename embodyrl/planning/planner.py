@@ -67,6 +67,13 @@ class Simulators:
 
     spec: SimulatorSpec
     bytes_per_worker: int
+    """Memory that only this process uses."""
+    bytes_shared: int
+    """Memory that all such processes share, once: packages that the process imported from which they are forked."""
+
+    def bytes_of(self, workers: int) -> int:
+        """Return the memory of a number of processes."""
+        return self.bytes_shared + workers * self.bytes_per_worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +179,7 @@ class Planner:
             "needs": {place: {phase: _in_mib(need) for phase, need in at.items()} for place, at in needs.items()},
             "limits": {place: None if limit is None else _mib(limit) for place, limit in self.limits.items()},
             "simulators_per_worker": None if known is None else _mib(known.bytes_per_worker),
+            "simulators_shared": None if known is None else _mib(known.bytes_shared),
         }
 
     def chosen(self, config: Config) -> tuple[Config, list[Choice]]:
@@ -243,7 +251,7 @@ class Planner:
         look, settings = self._look(config), learning_of(config, self._ranks_here(config))
         weights, lines = look.traced.weights, look.traced.lines
         buffer = self._buffer(config, look.traced)
-        simulators = 0 if self._simulators is None else self._simulators.bytes_per_worker * self._workers
+        simulators = 0 if self._simulators is None else self._simulators.bytes_of(self._workers)
         host = {"main process": int(PROCESS), "rollout buffer": buffer}
         if supervised(config):
             host["demonstrations"] = config.data.memory_mib * MIB
@@ -359,8 +367,9 @@ def learning_of(config: Config, ranks_here: int) -> Learning:
         deciding_samples=batches.slots_decided_at_once,
         minibatch=batches.minibatch,
         micro_batch=batches.micro_batch,
-        # With adapters, the base model is the reference.
+        # With adapters, the base model with its initial heads is the reference.
         reference=config.algorithm.kl_coef > 0.0 and not engine.lora.rank,
+        initial_heads=config.algorithm.kl_coef > 0.0 and engine.lora.rank > 0,
         master_weights=engine.optimizer.master_weights,
         offload_optimizer=engine.offload is not Offload.none,
         offload_reference=engine.offload is Offload.all,

@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, Observe
 from embodyrl.envs.manager import EnvManager
@@ -118,6 +120,7 @@ def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
     config = loaded.config
     share = config.env.num_envs // workers
     env = replace(config.env, num_envs=share, workers=1)
+    earlier = _descendants()
     with EnvManager(
         env,
         chunk_size=config.rollout.chunk_size,
@@ -130,4 +133,11 @@ def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
             for slot in range(share)
         ]
         manager.reset(range(share), episodes)
-        return Simulators(spec=manager.spec, bytes_per_worker=manager.offload())
+        used = sum(process.memory_full_info().pss for process in _descendants() - earlier)
+        own = manager.offload()
+        return Simulators(spec=manager.spec, bytes_per_worker=own, bytes_shared=max(used - own, 0))
+
+
+def _descendants() -> set[psutil.Process]:
+    """Return the processes that this one has started, and those that they have."""
+    return set(psutil.Process().children(recursive=True))

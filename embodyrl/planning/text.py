@@ -94,8 +94,10 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; acts for up to "
         f"{learning['slots_decided_at_once']} envs at once{_on_ranks(learning['ranks'])}",
     )
-    each = plan["simulators_per_worker"]
-    said = f"{each:.0f} MiB each" if each is not None else "unknown until one is started (--start)"
+    each, shared = plan["simulators_per_worker"], plan["simulators_shared"]
+    said = "unknown until one is started (--start)"
+    if each is not None:
+        said = f"{each:.0f} MiB each, and {shared:.0f} MiB that all share"
     yield "simulators", f"memory of a process: {said}"
     if model["assumed"]:
         yield "assumed", f"{model['assumed']} (--start measures)"

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from embodyrl.models.saved import shard_files
@@ -43,6 +44,8 @@ def test_every_written_tensor_is_loaded_byte_for_byte_and_a_changed_one_is_notic
     adapter = tmp_path / "policy" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text('{"target_modules": []}')
+    heads = adapter.parent / "heads.safetensors"
+    save_file({"start": torch.zeros(1)}, heads)
     untouched = real_size.compare_exported("gr00t", adapter.parent, case.checkpoint)
     assert untouched["equal"] == untouched["compared"] > 0
 
@@ -51,3 +54,7 @@ def test_every_written_tensor_is_loaded_byte_for_byte_and_a_changed_one_is_notic
     name = real_size.sampled(list(tensors))[0]
     save_file(tensors | {name: -tensors[name]}, shard)
     assert real_size.compare_exported("gr00t", adapter.parent, case.checkpoint)["wrong"] == 1
+
+    save_file({f"network.{real_size.GR00T_NAMES.own(name)}": torch.zeros(1)}, heads)
+    found = real_size.compare_exported("gr00t", adapter.parent, case.checkpoint)
+    assert (found["learned"], found["wrong"]) == (1, 0), "a head learns in full"

@@ -26,7 +26,7 @@ from embodyrl.models.pi.config import Pi0Config
 from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options, own_folder_settings, weight_type
 from embodyrl.models.vla.config import WeightType
 from embodyrl.planning.planner import Simulators
-from embodyrl.runner.build import build_saved
+from embodyrl.runner.build import build_acting
 from embodyrl.runner.session import header
 from tests.parity import formula
 
@@ -153,5 +153,5 @@ def test_a_run_goes_on_in_the_type_that_it_was_saved_in(saved: tuple[Policy, Pat
     policy, config = saved[0], load_config("gym_cartpole", [*TINY, *CHANGED]).config
     copy.deepcopy(policy).bfloat16().save(tmp_path, config.model)
     for folder, dtype in ((saved[1], torch.float32), (tmp_path, torch.bfloat16)):
-        found = build_saved(config, Simulators(spec=SPEC, bytes_per_worker=0), folder).policy
+        found = build_acting(config, Simulators(spec=SPEC, bytes_per_worker=0, bytes_shared=0), folder).policy
         assert found.get_parameter(next(name for name, _ in found.named_parameters())).dtype is dtype

@@ -118,6 +118,18 @@ def test_what_is_offloaded_is_elsewhere() -> None:
     assert kept_away(SMALL, away) == 480 + 400 and kept_away(SMALL, SETTINGS) == 0
 
 
+def test_adapters_with_a_reference_keep_the_heads_twice_while_it_scores() -> None:
+    """The base model is the reference, but the heads beside the adapters learn: the initial ones are kept, and the
+    present ones while the initial ones are in their place."""
+    weights = dataclasses.replace(SMALL, head_bytes=1000)
+    settings = changed(initial_heads=True)
+    assert rollout_need(weights, LINES, 0, settings).parts["reference policy"] == 1000
+    scoring = train_need(weights, LINES, settings, batch=0).parts
+    assert scoring["reference policy"] == 2000 and "gradients" not in scoring
+    learning = train_need(dataclasses.replace(weights, head_bytes=10), LINES, settings, batch=0).parts
+    assert learning["reference policy"] == 10 and learning["gradients"] == 240
+
+
 @pytest.mark.parametrize(
     ("less", "more"),
     [
