@@ -37,6 +37,7 @@ from embodyrl.engine.compute import (
 from embodyrl.engine.graphs import CudaGraph, Graphs
 from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
 from embodyrl.engine.minibatch import (
+    ON_HOST,
     Columns,
     Drawn,
     Metrics,
@@ -229,7 +230,7 @@ class HybridEngine:
         epochs, too_far = 0, False
         with self.train_mode(), self.clock.measure(Phase.train):
             rate = self.optimizer.set_learning_rate(self.version)
-            columns = to_columns(batch, self.device)
+            columns = to_columns(batch, self.device, ON_HOST | self.policy.reads_on_host)
             # States are preprocessed once for all epochs. Images are bytes here and floats afterwards, four times as
             # large and larger: they wait for their micro-batch.
             if "images" not in columns:
@@ -336,6 +337,7 @@ class HybridEngine:
 
         # The registered loss takes the columns that it names, besides options of its own.
         known = part | {"logprobs": logprobs}
+        known |= {name: part[name].to(self.device) for name in self.policy.reads_on_host if self.loss.takes(name)}
         if self.loss.takes("proximal_logprobs") and "proximal_logprobs" not in part:
             known["proximal_logprobs"] = proximal_logprobs(
                 logprobs, part["old_logprobs"], part["version"], self.version + 1, settings.proximal

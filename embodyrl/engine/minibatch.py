@@ -28,19 +28,19 @@ Drawn = Sequence[tuple[Tensor, float]]
 """Minibatches: the row numbers of their chunks, and their share of the batch."""
 
 
-ON_HOST = "task_index"
-"""The column that stays on the CPU: task descriptions are chosen with it, and reading it from a GPU would wait for the
-work of the micro-batches before."""
+ON_HOST = frozenset({"task_index"})
+"""Columns that stay on the CPU: task descriptions are chosen with it, and reading it from a GPU would wait for the work
+of the micro-batches before."""
 
 
-def to_columns(batch: TensorDictBase, device: torch.device) -> Columns:
+def to_columns(batch: TensorDictBase, device: torch.device, on_host: frozenset[str] = ON_HOST) -> Columns:
     """Return a batch as plain dictionaries, from which taking rows costs a tenth of what it costs a TensorDict. All
-    tensors but `ON_HOST` are on the device."""
+    tensors but those of `on_host` are on the device."""
     items: Iterable[tuple[str, Any]] = batch.items()
     return {
-        name: column.to("cpu" if name == ON_HOST else device)
+        name: column.to("cpu" if name in on_host else device)
         if isinstance(column, Tensor)
-        else to_columns(column, device)
+        else to_columns(column, device, on_host)
         for name, column in items
     }
 

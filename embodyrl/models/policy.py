@@ -36,7 +36,7 @@ WEIGHTS_FILE = "model.safetensors"
 class PolicyObservation:
     """Input of `Policy.preprocess`, in rollouts, evaluation and learning alike: tensors of `B` envs or samples.
 
-    Tensors are on the CPU in rollouts and on the policy's device in learning.
+    Tensors are on the CPU in rollouts and on the policy's device in learning, but for `Policy.reads_on_host`.
     """
 
     images: Tensor | None = None
@@ -148,6 +148,8 @@ class Policy(nn.Module, ABC):
     spec: PolicySpec
     acts_on_device: bool = False
     """True if `act` neither waits for a GPU nor copies from or to the CPU, so that it can be a CUDA graph."""
+    reads_on_host: frozenset[str] = frozenset()
+    """Parts of observations, `images` or `proprio`, that `preprocess` reads on the CPU; they stay there in learning."""
 
     @abstractmethod
     def __init__(self, config: Any, simulator: SimulatorSpec, chunk_size: int) -> None:

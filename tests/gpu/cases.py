@@ -263,12 +263,14 @@ def act(engine: HybridEngine, observation: Observation, result: Result, modes: l
 
 def roll_out(engine: HybridEngine, observation: Observation, result: Result, mode: Any) -> None:
     """Make decisions one after the other. On a GPU the second is recorded as a graph, and the third is its replay."""
+    noise = torch.Generator(engine.device).manual_seed(7)
     with engine.rollout_mode():
         for number in range(3):
             seen = observation.take(np.roll(np.arange(SIZE), number))
-            output = engine.act(seen, mode)
-            result.take(f"actions {mode} of decision {number}", output.actions)
-            result.take(f"logprobs {mode} of decision {number}", output.logprobs)
+            output = engine.act(seen, mode, noise)
+            if engine.precision is torch.float32:  # probabilities that are rounded elsewhere can draw another token
+                result.take(f"actions {mode} of decision {number}", output.actions)
+                result.take(f"logprobs {mode} of decision {number}", output.logprobs)
         if engine.device.type == "cuda" and engine.policy.acts_on_device:
             assert engine.graphs.warning is None, engine.graphs.warning
             assert len(engine.graphs._recorded) == 1

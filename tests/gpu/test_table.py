@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,6 @@ EXAMPLES = ("linear", "text", "conv")
 """Models of examples/."""
 FAMILIES = ("mlp", *EXAMPLES, *VLAS)
 FAST = ("float32", "bf16", "lora")
-
-PROMPTS = "states are read back by the CPU, whose tokenizer writes them into the prompt"
-RESIZE = "images are read back by the CPU, where torch's antialiased resize is the published one"
-
-DECISION_WAITS = {"pi05": PROMPTS}
-STEP_WAITS = {"pi05": PROMPTS, "gr00t": RESIZE}
-"""Where the budget is not met yet, and why. Whoever mends one removes its line: the tests fail until then."""
-
-
-def unmet(families: Iterable[str], why: dict[str, str]) -> list[Any]:
-    """Families for `parametrize`; those that do not meet a budget yet must fail."""
-    marks = {family: [pytest.mark.xfail(strict=True, reason=reason)] for family, reason in why.items()}
-    return [pytest.param(family, marks=marks.get(family, [])) for family in families]
 
 
 @pytest.fixture
@@ -78,7 +65,7 @@ def test_a_policy_acts_without_waiting_or_copying(family: str, rows: dict[str, A
         assert found and not any(found.values())
 
 
-@pytest.mark.parametrize("family", unmet(FAMILIES, DECISION_WAITS))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_decision_of_the_engine_does_not_wait(family: str, rows: dict[str, Any]) -> None:
     assert all(row["counts"]["decision"]["syncs"] == 0 for row in rows.values())
 
@@ -86,7 +73,7 @@ def test_a_decision_of_the_engine_does_not_wait(family: str, rows: dict[str, Any
 LEARNERS = [family for family in FAMILIES if family != "openvla_oft_l1"]
 
 
-@pytest.mark.parametrize("family", unmet(LEARNERS, STEP_WAITS))
+@pytest.mark.parametrize("family", LEARNERS)
 def test_an_optimiser_step_waits_once(family: str, rows: dict[str, Any]) -> None:
     row = rows[f"{family}/float32"]
     assert row["counts"]["optimiser step"]["syncs"] <= 1, lines(row, "optimiser step")

@@ -72,6 +72,8 @@ class Gr00tPolicy(FlowPolicy):
         self.images = ImagePipeline(
             sizes.vision["image_size"], center_crop=config.center_crop, interpolation=config.interpolation
         )
+        if simulator is None or self.images.resizes(simulator.image_size):
+            self.reads_on_host = frozenset({"images"})
         self.prompts = Prompts(
             self.files.tokenizer,
             image_token=sizes.image_token,

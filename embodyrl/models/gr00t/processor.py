@@ -25,6 +25,10 @@ class ImagePipeline(nn.Module):
         super().__init__()
         self.side, self._center_crop, self._mode = side, center_crop, interpolation
 
+    def resizes(self, size: tuple[int, int] | None) -> bool:
+        """Return whether images of a size (height, width) are resized."""
+        return self._center_crop or size != (self.side, self.side)
+
     def forward(self, images: Tensor, device: torch.device) -> Tensor:
         """Convert `images [B, V, H, W, 3]` in uint8 to `pixel_values [B, V, 3, h, h]` in float32."""
         planes = images.flatten(0, 1).permute(0, 3, 1, 2)

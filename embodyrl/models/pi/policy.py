@@ -6,6 +6,7 @@ network, `C` actions and `D` numbers that are executed, `S` proprio dims.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
-from embodyrl.models.pi.check import choose_cameras, misfits, settled, writes_padded, written_numbers
+from embodyrl.models.pi.check import choose_cameras, misfits, settled, written_numbers
 from embodyrl.models.pi.checkpoint import (
     CheckpointFiles,
     NormStats,
@@ -31,7 +32,7 @@ from embodyrl.models.pi.checkpoint import (
 )
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.network import Pi, Prefix, initialize
-from embodyrl.models.pi.processor import normalizer, pixel_values
+from embodyrl.models.pi.processor import WrittenStates, normalizer, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
 from embodyrl.models.saved import write_description
@@ -79,9 +80,13 @@ class PiPolicy(FlowPolicy):
         self.prompts = Prompts(
             *read_tokenizer(*self.files.tokenizer), config.prompt_length or self.architecture.prompt_length
         )
+        written = written_numbers(config, len(self.states), self.architecture.state_dim)
+        self.written: WrittenStates | None = None
+        if written is not None:
+            self.written = WrittenStates(copy.deepcopy(self.states), written)
+            self.reads_on_host = frozenset({"proprio"})
         self.units = None
         if simulator is not None:
-            written = written_numbers(config, len(self.states), self.architecture.state_dim)
             self.prompts.check(simulator.tasks.values(), written)
             remedy = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
             self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
@@ -141,8 +146,7 @@ class PiPolicy(FlowPolicy):
         state = self.states.normalize(proprio)
         shown = torch.zeros_like(state) if self.config.state is StateInput.none else state
         padding = (0, self.architecture.state_dim - state.shape[1])
-        given = functional.pad(state, padding) if writes_padded(self.config) else state
-        written = [*given.cpu().numpy()] if self.config.state is StateInput.prompt else None
+        written = None if self.written is None else self.written(observation.proprio)
         ids, mask = self.prompts.batch(observation.task_descriptions, written)
         inputs = {
             "pixel_values": pixel_values(images, self.architecture.image_size, device),
