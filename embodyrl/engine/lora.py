@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -226,7 +226,7 @@ def save_adapter(policy: Policy, folder: Path, base: str | None) -> None:
         "revision": None if origin is None else origin.revision,
         "r": layer.r[_NAME],
         "lora_alpha": layer.lora_alpha[_NAME],
-        "target_modules": sorted(_in_public(policy, name) for name in layers),
+        "target_modules": sorted(_in_public(policy, layers)),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -247,17 +247,18 @@ def load_adapter(policy: Policy, folder: Path) -> None:
 
 def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
     """Return the adapters' matrices by their names in peft's files; they share memory with the policy."""
+    layers = adapted_layers(policy)
     return {
-        f"{PREFIX}{_in_public(policy, name)}.{part}.weight": getattr(layer, part)[_NAME].weight.detach()
-        for name, layer in adapted_layers(policy).items()
+        f"{PREFIX}{name}.{part}.weight": getattr(layer, part)[_NAME].weight.detach()
+        for name, layer in zip(_in_public(policy, layers), layers.values(), strict=True)
         for part in ("lora_A", "lora_B")
     }
 
 
-def _in_public(policy: Policy, name: str) -> str:
-    """Return a layer's name in the public checkpoint's model."""
-    root = policy.parallel_plan().root
-    return name.removeprefix(f"{root}.") if root else name
+def _in_public(policy: Policy, names: Iterable[str]) -> list[str]:
+    """Return the names of layers in the public checkpoint's model."""
+    root = policy.parallel_plan().root  # once: a plan looks at all modules of a model
+    return [name.removeprefix(f"{root}.") if root else name for name in names]
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -260,3 +260,12 @@ def test_adapters_do_without_bitsandbytes() -> None:
         "assert 'peft' in sys.modules and 'bitsandbytes' not in sys.modules; import bitsandbytes"
     )
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=True, timeout=120)
+
+
+def test_naming_the_adapters_of_a_large_policy_does_not_look_at_all_modules_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = adapted().policy
+    plan, looks = policy.parallel_plan(), []
+    monkeypatch.setattr(policy, "parallel_plan", lambda: looks.append(1) or plan)
+    assert len(lora.adapter_tensors(policy)) > 10 and len(looks) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,12 @@ def load_benchmark() -> ModuleType:
     module = sys.modules["real_size"] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_page_shows_the_results() -> None:
+    real_size = load_benchmark()
+    results = json.loads(real_size.RESULTS.read_text())
+    assert real_size.TABLE.read_text() == "\n".join(real_size.table(results)).rstrip() + "\n"
 
 
 @pytest.mark.skipif(not ASSETS.is_dir(), reason="LIBERO's assets are not there")
