@@ -6,6 +6,7 @@ HF_ENDPOINT, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT). It is imported only where
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -134,13 +135,13 @@ def name_of(folder: str) -> HubName | None:
 
 
 def cached(name: HubName) -> Path | None:
-    """Return the folder of a revision in the cache, if all of its files are there; never asks the hub."""
+    """Return the folder of a revision in the cache, if its weights or tables are there; never asks the hub."""
     with _explained(name):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
         try:
-            return Path(
+            folder = Path(
                 snapshot_download(
                     name.repo,
                     repo_type=name.kind.value,
@@ -151,6 +152,19 @@ def cached(name: HubName) -> Path | None:
             )
         except LocalEntryNotFoundError:
             return None
+    return folder if _has_the_large_files(folder, name.kind) else None
+
+
+def _has_the_large_files(folder: Path, kind: Kind) -> bool:
+    """Return whether a folder of the cache has the files that take long, which an interrupted download lacks: the
+    library returns a folder with any file in it."""
+    if kind is Kind.dataset:
+        return any(folder.glob("data/**/*.parquet"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = json.loads(index.read_bytes()).get("weight_map", {}).values()
+        return all((folder / shard).is_file() for shard in shards)
+    return any(folder.glob("**/*.safetensors"))
 
 
 def look_up(name: HubName) -> Listing:
@@ -327,7 +341,8 @@ def _raise_for(name: HubName, error: Exception) -> NoReturn:
     if status in (401, 403):
         raise HubError(f"the hub refuses {name} ({status}; {_token()})", f"use an account with the right, {_SIGN_IN}")
     why = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, OSError) and error.errno is not None:
+    is_connection = isinstance(error, ConnectionError | TimeoutError)
+    if isinstance(error, OSError) and error.errno is not None and not is_connection:
         raise HubError(f"{name} could not be stored ({why})", "look at the disk; what has come is kept") from error
     raise UnreachableError(
         f"the hub {_page(None)} gives no answer on {name} ({why:.200})",

@@ -72,8 +72,9 @@ def export(
         if out is not None and not adapter:
             settings = own_folder_settings(loaded.config.model, str(out))
             print(f"next: embodyrl run {out}/training.yaml {' '.join(settings)} run.dir=NEW", flush=True)
-        if upload is not None and agrees(upload, size):
-            print(f"uploaded: {push(folder, upload.repo, public=upload.public)}")
+        if upload is not None:
+            agreed = agrees(upload, size)
+            print(f"uploaded: {push(folder, upload.repo, public=upload.public)}" if agreed else "nothing was uploaded")
     return 0
 
 
@@ -90,10 +91,14 @@ def check_upload(upload: Upload) -> None:
 
 
 def agrees(upload: Upload, size: str) -> bool:
-    """Ask on the terminal whether to upload, unless that is agreed."""
+    """Ask on the terminal whether to upload, unless that is agreed. The end of the input (Ctrl-D) is a no."""
     who = "public" if upload.public else "private"
     question = f"upload {size} to {upload.repo} ({who} if it is new)? [y/N] "
-    return upload.is_agreed or input(question).strip().lower() in ("y", "yes")
+    try:
+        return upload.is_agreed or input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
 
 
 def report(run_dir: Path) -> int:

@@ -347,6 +347,20 @@ def hub_names_are_legal(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue((path,), f"{dotted(path)} = {error.message}", error.remedy)
 
 
+@rule
+def only_checkpoints_and_data_are_on_the_hub(config: Config) -> Iterator[ConfigIssue]:
+    """Check that options of the model that name other files name those of this machine."""
+    for name in ("adapter", "tokenizer", "statistics"):
+        text = str(getattr(config.model, name, ""))
+        if is_hub_name(text):
+            repo = text.removeprefix("hf://").partition("@")[0]
+            yield ConfigIssue(
+                (f"model.{name}",),
+                f"model.{name} = {text} is on the hub, from where only {' and '.join(map(dotted, HUB_SETTINGS))} come",
+                f"run: hf download {repo} --local-dir DIR, and name what is needed there",
+            )
+
+
 def nothing_is_left_open(config: Config) -> Iterator[ConfigIssue]:
     """Check that no value is left open."""
     if config.model.checkpoint == LEFT_OPEN:

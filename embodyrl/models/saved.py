@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from embodyrl.config.fields import class_at
 from embodyrl.config.renames import convert_options
 from embodyrl.config.schema import ModelConfig, Precision
+from embodyrl.hub import name_of
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.vla.config import WeightType
 from embodyrl.registry import SupportedModel
@@ -168,8 +169,15 @@ Options = TypeVar("Options", bound=ModelConfig)
 
 
 def write_description(folder: Path, config: ModelConfig, spec: Any) -> None:
-    """Write the options that a policy is saved with, and its `PolicySpec`."""
-    description = {"options": dataclasses.asdict(config), "spec": dataclasses.asdict(spec)}
+    """Write the options that a policy is saved with, and its `PolicySpec`.
+
+    Options that name files elsewhere are null, because the folder has copies and may move to another machine; the
+    commit of a checkpoint from the hub stays as its origin.
+    """
+    options = dataclasses.asdict(config)
+    origins = {name: name_of(options[name]) for name in BROUGHT if options.get(name) is not None}
+    options |= {name: None if origin is None else str(origin) for name, origin in origins.items()}
+    description = {"options": options, "spec": dataclasses.asdict(spec)}
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,8 @@ import yaml
 from embodyrl.hub import name_of
 
 pytest.importorskip("huggingface_hub", reason="needs the extra hub")
+
+SHARED = Path(__file__).parents[3] / "shared"
 
 SMALL = (
     *("experiment/gym_pendulum", "env.num_envs=2", "env.workers=1", "env.max_episode_steps=10"),
@@ -156,6 +163,122 @@ def test_a_policy_goes_to_the_hub_and_is_evaluated_from_there(hub: Any, run: Pat
     played = hub.embodyrl("eval", "hf://me/swings", "eval.episodes=1", cwd=tmp_path)
     assert played.returncode == 0, played.stderr
     assert "evaluating" in played.stdout
+
+
+def test_an_export_names_nothing_on_this_machine(hub: Any, policy: Path, tmp_path: Path) -> None:
+    commit = hub.add("models/me/pendulum", policy).commit
+    assert hub.embodyrl("run", *START, cwd=tmp_path).returncode == 0
+    done = hub.embodyrl("export", "out", "--push", "me/better", "--yes", cwd=tmp_path, HF_TOKEN="hf_me")
+    assert done.returncode == 0, done.stderr
+    files = hub.repositories["models/me/better"].files
+    assert json.loads(files["policy.json"])["options"]["checkpoint"] == f"hf://me/pendulum@{commit}"
+    assert not [name for name, content in files.items() if str(hub.home).encode() in content]
+    del hub.repositories["models/me/pendulum"]
+    elsewhere = {"HF_HOME": str(tmp_path / "another cache")}
+    played = hub.embodyrl("eval", "hf://me/better", "eval.episodes=1", cwd=tmp_path, **elsewhere)
+    assert played.returncode == 0, played.stderr
+
+
+def answered(hub: Any, words: list[str], cwd: Path, keys: bytes) -> tuple[int, str]:
+    """Exit code and output of a command at a terminal, where someone presses `keys`."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "embodyrl", *words]
+    environment = hub.environment(HF_TOKEN="hf_me")
+    with subprocess.Popen(
+        command, cwd=cwd, env=environment, stdin=theirs, stdout=subprocess.PIPE, text=True
+    ) as program:
+        os.close(theirs)
+        os.write(ours, keys)
+        text = program.communicate(timeout=60)[0]
+        os.close(ours)
+        return program.returncode, text
+
+
+@pytest.mark.parametrize("keys", [b"n\n", b"\n", b"\x04"], ids=["no", "nothing", "end of file"])
+def test_without_a_yes_nothing_is_uploaded(hub: Any, run: Path, tmp_path: Path, keys: bytes) -> None:
+    code, text = answered(hub, ["export", str(run), "--push", "me/swings"], tmp_path, keys)
+    assert code == 0 and "nothing was uploaded" in text
+    assert not hub.made and not hub.repositories
+
+
+def test_a_yes_uploads(hub: Any, run: Path, tmp_path: Path) -> None:
+    code, text = answered(hub, ["export", str(run), "--push", "me/swings"], tmp_path, b"y\n")
+    assert code == 0 and "/me/swings/commit/" in text
+
+
+def test_a_download_that_was_cut_short_is_not_taken_for_the_whole(hub: Any, policy: Path, tmp_path: Path) -> None:
+    commit = hub.add("models/me/pendulum", policy).commit
+    assert hub.embodyrl("run", *START, cwd=tmp_path).returncode == 0
+    [weights] = hub.home.rglob(f"snapshots/{commit}/model.safetensors")
+    weights.unlink()
+    pinned = (f"model.checkpoint=hf://me/pendulum@{commit}", "run.dir=again")
+    alone = hub.embodyrl("run", *START, *pinned, cwd=tmp_path, HF_HUB_OFFLINE="1")
+    assert alone.returncode == 2 and "HF_HUB_OFFLINE is set" in alone.stderr
+    assert hub.embodyrl("run", *START, *pinned, cwd=tmp_path).returncode == 0 and weights.is_file()
+
+
+def test_ranks_share_one_download(hub: Any, policy: Path, tmp_path: Path) -> None:
+    hub.add("models/me/pendulum", policy)
+    done = hub.embodyrl("run", *START, "env.workers=2", "engine.parallel.world_size=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(hub.downloads) == ["model.safetensors", "policy.json"]
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_starts(hub: Any, tmp_path: Path) -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "gr00t_n1_5"}')
+    (other / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    hub.add("models/me/other", other)
+    words = ("metaworld_ppo_pi0", "model.checkpoint=hf://me/other", "run.dir=out")
+    done = hub.embodyrl("run", *words, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "model.checkpoint: config.json is that of a 'gr00t' model: set model.name to that one" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_options_name_files_of_this_machine(hub: Any, tmp_path: Path) -> None:
+    words = ("experiment/gym_pendulum", "model=pi0", "model.tokenizer=hf://google/paligemma-3b-pt-224@main")
+    done = hub.embodyrl("validate", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "model.tokenizer = hf://google/paligemma-3b-pt-224@main is on the hub, from where only" in done.stderr
+    assert "run: hf download google/paligemma-3b-pt-224 --local-dir DIR" in done.stderr
+
+
+@pytest.mark.slow  # the longest wait is ten seconds, and the library asks more than once
+def test_a_hub_that_never_answers(hub: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        error = wrong(hub, tmp_path, "hf://me/pendulum", HF_ENDPOINT=address)
+        assert f"the hub {address} gives no answer on hf://me/pendulum@main" in error
+        assert time.monotonic() - began < 60
+
+
+LOADING = """
+import sys
+import torch
+from embodyrl.models import load_policy
+options = dict(word.split("=") for word in sys.argv[4:])
+there = load_policy(sys.argv[1], checkpoint=sys.argv[2], **options).state_dict()
+here = load_policy(sys.argv[1], checkpoint=sys.argv[3], **options).state_dict()
+assert there.keys() == here.keys() and all(torch.equal(there[name], here[name]) for name in here)
+"""
+
+
+@pytest.mark.parametrize(("model", "folder"), [("openvla", "openvla"), ("openvla_oft", "openvla_oft/l1")])
+def test_public_layouts_come_from_the_hub_as_from_a_folder(hub: Any, model: str, folder: str) -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    here = SHARED / "reference" / folder / "checkpoint"
+    if not here.is_dir():
+        pytest.skip("needs a small checkpoint in ../shared")
+    hub.add(f"models/me/{model}", here)
+    words = [sys.executable, "-c", LOADING, model, f"hf://me/{model}", str(here), "unnorm_key=bridge_orig"]
+    done = subprocess.run(words, env=hub.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shards = [name for name in hub.downloads if name.endswith(".safetensors")]
+    assert len(shards) == len(set(shards)) == len(list(here.glob("*.safetensors")))
 
 
 def test_of_a_data_set_only_tables_and_videos_are_fetched(hub: Any, tmp_path: Path) -> None:
