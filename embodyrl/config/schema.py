@@ -588,9 +588,9 @@ class ParallelConfig:
     itself on this machine, connected through ports of the loopback device."""
     backend: ParallelBackend = setting(ParallelBackend.auto)
     """Share of the policy that each of several ranks holds during the update. none: a full copy (replicas), which
-    exchanges the least. fsdp: a shard of weights, gradients and optimizer state. hsdp: a shard among the ranks of its
-    machine, each of which holds a full copy together. auto: the first of none, hsdp and fsdp that fits into memory, by
-    the estimate of `embodyrl plan`."""
+    exchanges the least. fsdp: a shard of weights, gradients and optimizer state. hsdp: the same among the ranks of a
+    machine, which together hold a full copy. auto: the first of none, hsdp and fsdp that fits into memory, by the
+    estimate of `embodyrl plan`."""
     timeout_s: float = setting(600.0, above=0.0)
     """Longest time that ranks wait for each other [s]; a rank that takes longer counts as hung, and the run ends."""
 

@@ -225,7 +225,9 @@ def legal_values(kinds: tuple[Any, ...], limits: Mapping[str, Any]) -> str:
     """Describe the values that `check_value` accepts, apart from their type; empty if that is all."""
     if choices := [choice for kind in kinds for choice in choices_in(kind)]:
         return f"one of {', '.join(choices)}"
-    return ", or ".join(part for part in (_range(limits).removeprefix(" of").strip(), *limits.get("words", ())) if part)
+    switch = "true or false" if bool in kinds and limits.get("words") else ""
+    parts = (switch, _range(limits).removeprefix(" of").strip(), *(limits.get("words") or ()))
+    return ", or ".join(part for part in parts if part)
 
 
 def _range(limits: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from embodyrl.models.saved import other_options, weight_type
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_allocator, why_no_cuda
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
+from embodyrl.planning.choices import is_large
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Manifest, find
@@ -112,6 +113,8 @@ def _train(
     if host.progress:
         print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
     with leading(loaded.config, place, directory.path, checkpoint) as ranks:
+        if host.progress and is_large(loaded.config.model):
+            print(f"  {'planning':<11}the memory of a large model, up to a minute ...", flush=True)
         fitted = fit(loaded, place, directory.path)
         for line in fitted.lines:
             show(directory, line, host)
