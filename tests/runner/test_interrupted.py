@@ -110,12 +110,13 @@ KILLED = [
 
 
 def killed(path: Path, *overrides: str) -> None:
-    """A run in a process of its own that is killed with SIGKILL after its third iteration or a little later."""
+    """A run in a process of its own that is killed with SIGKILL after its third iteration and first checkpoint, or a
+    little later."""
     words = ["-m", "embodyrl", "run", "experiment/gym_pendulum", *SMALL, *KILLED, *overrides, f"run.dir={path}"]
     process = programs.Program(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
-    metrics = path / "metrics.jsonl"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
+    metrics, last = path / "metrics.jsonl", path / "checkpoints" / "last"
+    while not last.exists() or not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.01)
     process.kill()
