@@ -188,6 +188,7 @@ def test_the_published_size_is_planned_without_its_weights() -> None:
     """Figures by hand: 7.541e9 weights in bfloat16, their float32 copies and two moments of each."""
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
     weights = ["model.checkpoint=<weights>", "model.dtype=bfloat16", "engine.micro_batch_size=1"]
+    weights += ["engine.gradient_checkpointing=false"]
     planned = plan_json(*IMAGES, *weights, "rollout.chunk_size=8", "--gpu-memory", "80")
     assert planned["model"]["origin"].startswith("the published OpenVLA-OFT 7B")
     assert 7.541e9 < planned["model"]["parameters"] < 7.55e9 and 330 < planned["model"]["tokens_per_observation"] < 360
