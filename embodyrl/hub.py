@@ -156,8 +156,8 @@ def cached(name: HubName) -> Path | None:
 
 
 def _has_the_large_files(folder: Path, kind: Kind) -> bool:
-    """Return whether a folder of the cache has the files that take long, which an interrupted download lacks: the
-    library returns a folder with any file in it."""
+    """Return whether a folder of the cache has all weights, or any table of a data set. The library returns a folder
+    with any file in it, also after an interrupted download; a data set's tables are counted when it is read."""
     if kind is Kind.dataset:
         return any(folder.glob("data/**/*.parquet"))
     index = folder / "model.safetensors.index.json"

@@ -60,8 +60,12 @@ def choose_threads(threads: int | str, policy: Policy, ranks_here: int) -> int:
     """
     if threads != "auto":
         return int(threads)
-    weights = sum(parameter.numel() for parameter in policy.parameters())
-    return max(1, inventory().cores // ranks_here) if weights >= LARGE else 1
+    return threads_for(sum(parameter.numel() for parameter in policy.parameters()), inventory().cores, ranks_here)
+
+
+def threads_for(weights: int, cores: int, ranks_here: int) -> int:
+    """Return what `engine.threads: auto` is for a number of weights, on a machine with so many cores and ranks."""
+    return max(1, cores // ranks_here) if weights >= LARGE else 1
 
 
 def has_bfloat16(device: torch.device) -> bool:

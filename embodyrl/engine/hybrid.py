@@ -113,7 +113,7 @@ class HybridEngine:
         if config.lora.rank:
             add_adapters(policy, config.lora, seed)
         if shards_of(config.parallel.backend, ranks.size, ranks.local_size) == 1:
-            self.policy.to(self.device)  # else each block when it is sharded, so that no device ever has to hold all
+            self.policy.to(self.device)  # else each block when it is sharded
         self.clock = Clock(partial(torch.cuda.Event, enable_timing=True) if self.device.type == "cuda" else None)
         """Time by phase of the thread that made the engine."""
         self.modes = Modes(self.clock)

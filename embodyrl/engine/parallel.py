@@ -383,13 +383,13 @@ class Replicas:
 
 
 def parallelize(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch.device) -> Replicas:
-    """Move a policy to the ranks' device, replicated or sharded; all get the weights of the first."""
+    """Replicate or shard a policy over ranks; all get the weights of the first. Replicas are on the device already,
+    shards are moved there."""
     shards = shards_of(backend, ranks.size, ranks.local_size)
     if shards > 1:
         from embodyrl.engine.sharding import Shards
 
         return Shards(policy, ranks, device, shards)
-    policy.to(device)
     if ranks.size > 1:
         for tensor in [*policy.parameters(), *policy.buffers()]:
             dist.broadcast(tensor.detach(), src=0)

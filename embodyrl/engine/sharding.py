@@ -50,8 +50,8 @@ class Shards(Replicas):
             reshard_after_forward=True,
             mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32),  # sums of gradients keep all digits
         )
-        # One unit after the other, so that no rank has the whole policy on its device at any time, and weights that
-        # are still the pages of a file are copied only to be sharded.
+        # One unit after the other, so that no rank needs room for the whole policy beside its shards while they are
+        # made, and weights that are still the pages of a file are copied only to be sharded.
         there: set[Tensor] = set()
         for unit in units(policy):
             for tensor in (*unit.parameters(), *unit.buffers()):

@@ -221,7 +221,9 @@ class Planner:
 
     def _consequences(self, config: Config, look: Look) -> Iterator[Choice]:
         """Yield the choices that the engine makes from its policy and device."""
-        engine, large = config.engine, look.traced.weights.parameters >= LARGE
+        from embodyrl.engine.compute import threads_for
+
+        engine = config.engine
         if engine.precision is Precision.auto:
             kind = str(look.traced.precision).removeprefix("torch.")
             why = "few bits do not pay here"
@@ -229,14 +231,9 @@ class Planner:
                 why = "as the weights" if getattr(config.model, "dtype", None) == kind else "a model of layers on a GPU"
             yield Choice(setting="engine.precision", value=kind, why=why)
         if engine.threads == AUTO:
-            here = self._ranks_here(config)
-            threads = max(1, self._machine.cores // here) if large else 1
-            why = (
-                "a small model"
-                if not large
-                else f"{self._machine.cores} cores" + (f", {here} ranks" if here > 1 else "")
-            )
-            yield Choice(setting="engine.threads", value=threads, why=why)
+            here, cores, weights = self._ranks_here(config), self._machine.cores, look.traced.weights.parameters
+            why = f"{cores} cores" + (f", {here} ranks" if here > 1 else "") if weights >= LARGE else "a small model"
+            yield Choice(setting="engine.threads", value=threads_for(weights, cores, here), why=why)
         if self._cuda and engine.cuda_graphs:
             sharded = learning_of(config, self._ranks_here(config)).sharded
             why = "decisions need nothing from the host" if look.recordable else "decisions wait for the host"
