@@ -27,6 +27,7 @@ from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.pi.checkpoint import HEAD, WORDS, CheckpointFiles
 from embodyrl.models.pi.config import GemmaSizes, ScratchConfig, StateInput
 from embodyrl.models.pi.network import Attention, Rotation, stacked
+from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE
 
 SPEC = SimulatorSpec(
     tasks={"push": "push the cube", "pull": "pull the red cube back"},
@@ -226,6 +227,19 @@ def test_public_layouts_load_and_are_written_back_as_they_were(
     found = load_file(again / "model.safetensors")
     assert found.keys() == {prefix + key for key in weights}
     assert all(torch.equal(found[prefix + key], value) for key, value in weights.items())
+
+
+def test_a_checkpoint_in_shards_is_written_back_without_their_index(folder: Path, tmp_path: Path) -> None:
+    shards, again = tmp_path / "shards", tmp_path / "again"
+    shutil.copytree(folder, shards)
+    (shards / SINGLE_FILE).rename(shards / "model-00001-of-00001.safetensors")
+    weight_map = dict.fromkeys(load_file(folder / SINGLE_FILE), "model-00001-of-00001.safetensors")
+    (shards / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    again.mkdir()
+    policy = load(shards)
+    policy.save(again, policy.config)
+    found = load(again).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in policy.state_dict().items())
 
 
 def test_weights_that_do_not_fit_are_named(folder: Path) -> None:

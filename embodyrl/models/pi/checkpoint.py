@@ -20,7 +20,7 @@ from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.pi.config import Normalization, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer, word_tokenizer
-from embodyrl.models.saved import open_shard, parse_json, shard_files
+from embodyrl.models.saved import INDEX_FILE, open_shard, parse_json, shard_files
 from embodyrl.models.vla.checkpoint import (
     CONFIG,
     FilesBesideWeights,
@@ -149,7 +149,8 @@ class CheckpointFiles(FilesBesideWeights):
         if not (folder / CONFIG).is_file():
             raise PolicyError(f"{folder} holds no {CONFIG}: give the folder of a pi0 or pi0.5 checkpoint")
         places = sorted([*folder.glob("*"), *folder.glob("assets/**/*")])
-        paths = [path for path in places if path.name.endswith(KEPT) and path.is_file()]
+        # Not the index of the weights' files: they are written again, in a number of files of their own.
+        paths = [path for path in places if path.name.endswith(KEPT) and path.name != INDEX_FILE and path.is_file()]
         found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         config = parse_json(found.pop(CONFIG), str(folder / CONFIG))
         if tokenizer is not None:
