@@ -250,6 +250,9 @@ class StageEntry(Entry):
     """Columns that it adds."""
     changes: Sequence[str] = ()
     """Columns and resources that it replaces or changes."""
+    apart: bool = False
+    """Whether it does without large columns that lie with other ranks, or fetches them itself; others get those that
+    they declare."""
 
 
 class Registry(Generic[E]):

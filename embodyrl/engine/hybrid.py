@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -34,6 +35,7 @@ from embodyrl.engine.compute import (
     computing_in,
     recompute_blocks,
 )
+from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.graphs import CudaGraph, Graphs
 from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
 from embodyrl.engine.minibatch import (
@@ -43,11 +45,14 @@ from embodyrl.engine.minibatch import (
     Metrics,
     Step,
     Total,
+    absent,
     draw_minibatches,
     length,
     mean_kl,
     mean_metrics,
+    merged,
     metrics_of,
+    nested,
     nothing_of,
     numbered,
     observation_from,
@@ -126,6 +131,8 @@ class HybridEngine:
         if config.gradient_checkpointing is True:  # auto: nothing has found a need for it
             recompute_blocks(policy)
         self.ranks = ranks
+        self.exchange = Exchange(ranks)
+        """Large columns of the batches to learn from."""
         self.weights = parallelize(self.policy, ranks, config.parallel.backend, self.device)
         """Shards of the policy's weights over ranks."""
         if self.reference is not None and self.reference.weights is not None:
@@ -233,7 +240,7 @@ class HybridEngine:
             columns = to_columns(batch, self.device, ON_HOST | self.policy.reads_on_host)
             # States are preprocessed once for all epochs. Images are bytes here and floats afterwards, four times as
             # large and larger: they wait for their micro-batch.
-            if "images" not in columns:
+            if "images" not in columns and not self._fetches(columns, "images"):
                 columns["inputs"] = self._preprocess(observation_from(columns, task_descriptions))
             # The first epoch's minibatches are drawn early, because log-probs are recomputed in their parts.
             drawn = self._draw_minibatches(columns)
@@ -261,7 +268,7 @@ class HybridEngine:
             metrics = metrics_of(history, self.ranks, self.version) | self._end_update(rate)
             # Running statistics change what the policy computes. Updated any earlier, the first ratio would not be 1.
             if self.policy.keeps_statistics:
-                self.policy.update_statistics(self._inputs(columns, task_descriptions))
+                self.policy.update_statistics(self._inputs(self._whole(columns), task_descriptions))
         return metrics | {"train/epochs": float(epochs)}
 
     def _add_logprobs(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
@@ -302,7 +309,43 @@ class HybridEngine:
     ) -> Iterator[tuple[Columns, bool]]:
         """Yield this rank's micro-batches of a minibatch, and whether each counts; see `Ranks.scatter`."""
         size = self.ranks.part_size(length(minibatch), self._micro_batch_size or most)
-        return self.ranks.scatter(list(split_minibatch(minibatch, size, whole)))
+        parts = list(split_minibatch(minibatch, size, whole))
+        if ADDRESS not in minibatch:
+            yield from self.ranks.scatter(parts)
+            return
+        # Large columns come for several parts at a time, at most a minibatch: each exchange waits for the slowest rank.
+        dealt = [
+            # Of a part that does not count, a row is enough.
+            [(part if counts else rows(part, slice(0, 1)), counts) for part, counts in self.ranks.scatter(parts, rank)]
+            for rank in range(self.ranks.size)
+        ]
+        at_once = math.ceil((most or length(minibatch)) / (size * self.ranks.size))
+        for start in range(0, len(dealt[0]), at_once):
+            yield from self._fetched([each[start : start + at_once] for each in dealt])
+
+    def _fetched(self, dealt: Sequence[Sequence[tuple[Columns, bool]]]) -> Iterator[tuple[Columns, bool]]:
+        """Yield this rank's parts with their large columns, given the parts of every rank."""
+        own = dealt[self.ranks.rank]
+        names = absent(self.exchange.names, own[0][0])
+        addresses = [torch.cat([part[ADDRESS] for part, _ in parts]) for parts in dealt]
+        with self.clock.measure(Phase.sync):
+            fetched = self.exchange.fetch(addresses, names)
+        on_host = ON_HOST | self.policy.reads_on_host
+        end = 0
+        for part, counts in own:
+            start, end = end, end + length(part)
+            large = nested({name: column[start:end] for name, column in fetched.items()})
+            yield merged(part, to_columns(large, self.device, on_host)), counts
+
+    def _fetches(self, columns: Columns, name: str) -> bool:
+        """Return whether a column lies with the ranks that collected it."""
+        return ADDRESS in columns and name in self.exchange.names
+
+    def _whole(self, columns: Columns) -> Columns:
+        """Return the columns of the whole batch with the large ones, on every rank."""
+        if "inputs" in columns or ADDRESS not in columns:
+            return columns
+        return next(self._fetched([[(columns, True)]] * self.ranks.size))[0]
 
     def _backward(self, minibatch: Columns, task_descriptions: Sequence[str], share: float) -> Step:
         """Make the forward and backward passes of a minibatch, one micro-batch at a time, and leave its gradients on

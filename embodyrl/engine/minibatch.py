@@ -8,13 +8,14 @@ Shapes: `M` chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.parallel import Ranks
 from embodyrl.models.policy import PolicyObservation
 
@@ -28,12 +29,12 @@ Drawn = Sequence[tuple[Tensor, float]]
 """Minibatches: the row numbers of their chunks, and their share of the batch."""
 
 
-ON_HOST = frozenset({"task_index"})
-"""Columns that stay on the CPU: task descriptions are chosen with it, and reading it from a GPU would wait for the work
-of the micro-batches before."""
+ON_HOST = frozenset({"task_index", ADDRESS})
+"""Columns that stay on the CPU: task descriptions and rows of large columns are chosen with them, and reading them from
+a GPU would wait for the work of the micro-batches before."""
 
 
-def to_columns(batch: TensorDictBase, device: torch.device, on_host: frozenset[str] = ON_HOST) -> Columns:
+def to_columns(batch: TensorDictBase | Columns, device: torch.device, on_host: frozenset[str] = ON_HOST) -> Columns:
     """Return a batch as plain dictionaries, from which taking rows costs a tenth of what it costs a TensorDict. All
     tensors but those of `on_host` are on the device."""
     items: Iterable[tuple[str, Any]] = batch.items()
@@ -64,6 +65,28 @@ def rows(columns: Columns, which: Tensor | slice) -> Columns:
         )
         for name, column in columns.items()
     }
+
+
+def nested(leaves: Mapping[str, Tensor]) -> Columns:
+    """Return columns of which some are called `trace/sample` as dictionaries of columns."""
+    columns: Columns = {}
+    for name, column in leaves.items():
+        outer, _, inner = name.partition("/")
+        columns[outer] = columns.get(outer, {}) | {inner: column} if inner else column
+    return columns
+
+
+def merged(one: Columns, other: Columns) -> Columns:
+    """Return the columns of both, nested ones too."""
+    both = {name: one[name] | other[name] for name in one.keys() & other.keys() if isinstance(one[name], dict)}
+    return one | other | both
+
+
+def absent(names: Iterable[str], columns: Columns) -> list[str]:
+    """Return the names of columns, nested ones too, that are not among these."""
+    there = {name for name, column in columns.items() if not isinstance(column, dict)}
+    there |= {f"{name}/{inner}" for name, column in columns.items() if isinstance(column, dict) for inner in column}
+    return [name for name in names if name not in there]
 
 
 def length(columns: Columns) -> int:

@@ -98,6 +98,24 @@ class Ranks:
         dist.all_gather(found, own, self._group)
         return [each.view(torch.bool) for each in found] if flags else found
 
+    def exchange(self, rows: Tensor, given: Sequence[int], coming: Sequence[int]) -> Tensor:
+        """Give every rank some rows; returns those that this one gets, in the order of the ranks they come from.
+
+        Args:
+            rows: on the CPU, `[M, ...]`; the first `given[0]` go to rank 0, and so on.
+            given: rows for each rank.
+            coming: rows from each rank.
+        """
+        if self.size == 1:
+            return rows
+        own = rows.contiguous()
+        # As bytes, since gloo does not exchange every type; sizes are known to both sides, so nothing else travels.
+        width = own.element_size() * own[:0].new_empty(own.shape[1:]).numel()
+        sent = own.view(-1).view(torch.uint8).view(len(own), width)
+        found = torch.empty(sum(coming), width, dtype=torch.uint8)
+        dist.all_to_all_single(found, sent, list(coming), list(given), group=self._group)
+        return found.view(-1).view(own.dtype).view(sum(coming), *own.shape[1:])
+
     def gather_bytes(self, own: bytes) -> list[bytes]:
         """Return the bytes of each rank, in their order; lengths may differ."""
         if self.size == 1:
@@ -142,11 +160,12 @@ class Ranks:
         share = -(-count // self.size)
         return share if most is None else min(share, most)
 
-    def scatter(self, parts: Sequence[T]) -> Iterator[tuple[T, bool]]:
-        """Yield this rank's parts, and whether each counts. Every rank gets the same number, since the forward and
-        backward passes of sharded weights are collective; ranks that run out get a part that does not count."""
+    def scatter(self, parts: Sequence[T], rank: int | None = None) -> Iterator[tuple[T, bool]]:
+        """Yield this rank's parts (or those of another `rank`), and whether each counts. Every rank gets the same
+        number, since the forward and backward passes of sharded weights are collective; ranks that run out get a part
+        that does not count."""
         for start in range(0, len(parts), self.size):
-            mine = start + self.rank
+            mine = start + (self.rank if rank is None else rank)
             yield (parts[mine], True) if mine < len(parts) else (parts[0], False)
 
     # ---- failures

@@ -69,7 +69,7 @@ OBSERVATIONS = ("proprio?", "images?")
 EVERY_STEP = ("step_proprio?", "step_images?")
 CRITIC = ("values?", "next_values?")
 OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
-ORIGIN = ("episode", "group", "start_state?", "seed?", "version")
+ORIGIN = ("episode", "group", "start_state?", "seed?", "version", "address?")
 ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task_index", "actions", "logprobs", "trace", *OUTCOME, *ORIGIN)
 
 
@@ -78,6 +78,7 @@ def declare_stages() -> None:
     STAGES.register(
         "collect",
         target="embodyrl.pipelines.stages:collect",
+        apart=True,
         reads=("policy",),
         writes=ROLLOUT,
         changes=("simulators",),
@@ -86,6 +87,7 @@ def declare_stages() -> None:
     STAGES.register(
         "filter_groups",
         target="embodyrl.pipelines.stages:filter_groups",
+        apart=True,
         reads=("policy",),
         changes=("simulators", *ROLLOUT, *CRITIC),
         summary="algorithm.filter: keep groups worth learning from, and collect again until there are enough",
@@ -93,13 +95,15 @@ def declare_stages() -> None:
     STAGES.register(
         "shape_rewards",
         target="embodyrl.pipelines.stages:shape_rewards",
-        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", "group"),
+        apart=True,
+        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", "group", "address?"),
         writes=("shaped_rewards",),
         summary="algorithm.reward: what is learned from",
     )
     STAGES.register(
         "estimate_advantages",
         target="embodyrl.pipelines.stages:estimate_advantages",
+        apart=True,
         reads=("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC),
         writes=("advantages", "returns"),
         summary="algorithm.advantage: from rewards to advantages and returns",
@@ -107,10 +111,11 @@ def declare_stages() -> None:
     STAGES.register(
         "update",
         target="embodyrl.pipelines.stages:update",
+        apart=True,
         reads=(
             *OBSERVATIONS,
-            *("task_index", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "values?"),
-            *("advantages", "returns"),
+            *("task_index", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "address?"),
+            *("values?", "advantages", "returns"),
         ),
         changes=("policy", "simulators"),
         summary="algorithm.loss: learn from the batch",

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,8 @@ class Stage:
     """Columns that it adds."""
     changes: tuple[str, ...] = ()
     """Columns that it replaces, or resources that it uses up or alters; it may read them too."""
+    apart: bool = False
+    """True if it does without large columns that lie with other ranks, or fetches them itself."""
 
     def declared(self) -> Stage:
         """Return the stage with all columns that its function declares.
@@ -102,7 +105,7 @@ class Stage:
             return self
         entry = STAGES.entry(self.function)
         reads, writes, changes = ((*getattr(entry, key), *getattr(self, key)) for key in ("reads", "writes", "changes"))
-        return replace(self, reads=reads, writes=writes, changes=changes)
+        return replace(self, reads=reads, writes=writes, changes=changes, apart=entry.apart)
 
     def load(self) -> StageFunction:
         """Return the function, imported if need be."""
@@ -161,9 +164,9 @@ class Pipeline:
         for stage in self.stages:
             start = time.perf_counter()
             try:
-                stage.load()(iteration)
-                batch = iteration.batch
-                if missing := [name for name in certain(stage.writes) if batch is None or name not in batch]:
+                with _large_columns(iteration, stage):
+                    stage.load()(iteration)
+                if missing := list(_missing(iteration.batch, certain(stage.writes))):
                     raise StageError(f"stage {stage.name!r} declares that it writes {_listed(missing)}, but did not")
             except BaseException as error:
                 error.add_note(f"(in stage {stage.name!r} of the iteration)")
@@ -192,6 +195,28 @@ class Pipeline:
                 edges.setdefault((before.name, stage.name), [])
             last |= {column: stage.name for column in stage.outputs if column in last or column in plain(stage.writes)}
         return edges
+
+
+def _missing(batch: TrajectoryBatch | None, names: Iterable[str]) -> Iterator[str]:
+    """Find columns that are on no rank."""
+    return (name for name in names if batch is None or not (name in batch or batch.may_lie_apart(name)))
+
+
+@contextmanager
+def _large_columns(iteration: Iteration, stage: Stage) -> Iterator[None]:
+    """Give a stage the large columns that it declares, for the length of a block, where they lie with other ranks. One
+    that it changes stays."""
+    if stage.apart or iteration.batch is None or not any(map(iteration.batch.may_lie_apart, stage.inputs)):
+        yield
+        return
+    from embodyrl.rollout.spread import bring_large, leave_out
+
+    exchange = iteration.engine.exchange
+    everybody = [True] * exchange.ranks.size
+    iteration.batch = bring_large(iteration.batch, exchange, everybody, stage.inputs)
+    yield
+    unchanged = [name for name in plain(stage.reads) if name not in plain(stage.changes)]
+    iteration.batch = leave_out(iteration.batch, exchange, unchanged)
 
 
 def _notes(stage: Stage) -> list[str]:

@@ -5,7 +5,7 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,13 @@ from embodyrl.algorithms.columns import (
 from embodyrl.algorithms.losses import sequence_numbers, token_weights
 from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardLevel
+from embodyrl.engine.exchange import ADDRESS, Exchange
+from embodyrl.engine.parallel import Ranks
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
-from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
+from embodyrl.rollout.batch import APART, BatchError, TrajectoryBatch, concat
 from embodyrl.rollout.episodes import Rollout
+from embodyrl.rollout.spread import bring_large, forget_all_but, is_here, rows_here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,7 @@ def filter_groups(iteration: Iteration) -> None:
     batch = concat([each.pad(longest, "K") for each in kept], "B")
     iteration.batch, surplus = batch.split([min(wanted, batch.size[1]), max(batch.size[1] - wanted, 0)], "B")
     iteration.collector.surplus = surplus if surplus.size[1] else None
+    forget_all_but([iteration.batch, surplus], iteration.engine.exchange)
     iteration.metrics |= {
         "filter/collections": float(len(iteration.rollouts)),
         "filter/groups_collected": float(len(iteration.rollouts) * wanted // size),
@@ -166,30 +170,49 @@ def shape_rewards(iteration: Iteration) -> None:
     settings, batch = iteration.config.algorithm, _batch(iteration)
     reward, encode = iteration.components.reward, iteration.components.encoder
     executed = executed_in(batch)
-    columns = {name: batch[name] for name in batch.columns()} | {"executed": executed}
+    exchange = iteration.engine.exchange
+    named = [name for name in APART if reward.takes(name)]
+    whole = bring_large(batch, exchange, [True] * exchange.ranks.size, named) if named else batch
+    columns = {name: whole[name] for name in whole.columns()} | {"executed": executed}
     if reward.takes("embeddings"):
         assert encode is not None and isinstance(settings.reward, EncodingRewardConfig), "the config rules ask for it"
-        columns["embeddings"] = episode_embeddings(batch, encode, settings.reward)
+        columns["embeddings"] = episode_embeddings(batch, encode, settings.reward, exchange)
     shaped = (reward(columns) - settings.time_penalty) * executed
     batch["shaped_rewards"] = shaped
     iteration.metrics["rollout/shaped_reward_per_step"] = float(shaped.sum() / executed.sum().clamp(min=1))
 
 
-def episode_embeddings(batch: TrajectoryBatch, encode: Callable[..., Tensor], settings: EncodingRewardConfig) -> Tensor:
+def episode_embeddings(
+    batch: TrajectoryBatch, encode: Callable[..., Tensor], settings: EncodingRewardConfig, exchange: Exchange
+) -> Tensor:
     """Return a vector for every slot's episode, `[B, E]`, from frames spread evenly over its chunks; 0 for an episode
-    that was lost."""
-    embeddings: list[Tensor | None] = []
+    that was lost. Where images lie with several ranks, each encodes the episodes that it has collected."""
+    embeddings: dict[int, Tensor] = {}
     for slot in range(batch.size[1]):
         decided = torch.nonzero(batch["valid"][:, slot]).squeeze(1)
-        if not len(decided):
-            embeddings.append(None)
+        if not len(decided) or not is_here(batch, exchange, int(decided[0]), slot):
             continue
         frames = decided[torch.linspace(0, len(decided) - 1, settings.frames).round().long()]
-        images, proprio = (batch[name][frames, slot] if name in batch else None for name in ("images", "proprio"))
-        embeddings.append(encode(images, proprio, dim=settings.dim))
-    size = next((len(each) for each in embeddings if each is not None), settings.dim)
-    known = [torch.zeros(size) if each is None else each for each in embeddings]
-    return torch.stack(known) if known else torch.zeros(0, size)
+        images = rows_here(batch, exchange, "images", frames, slot)
+        proprio = batch["proprio"][frames, slot] if "proprio" in batch else None
+        embeddings[slot] = encode(images, proprio, dim=settings.dim)
+    return joined_embeddings(embeddings, batch.size[1], settings.dim, exchange.ranks)
+
+
+def joined_embeddings(own: Mapping[int, Tensor], slots: int, usual: int, ranks: Ranks) -> Tensor:
+    """Return the vectors of all slots `[B, E]`, of which each rank has its own; 0 where none has one.
+
+    Args:
+        own: by slot.
+        slots: `B`.
+        usual: `E` if there is no vector.
+        ranks: those of the run.
+    """
+    sizes = ranks.gather_values(max((len(each) for each in own.values()), default=0))
+    found = torch.zeros(slots, max(sizes) or usual)
+    for slot, vector in own.items():
+        found[slot] = vector
+    return ranks.sum(found) if ranks.size > 1 else found
 
 
 def estimate_advantages(iteration: Iteration) -> None:
@@ -294,9 +317,9 @@ def chunks_to_learn_from(batch: TrajectoryBatch, config: Config) -> TensorDictBa
     level, chunk_size = config.algorithm.logprob_level, batch["rewards"].shape[2]
     per_action = batch["logprobs"].shape[2] // chunk_size
     executed = executed_in(batch)
-    observed = [name for name in ("proprio", "images") if name in batch]
+    observed = [name for name in ("proprio", "images", "trace", ADDRESS) if name in batch]
     critic = ["returns"] if "values" in batch else []
-    chunks = batch.decisions("task_index", "trace", "version", "valid", *observed, *critic)
+    chunks = batch.decisions("task_index", "version", "valid", *observed, *critic)
     columns = {
         "executed": executed,
         "old_logprobs": logprobs_at_level(level, batch["logprobs"], executed),

@@ -27,6 +27,7 @@ from embodyrl.placement.ranks import shards_of
 from embodyrl.planning.choices import AUTO, Choice, Fit, candidates, choose_memory, is_large
 from embodyrl.planning.memory import Learning, Need, kept_away, rollout_need, train_need
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
+from embodyrl.rollout.spread import LARGE_ROW
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
     from embodyrl.planning.dry_run import Traced
@@ -247,14 +248,14 @@ class Planner:
     def _needs(self, config: Config) -> dict[str, dict[str, Need]]:
         look, settings = self._look(config), learning_of(config, self._ranks_here(config))
         weights, lines = look.traced.weights, look.traced.lines
-        buffer = self._buffer(config, look.traced)
+        buffer, on_device = self._buffer(config, look.traced)
         simulators = 0 if self._simulators is None else self._simulators.bytes_of(self._workers)
         host = {"main process": int(PROCESS), "rollout buffer": buffer}
         if supervised(config):
             host["demonstrations"] = config.data.memory_mib * MIB
         phases = {
             "rollout": rollout_need(weights, lines, look.cache, settings),
-            "train": train_need(weights, lines, settings, batch=buffer if self._cuda else 0),
+            "train": train_need(weights, lines, settings, batch=on_device if self._cuda else 0),
         }
 
         def on_host(parts: Mapping[str, int]) -> Need:
@@ -275,16 +276,25 @@ class Planner:
         limits = {place: limit for place, limit in self.limits.items() if limit is not None}
         return {place: (need, limits[place]) for place, need in worst.items() if need > limits.get(place, math.inf)}
 
-    def _buffer(self, config: Config, traced: Traced) -> int:
-        """Return the bytes of an iteration's rollout buffer."""
+    def _buffer(self, config: Config, traced: Traced) -> tuple[int, int]:
+        """Return the bytes of a rank's rollout buffer, and of what is learned from on its device."""
         if supervised(config):
-            return 0
+            return 0, 0
         spec, chunk = self._spec(config), config.rollout.chunk_size
-        seen = len(spec.cameras) * math.prod(spec.image_size) * 3 + FLOAT * spec.proprio_dim
-        looks = 1 + (chunk if config.rollout.observe is Observe.every_step else 0)
-        acted = FLOAT * (chunk * spec.action_dim + traced.entries) + traced.trace_bytes
-        outcome = (FLOAT + 1) * chunk + SMALL_COLUMNS
-        return (looks * seen + acted + outcome) * batches_of(config).decisions_per_iteration
+        looks = chunk if config.rollout.observe is Observe.every_step else 0
+        images, proprio = len(spec.cameras) * math.prod(spec.image_size) * 3, FLOAT * spec.proprio_dim
+        acted = FLOAT * (chunk * spec.action_dim + traced.entries)
+        small = proprio + acted + (FLOAT + 1) * chunk + SMALL_COLUMNS
+        batches, large = batches_of(config), 0
+        for column in (images, looks * images, looks * proprio, traced.trace_bytes):
+            if batches.ranks > 1 and column > LARGE_ROW:
+                large += column
+            else:
+                small += column
+        # Each rank has all small columns, of the large ones those that it collected, and what it learns from at once.
+        at_once = math.ceil(batches.minibatch / batches.ranks)
+        everywhere, own = small * batches.decisions_per_iteration, large * batches.decisions_per_iteration
+        return everywhere + own // batches.ranks + large * at_once, everywhere + large * at_once
 
     def _spec(self, config: Config) -> SimulatorSpec:
         return assumed_spec(config) if self._simulators is None else self._simulators.spec

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from embodyrl.config.renames import COLUMNS as RENAMED
 from embodyrl.config.renames import newest_name
+from embodyrl.engine.exchange import ADDRESS
 
 
 class BatchError(ValueError):
@@ -78,9 +79,12 @@ COLUMNS: Mapping[str, Column] = {
     "start_state": Column("K B", I64, "start state of the episode"),
     "seed": Column("K B", I64, "seed of what is random in the simulator during the episode"),
     "version": Column("K B", I64, "engine version that decided", required=True),
+    ADDRESS: Column("K B", I64, "with several ranks: of the large columns of this row, see `engine.exchange`"),
 }
 """Columns with a fixed meaning. Beside them there is `trace`, a table `[K, B, ...]` of what `Policy.evaluate` needs.
 Stages of a pipeline may add further columns, which begin with `[K, B]`."""
+APART = ("images", "step_images", "step_proprio", "trace")
+"""Columns that may be large. With several ranks, these stay with the rank that collected them."""
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -155,6 +159,10 @@ class TrajectoryBatch:
         return sizes
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self and self.may_lie_apart(name):
+            raise BatchError(
+                f"column {name!r} lies with the ranks that collected it: a stage gets it if it declares it in `reads`"
+            )
         if name not in self:
             raise BatchError(f"the batch has no column {name!r} (has: {', '.join(sorted(self.columns())) or 'none'})")
         column: Tensor = self.data[name]
@@ -162,6 +170,10 @@ class TrajectoryBatch:
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns()
+
+    def may_lie_apart(self, name: str) -> bool:
+        """Return whether a column that is not here may lie with the ranks that collected it."""
+        return ADDRESS in self and name in APART
 
     def columns(self) -> list[str]:
         """Names of all columns."""

@@ -19,7 +19,8 @@ from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
-from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Rollout, gather_rollouts
+from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Rollout
+from embodyrl.rollout.spread import bring_large, forget_all_but, gather_rollouts, leave_share
 from embodyrl.tracking.clock import Phase
 
 
@@ -142,7 +143,7 @@ class Collector:
             own = self._collect()
             # The batches travel between ranks here, so waiting for the slowest rank counts as communication.
             with self.clock.measure(Phase.sync):
-                return gather_rollouts(own, self.ranks, self.config.episodes_per_slot)
+                return gather_rollouts(own, self.engine.exchange, self.config.episodes_per_slot)
 
     def _collect(self) -> Rollout:
         collected = _Progress(
@@ -165,6 +166,21 @@ class Collector:
         return Rollout(
             batch=self._batch(collected), finished=[episode for _, episode in finished], env_steps=collected.env_steps
         )
+
+    def forget_batch(self) -> None:
+        """Free the memory of the large columns of several ranks, but for those of the surplus."""
+        forget_all_but([] if self.surplus is None else [self.surplus], self.engine.exchange)
+
+    def whole_surplus(self) -> TrajectoryBatch | None:
+        """Return the surplus with all its columns, on the first rank. All ranks must call it."""
+        if self.surplus is None:
+            return None
+        exchange = self.engine.exchange
+        return bring_large(self.surplus, exchange, [rank == 0 for rank in range(exchange.ranks.size)])
+
+    def take_surplus(self, whole: TrajectoryBatch | None) -> None:
+        """Continue with what `whole_surplus` returned, which every rank has read. All ranks must call it."""
+        self.surplus = None if whole is None else leave_share(whole, self.engine.exchange)
 
     def give_up_episodes(self) -> None:
         """Begin new episodes with the next rollout, after a rollout that failed half way."""

@@ -1,8 +1,7 @@
-"""Episodes: their order in training and evaluation, their totals, and the rollouts of all ranks as one."""
+"""Episodes: their order in training and evaluation, their totals, and what a collection of them returns."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.engine.parallel import Ranks
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import StepResult
-from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, leaves, type_name
+from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.seeding import derive_seed
 
 
@@ -130,9 +128,6 @@ class EpisodeTracker:
         self._success[:] = state["success"]
 
 
-# ---- the rollouts of all ranks as one, which every rank gets whole
-
-
 @dataclass(kw_only=True)
 class Rollout:
     """Result of a collection."""
@@ -142,54 +137,3 @@ class Rollout:
     """Episodes that ended, sorted by the chunk in which they did, then by slot; with several ranks, by rank first."""
     env_steps: int
     """Control steps executed."""
-
-
-def gather_rollouts(own: Rollout, ranks: Ranks, episodes_per_slot: int) -> Rollout:
-    """Join the rollouts of all ranks into what a single rank with all slots would have collected.
-
-    Args:
-        own: the rollout of this rank.
-        ranks: all of them.
-        episodes_per_slot: the columns of a batch are the first episodes of all slots, then their second ones, ...
-
-    Raises:
-        BatchError: the ranks have different columns.
-    """
-    if ranks.size == 1:
-        return own
-    # The barrier can name a rank that hangs; the exchanges below would only time out.
-    ranks.barrier()
-    slots = own.batch.size[1] // episodes_per_slot
-    own_header = {
-        "chunks": own.batch.size[0],
-        "env_steps": own.env_steps,
-        "finished": [dataclasses.asdict(episode) for episode in own.finished],
-        "columns": {name: [type_name(leaf.dtype), *leaf.shape[1:]] for name, leaf in leaves(own.batch).items()},
-    }
-    # Headers first: tensors are exchanged without shape and type, so all ranks must agree on them before.
-    every = ranks.gather_values(own_header)
-    if any(each["columns"] != own_header["columns"] for each in every):
-        raise BatchError(f"the ranks have collected different columns: {[each['columns'] for each in every]}")
-    batches = _gather_batches(own.batch.pad(max(each["chunks"] for each in every), "K"), ranks)
-    rounds = [batch.chunk(episodes_per_slot, "B") for batch in batches]
-    finished = [
-        FinishedEpisode(**episode | {"slot": episode["slot"] + rank * slots})
-        for rank, each in enumerate(every)
-        for episode in each["finished"]
-    ]
-    return Rollout(
-        batch=concat([parts[index] for index in range(episodes_per_slot) for parts in rounds], "B"),
-        finished=finished,
-        env_steps=sum(each["env_steps"] for each in every),
-    )
-
-
-def _gather_batches(own: TrajectoryBatch, ranks: Ranks) -> list[TrajectoryBatch]:
-    """Gather the batches of all ranks, which have the same size."""
-    columns = {name: ranks.gather(leaf) for name, leaf in leaves(own).items()}
-    return [
-        TrajectoryBatch.from_leaves(
-            {name: found[rank] for name, found in columns.items()}, own.size, own.task_descriptions
-        )
-        for rank in range(ranks.size)
-    ]

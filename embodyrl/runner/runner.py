@@ -171,6 +171,7 @@ class Runner:
         start = time.perf_counter()
         with self.clock.measure(Phase.train):  # time that no inner phase claims counts as learning
             self.pipeline.run(iteration)
+        self.collector.forget_batch()
         if self.engine.graphs.warning is not None:
             self._warnings.warn("graphs", self.engine.graphs.warning)
         seconds = time.perf_counter() - start
@@ -333,7 +334,7 @@ class Runner:
             },
             engine=self.engine.state_dict(),
             simulators=self.ranks.gather_lists(simulators),
-            surplus=self.collector.surplus,
+            surplus=self.collector.whole_surplus(),
         )
 
     def _collector_state(self) -> dict[str, Any]:
@@ -363,7 +364,7 @@ class Runner:
         if state.simulators:
             self.manager.set_state(list(range(slots)), [state.simulators[slot] for slot in own])
         self.collector.load_state_dict(own_slots(state.counters["collector"], own))
-        self.collector.surplus = state.surplus
+        self.collector.take_surplus(state.surplus)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")

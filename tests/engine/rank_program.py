@@ -19,6 +19,7 @@ from engines import make_batch, make_engine, make_policy
 
 from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
+from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks, connected, full_state_dict, parallelize
 from embodyrl.engine.sharding import Shards
@@ -254,6 +255,61 @@ def vla_cases(sharded: str = "fsdp") -> None:
     case("a VLA model with adapters on whole weights")(lambda ranks: learn(ranks, "none", lora=LoraConfig(rank=2)))
 
 
+def large_cases() -> None:
+    """Learning from images and traces that lie with the ranks that collected them."""
+    try:
+        import vla
+    except BaseException:  # a package is missing: `pytest.skip`
+        return
+
+    def where_it_was_collected(ranks: Ranks, batch: Any, exchange: Exchange) -> Any:
+        """The batch without the large columns, of which this rank holds every other row."""
+        own = torch.arange(len(batch)) % ranks.size == ranks.rank
+        address = torch.zeros(len(batch), dtype=torch.int64)
+        names = {"images": batch["images"]} | {f"trace/{name}": column for name, column in batch["trace"].items()}
+        address[own] = exchange.put({name: column[own] for name, column in names.items()})
+        return batch.exclude("images", "trace").set("address", ranks.sum(address))
+
+    def fetch_what_is_learned_from(
+        ranks: Ranks, size: int | None, loss: str = "ppo", backend: str = "none", **algorithm: Any
+    ) -> None:
+        settings = {"loss": loss, "algorithm": algorithm, **spread_over(backend, micro_batch_size=size)}
+        everywhere, apart = (vla.make_engine(ranks=ranks, **settings) for _ in range(2))
+        alone, samples = vla.make_engine(), 13
+        for _ in range(2):
+            batch = vla.make_batch(alone, samples)
+            batch["sequence"] = torch.arange(samples) // 3
+            spread = where_it_was_collected(ranks, batch, apart.exchange)
+            wanted = everywhere.update(batch, vla.TASK_DESCRIPTIONS)
+            assert apart.update(spread, vla.TASK_DESCRIPTIONS) == wanted
+            apart.exchange.keep(torch.zeros(0, dtype=torch.int64))
+        found = full_state_dict(apart.policy.state_dict(), keep=True)
+        for name, tensor in full_state_dict(everywhere.policy.state_dict(), keep=True).items():
+            assert torch.equal(tensor, found[name]), name
+        assert apart.exchange.held_bytes == everywhere.exchange.received == 0
+
+    for number, options in enumerate(
+        (
+            {"size": None, "minibatches": 3, "epochs": 2},
+            {"size": 2, "minibatches": 2, "kl_coef": 0.1, "old_logprobs": OldLogprobs.recompute},
+            {"size": 4, "loss": "gspo", "minibatches": 2},
+            {"size": 3, "backend": "fsdp"},
+        )
+    ):
+        case(f"large columns come when they are learned from ({number})")(
+            lambda ranks, options=options: fetch_what_is_learned_from(ranks, **options)
+        )
+
+    @case("an epoch moves no more than a rank's share")
+    def traffic(ranks: Ranks) -> None:
+        engine = vla.make_engine(ranks=ranks, algorithm={"minibatches": 4, "epochs": 3})
+        batch = vla.make_batch(vla.make_engine(), 64)
+        engine.update(where_it_was_collected(ranks, batch, engine.exchange), vla.TASK_DESCRIPTIONS)
+        large = batch["images"].nbytes + sum(column.nbytes for column in batch["trace"].values())
+        assert 0 < engine.exchange.received <= 3 * 1.1 * large / ranks.size
+        assert engine.exchange.held_bytes == large / ranks.size
+
+
 def model_cases() -> None:
     """Every family of models, sharded: gradients, and deciding in between."""
     sys.path.append(str(Path(__file__).parents[1] / "models"))
@@ -341,6 +397,7 @@ def main() -> None:
         CASES.clear()
     if sys.argv[3] == "models":
         vla_cases()
+        large_cases()
         model_cases()
     if sys.argv[3] == "machines":
         machine_cases()

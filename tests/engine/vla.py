@@ -10,7 +10,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Level, OptimizerConfig
+from embodyrl.config.build import build_section
+from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Level, LossConfig, OptimizerConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
@@ -51,15 +52,20 @@ def make_engine(
     saved: Path | None = None,
     folder: Path | None = None,
     ranks: Ranks = SINGLE_PROCESS,
+    loss: str = "ppo",
+    algorithm: dict[str, Any] | None = None,
     **engine: Any,
 ) -> HybridEngine:
     return HybridEngine(
         policy or make_oft(),
         config=EngineConfig(device=Device.cpu, **{"optimizer": OptimizerConfig(lr=lr)} | engine),
         algorithm=AlgorithmConfig(
-            name="ppo", minibatches=1, epochs=1, logprob_level=Level.token, kl_coef=kl_coef, entropy_coef=0.01
+            name="ppo",
+            loss=build_section(LossConfig, {"name": loss}),
+            **{"minibatches": 1, "epochs": 1, "logprob_level": Level.token, "kl_coef": kl_coef, "entropy_coef": 0.01}
+            | (algorithm or {}),
         ),
-        loss=LOSSES.load("ppo"),
+        loss=LOSSES.load(loss),
         iterations=4,
         seed=1,
         saved=saved,

@@ -14,7 +14,9 @@ from torch import Tensor
 from embodyrl.algorithms.options import GIVEN
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config
+from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.envs.manager import EnvManager
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.pipelines.stages import (
@@ -91,6 +93,8 @@ class Scripted:
 
 class Idle:
     """Stands for the engine where none of its numbers matter."""
+
+    exchange = Exchange(SINGLE_PROCESS)
 
     def rollout_mode(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -269,9 +273,8 @@ def test_an_encoder_of_ones_own_sees_frames_spread_over_the_episode(monkeypatch:
     monkeypatch.setattr(ENCODERS, "_entries", {entry.name: entry for entry in ENCODERS.entries()})
     ENCODERS.register("frames_themselves", target=frames_themselves, summary="a test")
     config = config_of("algorithm=srpo", "rollout.group_size=2", "algorithm.reward.encoder=frames_themselves")
-    embeddings = episode_embeddings(
-        batch_of([6, 2, 0], [True, False, False]), frames_themselves, config.algorithm.reward
-    )
+    batch = batch_of([6, 2, 0], [True, False, False])
+    embeddings = episode_embeddings(batch, frames_themselves, config.algorithm.reward, Idle.exchange)
     assert embeddings.shape == (3, 64)
     assert sorted(set(embeddings[0].tolist())) == [1, 4, 7] and set(embeddings[1].tolist()) == {2}
     assert not embeddings[2].any()

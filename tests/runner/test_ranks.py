@@ -15,6 +15,7 @@ from small_runs import SMALL, Run
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
+from embodyrl.registry import SupportedModel
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))  # where `demonstrations` is
 
@@ -99,3 +100,58 @@ def alike(one: Run, other: Run) -> None:
     found, wanted = (load_file(run.path / "checkpoints/000004/policy/model.safetensors") for run in (other, one))
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, wanted[name], atol=1e-4, rtol=1e-4)
+
+
+THREE_OF_FOUR = """
+from embodyrl.registry import FILTERS
+
+
+def three_of_four(played):
+    played = played.any(1)
+    played[-1] = False
+    return played
+
+
+FILTERS.register("three_of_four", target=three_of_four, group=True, summary="all groups but the last")
+"""
+IMAGES = """
+defaults: [env: gym/pendulum_rgb, model: openvla_oft, algorithm: dapo, _self_]
+plugins: [three_of_four]
+env: {num_envs: 8, workers: 2, max_episode_steps: 6}
+rollout: {episodes: whole, chunk_size: 2, num_chunks: 3, group_size: 2}
+algorithm: {reward: dense, filter: three_of_four, epochs: 2, minibatches: 3, kl_coef: 0.1}
+engine: {micro_batch_size: 3, optimizer: {schedule: constant}}
+model: {scratch: {image_size: 32, hidden_size: 32, layers: 1, mlp_size: 48}}
+run: {name: images, iterations: 3, save_every: 1, eval_every: 0}
+eval: {episodes: 2}
+tracking: {sinks: [jsonl]}
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.skipif(bool(SupportedModel.entry("openvla_oft").missing()), reason="openvla_oft is not installed")
+def test_images_that_wait_with_their_group_outlast_a_checkpoint(tmp_path: Path) -> None:
+    """Groups that one iteration leaves over are learned from in the next; their images lie with both ranks."""
+    (tmp_path / "three_of_four.py").write_text(THREE_OF_FOUR)
+    (tmp_path / "my.yaml").write_text(IMAGES)
+    assert train.run(load_config(str(tmp_path / "my.yaml"), [TWO, f"run.dir={tmp_path / 'whole'}"], trust=True)) == 0
+    whole = Run(tmp_path / "whole")
+    rows = whole.metrics()[-3:]
+    assert [row["filter/groups_waiting"] for row in rows] == [2, 1, 0] and all(row["train/grad_norm"] for row in rows)
+
+    for name, ranks in (("two", TWO), ("one", "engine.parallel.world_size=1")):
+        path = tmp_path / name
+        shutil.copytree(whole.path, path, symlinks=True)
+        for number in ("000002", "000003"):
+            shutil.rmtree(path / "checkpoints" / number)
+        (path / "checkpoints" / "last").unlink()
+        (path / "checkpoints" / "last").symlink_to("000001")
+        assert train.resume(path, [ranks]) == 0
+        again = Run(path)
+        assert [row["filter/groups_waiting"] for row in again.metrics()[-3:]] == [2, 1, 0]
+        names = json.loads((path / "checkpoints" / "000003" / "manifest.json").read_text())["files"]
+        weights = [each for each in names if each.startswith("policy/") and each.endswith(".safetensors")]
+        assert weights
+        if name == "two":
+            assert all(again.digest(3, each) == whole.digest(3, each) for each in weights)

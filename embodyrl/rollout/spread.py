@@ -1,0 +1,172 @@
+"""A batch of several ranks: small columns are on each of them, large ones stay with the rank that collected them.
+
+Such a batch has a column `address` in place of the large ones; `engine.exchange` holds their rows.
+
+Shapes: `K` chunks, `B` slots, `V` chunks that were chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from embodyrl.engine.exchange import ADDRESS, Exchange
+from embodyrl.engine.parallel import Ranks
+from embodyrl.rollout.batch import APART, BatchError, TrajectoryBatch, concat, leaves, type_name
+from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+
+LARGE_ROW = 512
+"""A column of `APART` stays where it was collected if a row of it has more bytes than this; about as many as all other
+columns have together."""
+
+
+def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) -> Rollout:
+    """Join the rollouts of all ranks into what a single rank with all slots would have collected.
+
+    Args:
+        own: the rollout of this rank.
+        exchange: between all ranks; gets the large columns.
+        episodes_per_slot: the columns of a batch are the first episodes of all slots, then their second ones, ...
+
+    Raises:
+        BatchError: the ranks have different columns.
+    """
+    ranks = exchange.ranks
+    if ranks.size == 1:
+        return own
+    # The barrier can name a rank that hangs; the exchanges below would only time out.
+    ranks.barrier()
+    slots = own.batch.size[1] // episodes_per_slot
+    own_header = {
+        "chunks": own.batch.size[0],
+        "env_steps": own.env_steps,
+        "finished": [dataclasses.asdict(episode) for episode in own.finished],
+        "columns": {name: [type_name(leaf.dtype), *leaf.shape[1:]] for name, leaf in leaves(own.batch).items()},
+    }
+    # Headers first: tensors are exchanged without shape and type, so all ranks must agree on them before.
+    every = ranks.gather_values(own_header)
+    if any(each["columns"] != own_header["columns"] for each in every):
+        raise BatchError(f"the ranks have collected different columns: {[each['columns'] for each in every]}")
+    small = leave_large(own.batch, exchange).pad(max(each["chunks"] for each in every), "K")
+    rounds = [batch.chunk(episodes_per_slot, "B") for batch in _gather_batches(small, ranks)]
+    finished = [
+        FinishedEpisode(**episode | {"slot": episode["slot"] + rank * slots})
+        for rank, each in enumerate(every)
+        for episode in each["finished"]
+    ]
+    return Rollout(
+        batch=concat([parts[index] for index in range(episodes_per_slot) for parts in rounds], "B"),
+        finished=finished,
+        env_steps=sum(each["env_steps"] for each in every),
+    )
+
+
+def _gather_batches(own: TrajectoryBatch, ranks: Ranks) -> list[TrajectoryBatch]:
+    """Gather the batches of all ranks, which have the same size."""
+    columns = {name: ranks.gather(leaf) for name, leaf in leaves(own).items()}
+    return [
+        TrajectoryBatch.from_leaves(
+            {name: found[rank] for name, found in columns.items()}, own.size, own.task_descriptions
+        )
+        for rank in range(ranks.size)
+    ]
+
+
+def leave_large(own: TrajectoryBatch, exchange: Exchange) -> TrajectoryBatch:
+    """Put this rank's large columns into the exchange; returns its batch with their addresses, or as it is if it has
+    none."""
+    columns = leaves(own)
+    large = [name for name, leaf in columns.items() if is_large(name, leaf)]
+    if not large:
+        return own
+    address = exchange.put({name: columns.pop(name).flatten(0, 1) for name in large})
+    columns[ADDRESS] = address.view(own.size)
+    return TrajectoryBatch.from_leaves(columns, own.size, own.task_descriptions)
+
+
+def is_large(name: str, leaf: Tensor) -> bool:
+    """Return whether a column `[K, B, ...]` stays with the rank that collected it."""
+    return name.partition("/")[0] in APART and prod(leaf.shape[2:]) * leaf.element_size() > LARGE_ROW
+
+
+def bring_large(
+    batch: TrajectoryBatch, exchange: Exchange, receivers: Sequence[bool], names: Collection[str] | None = None
+) -> TrajectoryBatch:
+    """Return the batch with its large columns, on the ranks that receive them; with all of them it has no addresses any
+    more. Rows that do not count (`valid` is False) are 0. All ranks must call it.
+
+    Args:
+        batch: the same on all ranks.
+        exchange: holds the columns.
+        receivers: by rank; the others get the batch as it is.
+        names: of the columns; None: all.
+    """
+    if ADDRESS not in batch:
+        return batch
+    chosen = tuple(name for name in exchange.names if names is None or name.partition("/")[0] in names)
+    valid = batch["valid"]
+    wanted = batch[ADDRESS][valid]
+    found = exchange.fetch([wanted[: len(wanted) * receives] for receives in receivers], chosen)
+    if not receivers[exchange.ranks.rank]:
+        return batch
+    columns = leaves(batch)
+    if names is None:
+        del columns[ADDRESS]  # nothing is left to be fetched
+    for name, rows in found.items():
+        columns[name] = rows.new_zeros(*batch.size, *rows.shape[1:])
+        columns[name][valid] = rows
+    return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
+
+
+def leave_share(batch: TrajectoryBatch, exchange: Exchange) -> TrajectoryBatch:
+    """Leave each rank a share of the slots of a batch that all of them have whole; returns what all keep."""
+    ranks = exchange.ranks
+    columns = leaves(batch)
+    large = [name for name, leaf in columns.items() if is_large(name, leaf)]
+    if ranks.size == 1 or not large:
+        return batch
+    owner = torch.arange(batch.size[1]) * ranks.size // batch.size[1]
+    own = torch.nonzero(owner == ranks.rank).squeeze(1)
+    held = {name: columns.pop(name)[:, own].flatten(0, 1) for name in large}
+    address = torch.zeros(batch.size, dtype=torch.int64)
+    address[:, own] = exchange.put(held).view(batch.size[0], len(own))
+    columns[ADDRESS] = ranks.sum(address)  # the others left 0 in this rank's slots
+    return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
+
+
+def leave_out(batch: TrajectoryBatch, exchange: Exchange, names: Collection[str]) -> TrajectoryBatch:
+    """Return the batch without those of the named columns that the exchange holds."""
+    if ADDRESS not in batch:
+        return batch
+    columns = {
+        name: leaf
+        for name, leaf in leaves(batch).items()
+        if name not in exchange.names or name.partition("/")[0] not in names
+    }
+    return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
+
+
+def forget_all_but(batches: Sequence[TrajectoryBatch], exchange: Exchange) -> None:
+    """Forget the large columns of all rows but those of these batches that count."""
+    held = [batch[ADDRESS][batch["valid"]] for batch in batches if ADDRESS in batch]
+    exchange.keep(torch.cat(held) if held else torch.zeros(0, dtype=torch.int64))
+
+
+def is_here(batch: TrajectoryBatch, exchange: Exchange, row: int, slot: int) -> bool:
+    """Return whether this rank answers for a row: it holds its large columns, or, if no rank does, it is the first."""
+    if ADDRESS in batch:
+        return bool(exchange.is_here(batch[ADDRESS][row, slot]))
+    return exchange.ranks.is_first
+
+
+def rows_here(batch: TrajectoryBatch, exchange: Exchange, name: str, rows: Tensor, slot: int) -> Tensor | None:
+    """Return rows of a slot in a column, which this rank holds if it is large; None if there is no such column."""
+    if name in batch:
+        return batch[name][rows, slot]
+    if name not in exchange.names or ADDRESS not in batch:
+        return None
+    return exchange.rows_here(batch[ADDRESS][rows, slot], [name])[name]
