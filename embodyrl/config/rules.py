@@ -12,7 +12,7 @@ from typing import Any
 
 from embodyrl.config.compose import Composed
 from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location, dotted
-from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, ParallelBackend
+from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, ParallelBackend, Schedule
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
@@ -203,12 +203,40 @@ def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
             f"env.workers = {workers} cannot be shared by {ranks} ranks",
             f"set env.workers to {_multiples(workers, ranks)}, or auto",
         )
+    blocks = config.rollout.blocks
+    if isinstance(blocks, int) and blocks % ranks:
+        yield ConfigIssue(
+            ("rollout.blocks", "engine.parallel.world_size"),
+            f"rollout.blocks = {blocks} cannot be shared by {ranks} ranks",
+            f"set rollout.blocks to {_multiples(blocks, ranks)}, or auto",
+        )
     name, backend = config.engine.optimizer.name, config.engine.parallel.backend
     if ranks > 1 and name == "adamw_8bit" and backend not in (ParallelBackend.none, ParallelBackend.auto):
         yield ConfigIssue(
             ("engine.optimizer.name", "engine.parallel.backend"),
             f"optimizer {name!r} cannot step weights that are sharded over {ranks} ranks",
             "set engine.optimizer.name to adamw (its moments are sharded as well), or engine.parallel.backend to none",
+        )
+
+
+@rule
+def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
+    """Check that the envs can be divided into blocks, and that these are kept apart."""
+    blocks, envs, size = config.rollout.blocks, config.env.num_envs, config.rollout.group_size
+    if not isinstance(blocks, int):
+        return
+    if envs % (blocks * size):
+        groups = f" of whole groups of rollout.group_size = {size}" if size > 1 else ""
+        yield ConfigIssue(
+            ("rollout.blocks", "env.num_envs"),
+            f"env.num_envs = {envs} cannot be divided into rollout.blocks = {blocks} equal blocks{groups}",
+            f"set env.num_envs to {_multiples(envs, blocks * size)}, or rollout.blocks to auto",
+        )
+    if config.rollout.schedule is Schedule.ready_batch:
+        yield ConfigIssue(
+            ("rollout.blocks", "rollout.schedule"),
+            f"rollout.blocks = {blocks} has no use: with ready_batch the policy acts for whichever envs are ready",
+            "set rollout.blocks to auto, or rollout.schedule to lockstep or pipeline",
         )
 
 

@@ -364,6 +364,9 @@ class RolloutConfig:
     policy acts for the envs that are ready, so that a slow env delays no other; pays where each env has a process and
     steps differ in length. The batches of ready_batch depend on timing, and so does the noise that each env draws: runs
     do not repeat exactly."""
+    blocks: int | str = setting("auto", low=1, words=("auto",))
+    """Equal parts of the envs for which the policy acts together, each with random numbers of its own. What is rolled
+    out depends on their number, not on the number of processes that share them. auto: one for each rank."""
     ready_slots: int | str = setting("auto", low=1, words=("auto",))
     """ready_batch: envs that must be ready before the policy acts. auto: a quarter of num_envs."""
     observe: Observe = setting(Observe.chunk_end)

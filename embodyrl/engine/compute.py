@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -114,57 +114,63 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class Streams:
-    """Random streams: noise in actions, which every rank draws for itself; the order of minibatches and the noise in
-    learning from demonstrations, which are the same on all ranks.
+    """Random streams: noise in the actions of each block of envs (see `rollout.blocks`); the order of minibatches and
+    the noise in learning from demonstrations, which are the same on all ranks.
 
     Args:
         seed: the run's seed.
         device: of the noise.
-        ranks: the first has the streams that a single rank would have.
+        ranks: of the run; each has as many blocks.
+        blocks: of a rank.
     """
 
-    def __init__(self, seed: int, device: torch.device, ranks: Ranks) -> None:
-        self.actions = torch.Generator(device)
+    def __init__(self, seed: int, device: torch.device, ranks: Ranks, blocks: int = 1) -> None:
+        self.actions = [torch.Generator(device) for _ in range(blocks)]
+        """Of this rank's blocks."""
         self.shuffling = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
         self.imitation = torch.Generator(device).manual_seed(derive_seed(seed, "imitation"))
         self._seed = seed
         self._ranks = ranks
-        self._begin(*ranks.seed_indices)
+        for number, stream in self._numbered():
+            # The first has the stream of a run that is not divided.
+            stream.manual_seed(derive_seed(seed, "actions", *((number,) if number else ())))
 
-    def _begin(self, *indices: int) -> None:
-        self.actions.manual_seed(derive_seed(self._seed, "actions", *indices))
+    def _numbered(self) -> Iterator[tuple[int, torch.Generator]]:
+        """Yield the streams of actions with the numbers of their blocks in the run."""
+        return enumerate(self.actions, start=self._ranks.rank * len(self.actions))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every rank's streams; all ranks must call it."""
+        """Return the state of all streams, those of actions by block; all ranks must call it."""
+        own = torch.stack([stream.get_state() for stream in self.actions])
         return {
-            "device": self.actions.device.type,
-            "actions": self._ranks.gather(self.actions.get_state()),
+            "device": self.actions[0].device.type,
+            "actions": [state.clone() for states in self._ranks.gather(own) for state in states],
             "shuffling": self.shuffling.get_state(),
             "imitation": self.imitation.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: int) -> str | None:
-        """Continue from `state_dict`. A rank that did not exist then begins a new stream, and so does all noise on
+        """Continue from `state_dict`. A block that did not exist then begins a new stream, and so does all noise on
         another type of device, whose generators are others; returns a warning about the latter.
 
         Args:
-            state: of any number of ranks.
+            state: of any number of ranks and blocks.
             version: updates done; part of a new stream's seed.
         """
         self.shuffling.set_state(state["shuffling"])
-        here, there, rank = self.actions.device.type, _device_type(state), self._ranks.rank
+        here, there = self.actions[0].device.type, _device_type(state)
+        for number, stream in self._numbered():
+            if here == there and number < len(state["actions"]):
+                stream.set_state(state["actions"][number])
+            else:
+                stream.manual_seed(derive_seed(self._seed, "actions", number, version))
         if here != there:
-            self._begin(rank, version)
             self.imitation.manual_seed(derive_seed(self._seed, "imitation", version))
             return (
                 f"the checkpoint was saved on {there} and the run goes on on {here}, where random numbers are others: "
                 "noise in actions and in learning from demonstrations begins anew, so results differ as between seeds"
             )
         self.imitation.set_state(state["imitation"])
-        if rank >= len(state["actions"]):
-            self._begin(rank, version)
-        else:
-            self.actions.set_state(state["actions"][rank])
         return None
 
 

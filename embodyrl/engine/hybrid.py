@@ -90,6 +90,7 @@ class HybridEngine:
         seed: the run's seed.
         saved: folder of a saved policy (`lora.save_policy`) to continue from; the reference policy stays the given one.
         ranks: those of the run; each has an engine for its share of slots and minibatches.
+        blocks: of this rank's slots, see `rollout.blocks`.
         folder: of the run, for the guard's files and for what `engine.offload` moves to disk. None: the guard writes
             nothing, and the rest goes to the folder of temporary files.
     """
@@ -106,6 +107,7 @@ class HybridEngine:
         saved: Path | None = None,
         folder: Path | None = None,
         ranks: Ranks = SINGLE_PROCESS,
+        blocks: int = 1,
     ) -> None:
         self.device = choose_device(config.device)
         torch.set_num_threads(choose_threads(config.threads, policy, ranks.local_size))
@@ -172,7 +174,7 @@ class HybridEngine:
             self.modes.around[Mode.train].append(self.offload.optimizer_here)
         self._micro_batch_size = config.micro_batch_size
         self._whole_episodes = self.loss.takes("sequence")
-        self._streams = Streams(seed, self.device, ranks)
+        self._streams = Streams(seed, self.device, ranks, blocks)
 
     def rollout_mode(self) -> AbstractContextManager[None]:
         """Hold the weights ready to act for the length of a block. `act` enters it too, so a block around many calls
@@ -192,11 +194,17 @@ class HybridEngine:
         call it."""
         return self.weights.full_policy()
 
+    @property
+    def noise(self) -> Sequence[torch.Generator]:
+        """Random streams of the actions of each block in training."""
+        return self._streams.actions
+
     def act(
         self, observation: Observation, mode: Literal["train", "eval"], noise: torch.Generator | None = None
     ) -> ActOutput:
-        """Choose a chunk for each slot; see `Policy.act`. Without a stream of `noise`, that of training is used."""
-        noise = self._streams.actions if noise is None else noise
+        """Choose a chunk for each slot; see `Policy.act`. Without a stream of `noise`, that of the first block is
+        used."""
+        noise = self.noise[0] if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self._preprocess(PolicyObservation.of(observation))
             with self._computing:

@@ -32,8 +32,9 @@ from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.parallel import Ranks
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
-from embodyrl.rollout.batch import APART, BatchError, TrajectoryBatch, concat
+from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
 from embodyrl.rollout.episodes import Rollout
+from embodyrl.rollout.large import APART
 from embodyrl.rollout.spread import bring_large, forget_all_but, is_here, rows_here
 
 

@@ -131,6 +131,12 @@ def shards_of(backend: ParallelBackend, size: int, local_size: int) -> int:
     return local_size
 
 
+def blocks_of_a_rank(config: Config, ranks: int) -> int:
+    """Return how many of `rollout.blocks` each of some ranks serves."""
+    blocks = config.rollout.blocks
+    return blocks // ranks if isinstance(blocks, int) else 1
+
+
 def own_share(env: EnvConfig, place: RankInfo, machine: Inventory) -> EnvConfig:
     """Return the simulator config of one rank: its share of the envs, in its share of the processes."""
     if place.size == 1:

@@ -23,11 +23,11 @@ from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.models.saved import LARGE, weight_type
 from embodyrl.models.vla.config import WeightType
-from embodyrl.placement.ranks import shards_of
+from embodyrl.placement.ranks import blocks_of_a_rank, shards_of
 from embodyrl.planning.choices import AUTO, Choice, Fit, candidates, choose_memory, is_large
 from embodyrl.planning.memory import Learning, Need, kept_away, rollout_need, train_need
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
-from embodyrl.rollout.spread import LARGE_ROW
+from embodyrl.rollout.large import LARGE_ROW
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
     from embodyrl.planning.dry_run import Traced
@@ -100,9 +100,8 @@ def supervised(config: Config) -> bool:
 def batches_of(config: Config) -> Batches:
     """Return the batch sizes that follow from the settings."""
     rollout, algorithm, slots, ranks = config.rollout, config.algorithm, config.env.num_envs, ranks_of(config)
-    deciding = math.ceil(slots / 2) if rollout.schedule is Schedule.pipeline else slots
-    if ADVANTAGES.entry(algorithm.advantage.name).critic:
-        deciding = slots
+    block = math.ceil(slots / (ranks * blocks_of_a_rank(config, ranks)))
+    halved = rollout.schedule is Schedule.pipeline and not ADVANTAGES.entry(algorithm.advantage.name).critic
     if supervised(config):
         steps, minibatch = config.data.steps, config.data.batch_size
         decisions = steps * minibatch
@@ -115,7 +114,7 @@ def batches_of(config: Config) -> Batches:
         minibatch=minibatch,
         ranks=ranks,
         micro_batch=min(config.engine.micro_batch_size or minibatch, math.ceil(minibatch / ranks)),
-        slots_decided_at_once=math.ceil(deciding / ranks),
+        slots_decided_at_once=math.ceil(block / 2) if halved else block,
     )
 
 

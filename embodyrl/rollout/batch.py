@@ -21,6 +21,7 @@ from torch import Tensor
 from embodyrl.config.renames import COLUMNS as RENAMED
 from embodyrl.config.renames import newest_name
 from embodyrl.engine.exchange import ADDRESS
+from embodyrl.rollout.large import APART
 
 
 class BatchError(ValueError):
@@ -83,8 +84,6 @@ COLUMNS: Mapping[str, Column] = {
 }
 """Columns with a fixed meaning. Beside them there is `trace`, a table `[K, B, ...]` of what `Policy.evaluate` needs.
 Stages of a pipeline may add further columns, which begin with `[K, B]`."""
-APART = ("images", "step_images", "step_proprio", "trace")
-"""Columns that may be large. With several ranks, these stay with the rank that collected them."""
 
 
 def type_name(dtype: torch.dtype) -> str:

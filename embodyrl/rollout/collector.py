@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,6 +80,9 @@ class Collector:
     `episodes_per_slot` of them in every slot, each a column of the batch. A slot that finishes an episode begins the
     next at once; one that has played all of them is neither stepped nor inferred.
 
+    Blocks: slots of different blocks are never decided on together, and each block has noise of its own. A row of a
+    matrix product depends on its neighbours, so only then do numbers not depend on who shares the process.
+
     Args:
         manager: the simulators.
         engine: chooses the chunks.
@@ -121,7 +124,9 @@ class Collector:
             first_slot=ranks.rank * manager.num_envs,
         )
         self._all = np.arange(manager.num_envs)
-        self._scheduler = make_scheduler(manager, rollout)
+        self._block = np.arange(manager.num_envs) * len(engine.noise) // manager.num_envs
+        """Block of each slot, `[num_envs]`."""
+        self._scheduler = make_scheduler(manager, rollout, self._block)
         self._column = self._all.copy()
         """Column that each slot is filling, `[num_envs]`."""
         self._numbers = np.full(manager.num_envs, -1, np.int64)
@@ -164,7 +169,9 @@ class Collector:
         # Slots finish in an order that depends on timing under ready_batch; sorted, metrics do not.
         finished = sorted(collected.finished, key=lambda pair: (pair[0], pair[1].slot))
         return Rollout(
-            batch=self._batch(collected), finished=[episode for _, episode in finished], env_steps=collected.env_steps
+            batch=self._batch(collected),
+            finished=[replace(episode, row=row) for row, episode in finished],
+            env_steps=collected.env_steps,
         )
 
     def forget_batch(self) -> None:
@@ -208,7 +215,7 @@ class Collector:
 
     def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, collected: _Progress) -> None:
         """Choose a chunk for each of some slots, send it to the simulators, and record it while they work."""
-        decision = self.engine.act(observation, "train")
+        decision = self.engine.act(observation, "train", self.engine.noise[self._block[slots[0]]])
         actions = self.engine.actions_of(decision)
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
@@ -329,17 +336,21 @@ class Collector:
         following[:-1] = columns["values"][1:]
         following[columns["terminated"]] = 0.0
         if collected.cut_rows:
-            following[collected.cut_rows, collected.cut_columns] = self._values(
-                Observation.concat(collected.cut_observations)
-            )
+            observation = Observation.concat(collected.cut_observations)
+            cut_rows, cut_columns = np.array(collected.cut_rows), np.array(collected.cut_columns)
+            blocks = self._block[cut_columns % len(self._all)]
+            for block in np.unique(blocks):
+                which = np.flatnonzero(blocks == block)
+                following[cut_rows[which], cut_columns[which]] = self._values(observation, which)
         return following
 
-    def _values(self, observation: Observation) -> Tensor:
-        """Critic's values `[M]`, at most `num_envs` observations at a time: no more memory than acting takes."""
-        count, most = len(observation.task_descriptions), self.manager.num_envs
+    def _values(self, observation: Observation, which: NDArray[np.int64]) -> Tensor:
+        """Critic's values `[M]` of these observations, as many at a time as a block has slots: no more memory than
+        acting takes."""
+        most = len(self._all) // len(self.engine.noise)
         pieces = []
-        for start in range(0, count, most):
-            values = self.engine.act(observation.take(np.arange(start, min(start + most, count))), "eval").values
+        for start in range(0, len(which), most):
+            values = self.engine.act(observation.take(which[start : start + most]), "eval").values
             assert values is not None, "the same policy gave values in the rollout"
             pieces.append(values.cpu())
         return torch.cat(pieces)
@@ -390,21 +401,21 @@ class Scheduler(Protocol):
         ...
 
 
-def make_scheduler(manager: EnvManager, config: RolloutConfig) -> Scheduler:
-    """Return the scheduler for `rollout.schedule`."""
-    slots = np.arange(manager.num_envs)
+def make_scheduler(manager: EnvManager, config: RolloutConfig, block: NDArray[np.int64]) -> Scheduler:
+    """Return the scheduler for `rollout.schedule`, given the block of each slot."""
     if config.schedule is Schedule.ready_batch:
         # Fewer ready slots mean less waiting but smaller batches for the policy; a quarter is a compromise.
         auto = config.ready_slots == "auto"
         return ReadyFirst(manager, max(1, manager.num_envs // 4) if auto else int(config.ready_slots))
     halves = 2 if config.schedule is Schedule.pipeline else 1
-    return InTurn(manager, np.array_split(slots, min(halves, manager.num_envs)))
+    blocks = [np.flatnonzero(block == number) for number in np.unique(block)]
+    return InTurn(manager, [part for slots in blocks for part in np.array_split(slots, min(halves, len(slots)))])
 
 
 class InTurn:
     """Receives slots in the groups in which they were sent, the oldest first.
 
-    One group is lockstep. With two, one group simulates while the policy computes for the other.
+    One group is lockstep. With more, one group simulates while the policy computes for another.
     """
 
     def __init__(self, manager: EnvManager, groups: Sequence[NDArray[np.int64]]) -> None:

@@ -77,6 +77,8 @@ class FinishedEpisode:
     """Control steps."""
     success: bool
     """The success condition held at least once."""
+    row: int = 0
+    """Row of the rollout's batch in which it ended."""
 
 
 class EpisodeTracker:
@@ -134,6 +136,6 @@ class Rollout:
 
     batch: TrajectoryBatch
     finished: list[FinishedEpisode]
-    """Episodes that ended, sorted by the chunk in which they did, then by slot; with several ranks, by rank first."""
+    """Episodes that ended, sorted by the chunk in which they did, then by slot."""
     env_steps: int
     """Control steps executed."""

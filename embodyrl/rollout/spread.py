@@ -16,12 +16,9 @@ from torch import Tensor
 
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.parallel import Ranks
-from embodyrl.rollout.batch import APART, BatchError, TrajectoryBatch, concat, leaves, type_name
+from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, leaves, type_name
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
-
-LARGE_ROW = 512
-"""A column of `APART` stays where it was collected if a row of it has more bytes than this; about as many as all other
-columns have together."""
+from embodyrl.rollout.large import APART, LARGE_ROW
 
 
 def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) -> Rollout:
@@ -60,7 +57,7 @@ def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) ->
     ]
     return Rollout(
         batch=concat([parts[index] for index in range(episodes_per_slot) for parts in rounds], "B"),
-        finished=finished,
+        finished=sorted(finished, key=lambda episode: (episode.row, episode.slot)),
         env_steps=sum(each["env_steps"] for each in every),
     )
 

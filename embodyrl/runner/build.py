@@ -20,7 +20,7 @@ from embodyrl.models.saved import from_own_folder, stands_alone, stored_type, we
 from embodyrl.models.vla.config import WeightType
 from embodyrl.pipelines.pipeline import build_pipeline
 from embodyrl.placement.plan import inventory, policy_gpu
-from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, own_share
+from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of_a_rank, own_share
 from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
 from embodyrl.runner.rundir import WORKER_LOGS, RunDir
 from embodyrl.runner.stopping import end_program
@@ -214,6 +214,7 @@ def build_engine(
         saved=weights,
         folder=folder,
         ranks=ranks or SINGLE_PROCESS,
+        blocks=blocks_of_a_rank(config, (ranks or SINGLE_PROCESS).size),
     )
 
 

@@ -76,7 +76,7 @@ SIZES = (3, 5, 3, 3, 5, 5, 3, 2)
 def test_replays_decide_as_the_policy_does_and_leave_the_random_stream_where_it_would_be(mode: str) -> None:
     plain, engine = engine_with(None), engine_with(Again)
     assert alike(decide(engine, SIZES, mode=mode), decide(plain, SIZES, mode=mode))
-    states = [each._streams.actions.get_state() for each in (plain, engine)]
+    states = [each.noise[0].get_state() for each in (plain, engine)]
     assert torch.equal(*states) and engine.graphs.warning is None
 
 
@@ -126,7 +126,7 @@ def test_a_graph_that_fails_or_errs_is_not_used_and_changes_nothing(graph: type[
     plain, engine = engine_with(None), engine_with(graph)
     assert alike(decide(engine, SIZES), decide(plain, SIZES))
     assert engine.graphs.warning is not None and engine.graphs.warning.endswith(why)
-    assert torch.equal(engine._streams.actions.get_state(), plain._streams.actions.get_state())
+    assert torch.equal(engine.noise[0].get_state(), plain.noise[0].get_state())
     assert not engine.graphs._recorded and engine.graphs._make is None
 
 

@@ -68,6 +68,7 @@ CHANGES = {
     "rollout.chunk_size": ["rollout.chunk_size=1"],
     "rollout.episodes": ["rollout.episodes=whole"],
     "rollout.schedule": ["rollout.schedule=pipeline"],
+    "rollout.blocks": ["rollout.blocks=2"],
     "rollout.episodes_per_slot": [*WHOLE, "rollout.group_size=4", "rollout.episodes_per_slot=2"],
     "rollout.group_size": [*WHOLE, "rollout.group_size=2"],
     "algorithm.name": [*WHOLE, "rollout.group_size=4"],
