@@ -37,6 +37,7 @@ from embodyrl.engine.compute import (
 )
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.graphs import CudaGraph, Graphs
+from embodyrl.engine.large import LEARNED_FROM
 from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
 from embodyrl.engine.minibatch import (
     ON_HOST,
@@ -334,7 +335,8 @@ class HybridEngine:
     def _fetched(self, dealt: Sequence[Sequence[tuple[Columns, bool]]]) -> Iterator[tuple[Columns, bool]]:
         """Yield this rank's parts with their large columns, given the parts of every rank."""
         own = dealt[self.ranks.rank]
-        names = absent(self.exchange.names, own[0][0])
+        learned = (name for name in self.exchange.names if name.partition("/")[0] in LEARNED_FROM)
+        names = absent(learned, own[0][0])
         addresses = [torch.cat([part[ADDRESS] for part, _ in parts]) for parts in dealt]
         with self.clock.measure(Phase.sync):
             fetched = self.exchange.fetch(addresses, names)

@@ -29,12 +29,12 @@ from embodyrl.algorithms.losses import sequence_numbers, token_weights
 from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardLevel
 from embodyrl.engine.exchange import ADDRESS, Exchange
+from embodyrl.engine.large import APART
 from embodyrl.engine.parallel import Ranks
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
 from embodyrl.rollout.episodes import Rollout
-from embodyrl.rollout.large import APART
 from embodyrl.rollout.spread import bring_large, forget_all_but, is_here, rows_here
 
 

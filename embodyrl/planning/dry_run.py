@@ -45,6 +45,8 @@ class Traced:
     """Log-probs of a chunk."""
     precision: torch.dtype
     """Type of forward passes."""
+    on_host: frozenset[str]
+    """Columns that stay in main memory, see `Policy.reads_on_host`."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -126,6 +128,7 @@ def trace(
         trace_bytes=sum(tensor.nbytes for tensor in decision.trace.values()) // SAMPLES[-1],
         entries=decision.logprobs.shape[1],
         precision=dtype,
+        on_host=policy.reads_on_host,
     )
 
 

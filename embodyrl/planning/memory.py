@@ -132,6 +132,12 @@ def kept_away(weights: Weights, settings: Learning) -> int:
     return optimizer + settings.share(reference)
 
 
+def copied_to_save(weights: Weights, settings: Learning) -> int:
+    """Return the bytes of what learned and its optimiser state, which the first rank copies whole into main memory if
+    the run goes on while it saves."""
+    return weights.gradient_bytes + settings.shards * optimizer_bytes(weights, settings)
+
+
 def rollout_need(weights: Weights, traced: Lines, cache: int, settings: Learning) -> Need:
     """Return the memory of rollouts; it includes the optimiser unless that is offloaded, but no gradients.
 

@@ -19,15 +19,15 @@ from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, dotted
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config, Observe, Offload, Precision, Schedule
+from embodyrl.engine.large import LARGE_ROW, LEARNED_FROM
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.models.saved import LARGE, weight_type
 from embodyrl.models.vla.config import WeightType
 from embodyrl.placement.ranks import blocks_of_a_rank, shards_of
 from embodyrl.planning.choices import AUTO, Choice, Fit, candidates, choose_memory, is_large
-from embodyrl.planning.memory import Learning, Need, kept_away, rollout_need, train_need
+from embodyrl.planning.memory import Learning, Need, copied_to_save, kept_away, rollout_need, train_need
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
-from embodyrl.rollout.large import LARGE_ROW
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
     from embodyrl.planning.dry_run import Traced
@@ -249,6 +249,7 @@ class Planner:
         weights, lines = look.traced.weights, look.traced.lines
         buffer, on_device = self._buffer(config, look.traced)
         simulators = 0 if self._simulators is None else self._simulators.bytes_of(self._workers)
+        copied = copied_to_save(weights, settings) if config.run.save_async else 0
         host = {"main process": int(PROCESS), "rollout buffer": buffer}
         if supervised(config):
             host["demonstrations"] = config.data.memory_mib * MIB
@@ -261,7 +262,7 @@ class Planner:
             """Return the main memory of a machine's ranks."""
             return Need(
                 parts={name: self._ranks_here(config) * size for name, size in parts.items()}
-                | {"simulators": simulators}
+                | {"simulators": simulators, "copy to be saved": copied}
             )
 
         if not self._cuda:
@@ -284,16 +285,25 @@ class Planner:
         images, proprio = len(spec.cameras) * math.prod(spec.image_size) * 3, FLOAT * spec.proprio_dim
         acted = FLOAT * (chunk * spec.action_dim + traced.entries)
         small = proprio + acted + (FLOAT + 1) * chunk + SMALL_COLUMNS
-        batches, large = batches_of(config), 0
-        for column in (images, looks * images, looks * proprio, traced.trace_bytes):
-            if batches.ranks > 1 and column > LARGE_ROW:
-                large += column
-            else:
-                small += column
-        # Each rank has all small columns, of the large ones those that it collected, and what it learns from at once.
-        at_once = math.ceil(batches.minibatch / batches.ranks)
-        everywhere, own = small * batches.decisions_per_iteration, large * batches.decisions_per_iteration
-        return everywhere + own // batches.ranks + large * at_once, everywhere + large * at_once
+        large = {
+            "images": images,
+            "step_images": looks * images,
+            "step_proprio": looks * proprio,
+            "trace": traced.trace_bytes,
+        }
+        batches = batches_of(config)
+        # Each rank has the small columns of all, the large ones that it collected, and those that it learns from at
+        # once; a single rank has everything.
+        chunks = batches.decisions_per_iteration
+        host = device = small * chunks
+        for name, size in large.items():
+            learned = name in LEARNED_FROM
+            apart = batches.ranks > 1 and size > LARGE_ROW
+            fetched = size * learned * math.ceil(batches.minibatch / batches.ranks)
+            host += size * chunks // batches.ranks + fetched if apart else size * chunks
+            if learned and name not in traced.on_host:
+                device += fetched if apart else size * chunks
+        return host, device
 
     def _spec(self, config: Config) -> SimulatorSpec:
         return assumed_spec(config) if self._simulators is None else self._simulators.spec

@@ -21,7 +21,7 @@ from torch import Tensor
 from embodyrl.config.renames import COLUMNS as RENAMED
 from embodyrl.config.renames import newest_name
 from embodyrl.engine.exchange import ADDRESS
-from embodyrl.rollout.large import APART
+from embodyrl.engine.large import APART
 
 
 class BatchError(ValueError):

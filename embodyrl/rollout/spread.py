@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from embodyrl.engine.exchange import ADDRESS, Exchange
+from embodyrl.engine.large import APART, LARGE_ROW
 from embodyrl.engine.parallel import Ranks
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, leaves, type_name
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
-from embodyrl.rollout.large import APART, LARGE_ROW
 
 
 def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) -> Rollout:
