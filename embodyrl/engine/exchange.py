@@ -104,9 +104,9 @@ class Exchange:
         coming = torch.bincount(owners, minlength=size).tolist()
         # What comes is sorted by the rank that sends it.
         order = torch.argsort(torch.argsort(owners, stable=True))
-        found = {}
-        for name, rows in self._rows(self._numbers(given), self.names if names is None else names).items():
-            arrived = self.ranks.exchange(rows, parts, coming)
+        numbers, found = self._numbers(given), {}
+        for name in self.names if names is None else names:  # one after the other, and no more memory than that takes
+            arrived = self.ranks.exchange(self._rows(numbers, [name])[name], parts, coming)
             self.received += arrived.nbytes - arrived[: coming[rank]].nbytes
             found[name] = arrived.index_select(0, order)
         return found
@@ -121,16 +121,24 @@ class Exchange:
 
     def _rows(self, numbers: Tensor, names: Collection[str]) -> dict[str, Tensor]:
         """Return rows by number."""
-        found = {name: self._empty[name].new_empty(len(numbers), *self._empty[name].shape[1:]) for name in names}
+        found: dict[str, Tensor] = {}
         missing = torch.ones(len(numbers), dtype=torch.bool)
         for held in self._held:
             place = torch.searchsorted(held.numbers, numbers).clamp(max=len(held.numbers) - 1)
-            here = torch.nonzero(held.numbers[place] == numbers).squeeze(1)
+            matches = held.numbers[place] == numbers
+            if bool(matches.all()):
+                return {name: held.columns[name].index_select(0, place) for name in names}
+            here = torch.nonzero(matches).squeeze(1)
             missing[here] = False
-            for name, rows in found.items():
+            for name in names:
+                rows = found.setdefault(name, self._blank(name, len(numbers)))
                 rows[here] = held.columns[name].index_select(0, place[here])
         if bool(missing.any()):
-            raise KeyError(
-                f"{int(missing.sum())} rows of a batch are not held any more, the first is {numbers[missing][0]}"
-            )
-        return found
+            count, first = int(missing.sum()), int(numbers[missing][0])
+            raise KeyError(f"{count} rows of a batch are not held any more, the first is {first}")
+        return {name: found[name] if name in found else self._blank(name, 0) for name in names}
+
+    def _blank(self, name: str, rows: int) -> Tensor:
+        """Return room for some rows of a column."""
+        like = self._empty[name]
+        return like.new_empty(rows, *like.shape[1:])

@@ -239,7 +239,8 @@ def estimate_advantages(iteration: Iteration) -> None:
 def update(iteration: Iteration) -> None:
     """Learn from the batch; adds `train/` metrics. Reads task_index, trace, logprobs, steps, valid, episode, version,
     advantages, the observations, and with a critic values and returns. A batch without a gradient makes no step. With
-    `env.offload` the simulators are ended meanwhile; `memory/` metrics report what offloading frees."""
+    `env.offload` the simulators are ended meanwhile; `memory/` metrics report what offloading frees, `traffic/` metrics
+    what came from other ranks."""
     batch = _batch(iteration)
     if iteration.config.env.offload:
         iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
@@ -248,8 +249,12 @@ def update(iteration: Iteration) -> None:
         iteration.metrics["train/epochs"] = 0.0
         return
     chunks = chunks_to_learn_from(batch, iteration.config)
+    exchange = iteration.engine.exchange
+    before = exchange.received
     with iteration.engine.train_mode():
         iteration.metrics |= iteration.engine.update(chunks, batch.task_descriptions)
+    if ADDRESS in batch:
+        iteration.metrics["traffic/fetched_mib"] = (exchange.received - before) / 2**20
     iteration.metrics |= iteration.engine.memory_metrics()
 
 

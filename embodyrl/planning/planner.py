@@ -18,7 +18,7 @@ from embodyrl.config import ConfigError
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, dotted
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
-from embodyrl.config.schema import Config, Observe, Offload, Precision, Schedule
+from embodyrl.config.schema import Config, Observe, Offload, OldLogprobs, Precision, Schedule
 from embodyrl.engine.large import LARGE_ROW, LEARNED_FROM
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
@@ -176,6 +176,7 @@ class Planner:
                 "tokens_per_observation": look.tokens,
             },
             "learning": asdict(batches_of(config)),
+            "traffic": self._traffic(config, look.traced),
             "needs": {place: {phase: _in_mib(need) for phase, need in at.items()} for place, at in needs.items()},
             "limits": {place: None if limit is None else _mib(limit) for place, limit in self.limits.items()},
             "simulators_per_worker": None if known is None else _mib(known.bytes_per_worker),
@@ -276,34 +277,56 @@ class Planner:
         limits = {place: limit for place, limit in self.limits.items() if limit is not None}
         return {place: (need, limits[place]) for place, need in worst.items() if need > limits.get(place, math.inf)}
 
-    def _buffer(self, config: Config, traced: Traced) -> tuple[int, int]:
-        """Return the bytes of a rank's rollout buffer, and of what is learned from on its device."""
-        if supervised(config):
-            return 0, 0
+    def _columns(self, config: Config, traced: Traced) -> tuple[int, dict[str, int]]:
+        """Return the bytes of a chunk: in columns that all ranks have, and by name in those that stay with one."""
         spec, chunk = self._spec(config), config.rollout.chunk_size
         looks = chunk if config.rollout.observe is Observe.every_step else 0
         images, proprio = len(spec.cameras) * math.prod(spec.image_size) * 3, FLOAT * spec.proprio_dim
         acted = FLOAT * (chunk * spec.action_dim + traced.entries)
         small = proprio + acted + (FLOAT + 1) * chunk + SMALL_COLUMNS
-        large = {
+        sizes = {
             "images": images,
             "step_images": looks * images,
             "step_proprio": looks * proprio,
             "trace": traced.trace_bytes,
         }
-        batches = batches_of(config)
-        # Each rank has the small columns of all, the large ones that it collected, and those that it learns from at
-        # once; a single rank has everything.
+        large = {name: size for name, size in sizes.items() if size > LARGE_ROW}
+        return small + sum(sizes.values()) - sum(large.values()), large
+
+    def _buffer(self, config: Config, traced: Traced) -> tuple[int, int]:
+        """Return the bytes of a rank's rollout buffer, and of what is learned from on its device."""
+        if supervised(config):
+            return 0, 0
+        batches, (small, large) = batches_of(config), self._columns(config, traced)
         chunks = batches.decisions_per_iteration
+        # Of large columns a rank has those that it collected, and those that it learns from at once.
+        at_once = 0 if batches.ranks == 1 else math.ceil(batches.minibatch / batches.ranks)
         host = device = small * chunks
         for name, size in large.items():
             learned = name in LEARNED_FROM
-            apart = batches.ranks > 1 and size > LARGE_ROW
-            fetched = size * learned * math.ceil(batches.minibatch / batches.ranks)
-            host += size * chunks // batches.ranks + fetched if apart else size * chunks
+            host += size * (chunks // batches.ranks + learned * at_once)
             if learned and name not in traced.on_host:
-                device += fetched if apart else size * chunks
+                device += size * (at_once or chunks)
         return host, device
+
+    def _traffic(self, config: Config, traced: Traced) -> dict[str, float] | None:
+        """Return the MiB that a rank gets from others in an iteration; None without other ranks."""
+        batches, weights = batches_of(config), traced.weights
+        if batches.ranks == 1:
+            return None
+        others = (batches.ranks - 1) / batches.ranks
+        gradients = 2 * others * FLOAT * weights.trainable * batches.optimizer_steps_per_iteration
+        if supervised(config):
+            return {"columns": 0.0, "images and traces": 0.0, "gradients": _mib(int(gradients))}
+        settings, (small, large) = config.algorithm, self._columns(config, traced)
+        passes = settings.epochs + (settings.kl_coef > 0) + (settings.old_logprobs is OldLogprobs.recompute)
+        fetched = sum(size for name, size in large.items() if name in LEARNED_FROM) / batches.ranks
+        chunks = batches.decisions_per_iteration
+        return {
+            "columns": _mib(int(others * small * chunks)),
+            "images and traces": _mib(int(others * fetched * passes * chunks)),
+            "gradients": _mib(int(gradients)),
+        }
 
     def _spec(self, config: Config) -> SimulatorSpec:
         return assumed_spec(config) if self._simulators is None else self._simulators.spec
