@@ -440,6 +440,10 @@ def test_a_config_without_assets_is_refused(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "scenes").mkdir()
     (incomplete,) = faults(f"env.assets={tmp_path}")
     assert "has no folder articulated_objects/ - set env.assets" in incomplete
+    for part in libero_tasks.ASSETS_PARTS:
+        (tmp_path / "assets" / part).mkdir(parents=True)
+    (above,) = faults(f"env.assets={tmp_path}")
+    assert f"its folder assets/ has all; did you mean '{tmp_path}/assets'?" in above
     monkeypatch.setenv(libero_tasks.ASSETS_VARIABLE, str(tmp_path / "elsewhere"))
     (by_variable,) = faults()
     assert by_variable.startswith(f"${libero_tasks.ASSETS_VARIABLE} = ")

@@ -163,14 +163,21 @@ def find_assets(config: LiberoConfig) -> Path:
     own = (package() / "assets", Path.home() / ".cache" / "libero" / "assets")
     named = config.assets or os.environ.get(ASSETS_VARIABLE)
     place = Path(named).expanduser() if named else next((place for place in own if place.is_dir()), own[0])
-    absent = [part for part in ASSETS_PARTS if not (place / part).is_dir()]
+    absent = _absent_parts(place)
     if not absent:
         return place.resolve()
     if not named:
         raise UserError(f"LIBERO's meshes and textures, which its package lacks, are not installed: {ASSETS_REMEDY}")
     source = "env.assets" if config.assets else f"${ASSETS_VARIABLE}"
     what = f"has no folder {absent[0]}/" if place.is_dir() else "does not exist"
-    raise UserError(f"{source} = {named!r} {what}: {ASSETS_REMEDY}")
+    inner = place / "assets"
+    remedy = ASSETS_REMEDY if _absent_parts(inner) else f"its folder assets/ has all; did you mean {str(inner)!r}?"
+    raise UserError(f"{source} = {named!r} {what}: {remedy}")
+
+
+def _absent_parts(place: Path) -> list[str]:
+    """Return the folders that a folder of LIBERO's assets lacks."""
+    return [part for part in ASSETS_PARTS if not (place / part).is_dir()]
 
 
 def assets_report() -> tuple[str, str]:
