@@ -230,7 +230,8 @@ def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             ("rollout.blocks", "env.num_envs"),
             f"env.num_envs = {envs} cannot be divided into rollout.blocks = {blocks} equal blocks{groups}",
-            f"set env.num_envs to {_multiples(envs, blocks * size)}, or rollout.blocks to auto",
+            f"set rollout.blocks to {_divisors(blocks, max(1, envs // size))}, or env.num_envs to "
+            f"{_multiples(envs, blocks * size)}",
         )
     if config.rollout.schedule is Schedule.ready_batch:
         yield ConfigIssue(
