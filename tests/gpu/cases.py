@@ -22,6 +22,7 @@ from torch import Tensor
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Level, ModelConfig
+from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.lora import merge, save_policy
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
@@ -80,6 +81,8 @@ class Setting:
     """Largest difference from the CPU's numbers, of 1 or of the number if that is larger."""
     layered: bool = False
     """Whether it asks for blocks."""
+    apart: bool = False
+    """Whether images and traces wait in main memory until they are learned from, as with several ranks."""
 
 
 KL = {"kl_coef": 0.1, "target_kl": 1e6}
@@ -93,7 +96,7 @@ SETTINGS = {
         {"precision": "bfloat16", "gradient_checkpointing": True}, model={"dtype": "bfloat16"}, tolerance=0.05
     ),
     "lora": Setting(PARTS | {"gradient_checkpointing": True, "lora": {"rank": 4}}, KL, layered=True),
-    "full": Setting(PARTS, KL),
+    "full": Setting(PARTS, KL, apart=True),
 }
 """bf16 has float32 copies of the weights (`master_weights`); lora and full have KL penalty, offloading, micro-batches;
 full keeps its reference policy as a second set of weights."""
@@ -206,6 +209,13 @@ def make_batch(engine: HybridEngine, observation: Observation) -> TensorDict:
     return TensorDict(columns, [SIZE])
 
 
+def leave_large(engine: HybridEngine, batch: TensorDict) -> TensorDict:
+    """Return a batch whose images and traces are fetched when they are learned from."""
+    large = {f"trace/{name}": column for name, column in batch["trace"].items()}
+    large |= {"images": batch["images"]} if "images" in batch else {}
+    return batch.exclude("images", "trace").set(ADDRESS, engine.exchange.put(large))
+
+
 def play(family: Family, setting: Setting, device: str, folder: Path) -> Result:
     """Act, learn, save, resume and export."""
     if family.module is not None:
@@ -217,7 +227,8 @@ def play(family: Family, setting: Setting, device: str, folder: Path) -> Result:
     observation = observe(family)
     act(engine, observation, result, ["train", "eval"] if family.samples else ["eval"])
     if family.samples:
-        update(engine, make_batch(engine, observation), result)
+        batch = make_batch(engine, observation)
+        update(engine, leave_large(engine, batch) if setting.apart and device == "cuda" else batch, result)
     if family.imitates:
         # By a policy of its own where there was RL: a run does either.
         learner = make_engine(family, setting, device, folder)[1] if family.samples else engine
