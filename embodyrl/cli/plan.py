@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,7 +45,10 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
     loaded = load([])
     config = loaded.config
     plan = plan_processes(config, machine)
-    simulators = start_one(loaded, len(plan["workers"])) if asked.start else None
+    simulators = None
+    if asked.start:
+        print("measuring a simulator process while it plays one task after the other ...", file=sys.stderr)
+        simulators = start_one(loaded, len(plan["workers"]))
     planner = Planner(limits_of(config, machine, asked), len(plan["workers"]), simulators)
     try:
         plan |= planner.plan(config)

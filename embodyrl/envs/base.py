@@ -149,15 +149,24 @@ class SlotSimulator(ABC):
         spec: the simulator's spec.
         num_slots: `B`, slots in this process.
         spare: environments that are already built, as (task, slot), for instance to determine `spec`.
+        most_spare: environments that are kept for a later episode of their task, those played last; None: all.
     """
 
     spec: SimulatorSpec
 
-    def __init__(self, spec: SimulatorSpec, num_slots: int, spare: Iterable[tuple[str, Slot]] = ()) -> None:
+    def __init__(
+        self,
+        spec: SimulatorSpec,
+        num_slots: int,
+        spare: Iterable[tuple[str, Slot]] = (),
+        most_spare: int | None = None,
+    ) -> None:
         self.spec = spec
         self._low, self._high = spec.action_low, spec.action_high
         self._seats = [_Seat(number) for number in range(num_slots)]
         self._idle: dict[str, list[Slot]] = {}
+        """Environments that are kept, by task; the task that was put away last comes last."""
+        self._most_idle = most_spare
         self._closed = False
         for task, slot in spare:
             self._idle.setdefault(task, []).append(slot)
@@ -274,11 +283,19 @@ class SlotSimulator(ABC):
     def _switch(self, seat: _Seat, task: str) -> None:
         """Give `seat` an environment of `task`. The previous one is kept for the next seat that needs its task."""
         check_tasks([task], self.spec.tasks, "this simulator")
-        if seat.slot is not None and seat.episode is not None:
-            self._idle.setdefault(seat.episode.task, []).append(seat.slot)
-            seat.slot, seat.episode = None, None
         idle = self._idle.get(task)
-        seat.slot = idle.pop() if idle else self.make_slot(task)
+        found = idle.pop() if idle else None
+        if seat.slot is not None and seat.episode is not None:
+            self._put_away(seat.slot, seat.episode.task)
+            seat.slot, seat.episode = None, None
+        seat.slot = found or self.make_slot(task)
+
+    def _put_away(self, slot: Slot, task: str) -> None:
+        """Keep an environment for a later episode of its task, in place of the one that was put away longest ago if
+        there are too many."""
+        self._idle[task] = [*self._idle.pop(task, []), slot]
+        if self._most_idle is not None and sum(map(len, self._idle.values())) > self._most_idle:
+            next(slots for slots in self._idle.values() if slots).pop(0).close()
 
     def _run(
         self, seat: _Seat, chunk: NDArray[np.float32], rewards: NDArray[np.float32], success: NDArray[np.bool_]

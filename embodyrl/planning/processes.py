@@ -111,7 +111,7 @@ def _memory(config: Config) -> dict[str, Any]:
 
 
 def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
-    """Start one simulator process with its share of envs, reset each env, and measure the process's memory.
+    """Start one simulator process with its share of envs, and measure its memory once it has played many tasks.
 
     Raises:
         UserError: it cannot be started, for a reason that the user can fix.
@@ -128,12 +128,14 @@ def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
         plugins=config.plugins,
         plugin_path=str(loaded.plugin_dir),
     ) as manager:
-        episodes = [
-            EpisodeSpec(task=config.env.tasks[slot % len(config.env.tasks)], start_state=0, seed=0)
-            for slot in range(share)
-        ]
-        manager.reset(range(share), episodes)
-        used = sum(process.memory_full_info().pss for process in _descendants() - earlier)
+        used = 0
+        # Simulators keep environments of earlier tasks, up to some number: play one task after the other, each in all
+        # slots, until memory does not grow any more.
+        for task in config.env.tasks:
+            manager.reset(range(share), [EpisodeSpec(task=task, start_state=0, seed=0)] * share)
+            before, used = used, sum(process.memory_full_info().pss for process in _descendants() - earlier)
+            if used < 1.003 * before:
+                break
         own = manager.offload()
         return Simulators(spec=manager.spec, bytes_per_worker=own, bytes_shared=max(used - own, 0))
 

@@ -25,7 +25,7 @@ SMALL = ["experiment/gym_pendulum", "env.num_envs=4", "env.workers=2"]
 def plan(*words: str) -> str:
     done = CliRunner().invoke(app, ["plan", *words], env={"COLUMNS": "200"}, catch_exceptions=False)
     assert done.exit_code == 0
-    return done.output
+    return done.stdout
 
 
 def plan_json(*words: str) -> dict[str, Any]:

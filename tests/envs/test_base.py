@@ -74,7 +74,9 @@ class Counter(Slot):
 class Counters(SlotSimulator):
     """Counters, and a list of all that were built."""
 
-    def __init__(self, *tasks: str, num_slots: int = 2, max_episode_steps: int = 5) -> None:
+    def __init__(
+        self, *tasks: str, num_slots: int = 2, max_episode_steps: int = 5, most_spare: int | None = None
+    ) -> None:
         self.built: list[Counter] = []
         field = ActionField(name="push", meaning="force", unit="N", low=(-1.0, -2.0), high=(1.0, 2.0))
         super().__init__(
@@ -86,6 +88,7 @@ class Counters(SlotSimulator):
                 control_frequency=10.0,
             ),
             num_slots,
+            most_spare=most_spare,
         )
 
     def make_slot(self, task: str) -> Slot:
@@ -108,6 +111,21 @@ def running(task: str = "count", **options: Any) -> Counters:
     simulator = Counters(task, **options)
     simulator.reset([1], [spec(task)])
     return simulator
+
+
+def test_the_environments_that_were_played_last_are_kept() -> None:
+    simulator = Counters("a", "b", "c", num_slots=1, most_spare=1)
+
+    def play(task: str) -> list[str]:
+        simulator.reset([0], [spec(task)])
+        return [each.task for each in simulator.built if each.closed]
+
+    assert play("a") == play("b") == []
+    assert play("c") == ["a"]
+    assert play("b") == ["a"] and len(simulator.built) == 3, "it was kept"
+    assert play("a") == ["a", "c"] and len(simulator.built) == 4
+    simulator.close()
+    assert all(each.closed == 1 for each in simulator.built)
 
 
 def test_nan_reward_is_refused_with_slot_and_step() -> None:

@@ -42,8 +42,9 @@ FOR_PEOPLE = "agentview"
 COLLISION_SHAPES = 0
 """Group of collision shapes, which LIBERO does not render."""
 
-KEPT_RENDERERS = 10
-"""Renderers that a process keeps, the number of tasks in a suite; more if it has more slots."""
+KEPT = 10
+"""Renderers, and environments that are not played, that a process keeps: the number of tasks in a suite; more if it has
+more slots. An environment takes 80 to 250 MB, and two seconds to build."""
 
 FIELDS = (
     ActionField(name="arm", meaning="delta_position", unit="m", low=(-1.0,) * 3, high=(1.0,) * 3, scale=0.05),
@@ -64,7 +65,8 @@ class Libero(SlotSimulator):
         height, width = config.image_size
         if config.cameras:
             rendering.context(height, width).free()  # report a missing OpenGL now, not at the first reset
-        self._renderers = Renderers(most=max(num_slots, KEPT_RENDERERS))
+        kept = max(num_slots, KEPT)
+        self._renderers = Renderers(most=kept)
         first = self._make(config.tasks[0])
         super().__init__(
             SimulatorSpec(
@@ -78,6 +80,7 @@ class Libero(SlotSimulator):
             ),
             num_slots,
             spare=[(config.tasks[0], first)],
+            most_spare=kept,
         )
 
     def make_slot(self, task: str) -> Slot:
