@@ -419,8 +419,11 @@ activations have gone), the rollout for `resume` (which evaluates), the rollout 
 `eval` and for a `run` that was stopped in the evaluation before its first update.
 
 Where less is used than planned, the likely causes are: pages of weights that no input needs (most of a vocabulary) are
-never read, and the system takes read pages back while other programs fill the memory. Of two simulators that evaluate
-one episode only one is reset. `export` merges the adapters, so that adapted layers are the process's own.
+never read, and the system takes read pages back while other programs fill the memory. Simulators were planned by one
+that has played the first task in each of its envs. Of two that evaluate one episode only one is reset; those of runs
+play as many tasks as there are resets (OpenVLA resets after each of its one-action episodes). Since then `plan --start`
+measures a process that has played all tasks of which it keeps an environment. `export` merges the adapters, so that
+adapted layers are the process's own.
 """
 
 
