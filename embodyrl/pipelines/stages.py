@@ -33,7 +33,7 @@ from embodyrl.engine.large import APART
 from embodyrl.engine.parallel import Ranks
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
-from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat
+from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, type_name
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.spread import bring_large, forget_all_but, is_here, rows_here
 
@@ -209,8 +209,10 @@ def joined_embeddings(own: Mapping[int, Tensor], slots: int, usual: int, ranks: 
         usual: `E` if there is no vector.
         ranks: those of the run.
     """
-    sizes = ranks.gather_values(max((len(each) for each in own.values()), default=0))
-    found = torch.zeros(slots, max(sizes) or usual)
+    example = next(iter(own.values()), None)
+    known = ranks.gather_values(None if example is None else [len(example), type_name(example.dtype)])
+    size, kind = next((each for each in known if each is not None), (usual, "float32"))
+    found = torch.zeros(slots, size, dtype=getattr(torch, kind))
     for slot, vector in own.items():
         found[slot] = vector
     return ranks.sum(found) if ranks.size > 1 else found

@@ -2,7 +2,7 @@
 
 Such a batch has a column `address` in place of the large ones; `engine.exchange` holds their rows.
 
-Shapes: `K` chunks, `B` slots, `V` chunks that were chosen.
+Shapes: `K` chunks, `B` slots.
 """
 
 from __future__ import annotations
