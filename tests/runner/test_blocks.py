@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from embodyrl.registry import SupportedModel
 
 PLUGIN = """
 import hashlib
+import os
 from pathlib import Path
 
 from embodyrl.registry import STAGES
@@ -24,17 +26,17 @@ READS = [name if column.required else f"{name}?" for name, column in COLUMNS.ite
 
 def note_digest(iteration):
     batch = iteration.batch
-    path = Path(iteration.config.run.dir) / "digest"
+    path = Path(os.environ["DIGESTS"]) / f"digest_{iteration.engine.version}"
     digest = hashlib.sha256()
     for name, column in sorted(leaves(batch).items()):
         if name != "address":
             rows = column[batch["valid"]]
             digest.update(f"{name} {list(rows.shape)} {rows.dtype}".encode() + rows.contiguous().numpy().tobytes())
-    if iteration.engine.ranks.is_first and not path.exists():
+    if iteration.engine.ranks.is_first:
         path.write_text(digest.hexdigest())
 
 
-STAGES.register("note_digest", target=note_digest, reads=(*READS, "trace"), summary="hash of the first rollout")
+STAGES.register("note_digest", target=note_digest, reads=(*READS, "trace"), summary="hash of a rollout")
 """
 CONFIG = """
 defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]
@@ -57,7 +59,7 @@ CASES = {
 
 
 @pytest.fixture
-def roll_out(tmp_path: Path) -> object:
+def roll_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """Digest and metrics of the first iteration."""
     (tmp_path / "note_digest.py").write_text(PLUGIN)
     (tmp_path / "my.yaml").write_text(CONFIG)
@@ -65,9 +67,12 @@ def roll_out(tmp_path: Path) -> object:
     def run(name: str, *overrides: str) -> tuple[str, dict[str, float]]:
         path = tmp_path / name
         settings = [f"run.dir={path}", *overrides]
+        monkeypatch.setenv("DIGESTS", str(path))
         assert train.run(load_config(str(tmp_path / "my.yaml"), settings, trust=True)) == 0
         metrics = Run(path).metrics()[-1]
-        return (path / "digest").read_text(), {key: metrics[key] for key in metrics if key.startswith(("env", "roll"))}
+        return (path / "digest_0").read_text(), {
+            key: metrics[key] for key in metrics if key.startswith(("env", "roll"))
+        }
 
     return run
 
@@ -81,3 +86,19 @@ def test_ranks_that_share_blocks_roll_out_the_same(case: str, roll_out) -> None:
     assert one == roll_out("two", *CASES[case], "engine.parallel.world_size=2")
     assert one == roll_out("four", *CASES[case], "engine.parallel.world_size=4")
     assert one[0] != roll_out("undivided", *CASES[case], "rollout.blocks=auto")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_with_the_same_rollout_on_other_ranks(  # type: ignore[no-untyped-def]
+    tmp_path: Path, roll_out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll_out("begun", *CASES["states"])
+    digests = []
+    for ranks in (1, 2, 4):
+        path = tmp_path / f"on_{ranks}"
+        shutil.copytree(tmp_path / "begun", path, symlinks=True)
+        monkeypatch.setenv("DIGESTS", str(path))
+        assert train.resume(path, ["run.iterations=2", f"engine.parallel.world_size={ranks}"]) == 0
+        digests.append((path / "digest_1").read_text())
+    assert len(set(digests)) == 1 and digests[0] != (tmp_path / "begun" / "digest_0").read_text()
