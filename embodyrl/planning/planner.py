@@ -278,35 +278,35 @@ class Planner:
         return {place: (need, limits[place]) for place, need in worst.items() if need > limits.get(place, math.inf)}
 
     def _columns(self, config: Config, traced: Traced) -> tuple[int, dict[str, int]]:
-        """Return the bytes of a chunk: in columns that all ranks have, and by name in those that stay with one."""
+        """Return the bytes of a chunk: in columns that are small, and by name in those that may be large."""
         spec, chunk = self._spec(config), config.rollout.chunk_size
         looks = chunk if config.rollout.observe is Observe.every_step else 0
         images, proprio = len(spec.cameras) * math.prod(spec.image_size) * 3, FLOAT * spec.proprio_dim
         acted = FLOAT * (chunk * spec.action_dim + traced.entries)
         small = proprio + acted + (FLOAT + 1) * chunk + SMALL_COLUMNS
-        sizes = {
+        return small, {
             "images": images,
             "step_images": looks * images,
             "step_proprio": looks * proprio,
             "trace": traced.trace_bytes,
         }
-        large = {name: size for name, size in sizes.items() if size > LARGE_ROW}
-        return small + sum(sizes.values()) - sum(large.values()), large
 
     def _buffer(self, config: Config, traced: Traced) -> tuple[int, int]:
         """Return the bytes of a rank's rollout buffer, and of what is learned from on its device."""
         if supervised(config):
             return 0, 0
-        batches, (small, large) = batches_of(config), self._columns(config, traced)
+        batches, (small, others) = batches_of(config), self._columns(config, traced)
         chunks = batches.decisions_per_iteration
-        # Of large columns a rank has those that it collected, and those that it learns from at once.
-        at_once = 0 if batches.ranks == 1 else math.ceil(batches.minibatch / batches.ranks)
         host = device = small * chunks
-        for name, size in large.items():
-            learned = name in LEARNED_FROM
-            host += size * (chunks // batches.ranks + learned * at_once)
+        for name, size in others.items():
+            learned, here, at_once = name in LEARNED_FROM, chunks, chunks
+            if batches.ranks > 1 and size > LARGE_ROW:
+                # A rank has the rows that it collected, and those that it learns from at once.
+                at_once = math.ceil(batches.minibatch / batches.ranks)
+                here = chunks // batches.ranks + learned * at_once
+            host += size * here
             if learned and name not in traced.on_host:
-                device += size * (at_once or chunks)
+                device += size * at_once
         return host, device
 
     def _traffic(self, config: Config, traced: Traced) -> dict[str, float] | None:
@@ -314,17 +314,19 @@ class Planner:
         batches, weights = batches_of(config), traced.weights
         if batches.ranks == 1:
             return None
-        others = (batches.ranks - 1) / batches.ranks
-        gradients = 2 * others * FLOAT * weights.trainable * batches.optimizer_steps_per_iteration
+        share = (batches.ranks - 1) / batches.ranks  # of what does not come from the rank itself
+        gradients = 2 * share * FLOAT * weights.trainable * batches.optimizer_steps_per_iteration
         if supervised(config):
             return {"columns": 0.0, "images and traces": 0.0, "gradients": _mib(int(gradients))}
-        settings, (small, large) = config.algorithm, self._columns(config, traced)
+        settings, (small, others) = config.algorithm, self._columns(config, traced)
+        large = {name: size for name, size in others.items() if size > LARGE_ROW}
+        small += sum(others.values()) - sum(large.values())
         passes = settings.epochs + (settings.kl_coef > 0) + (settings.old_logprobs is OldLogprobs.recompute)
         fetched = sum(size for name, size in large.items() if name in LEARNED_FROM) / batches.ranks
         chunks = batches.decisions_per_iteration
         return {
-            "columns": _mib(int(others * small * chunks)),
-            "images and traces": _mib(int(others * fetched * passes * chunks)),
+            "columns": _mib(int(share * small * chunks)),
+            "images and traces": _mib(int(share * fetched * passes * chunks)),
             "gradients": _mib(int(gradients)),
         }
 
