@@ -36,7 +36,6 @@ MIB = 2**20
 CHUNKS, SIDE = 32, 128
 """Rows of a batch, and pixels of an image."""
 WAYS = ("stay", "everywhere")
-RESULTS = Path(__file__).parent / "results" / "spread_batch.json"
 
 
 def main() -> None:
@@ -46,7 +45,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=128, help="of images, for each rank")
     parser.add_argument("--minibatches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="list of results; the one of these sizes is replaced")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -61,7 +60,9 @@ def main() -> None:
     for way, row in result["ways"].items():
         print(f"{way:11} " + ", ".join(f"{name} {value:.3g}" for name, value in row.items()))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        earlier = json.loads(options.json.read_text()) if options.json.is_file() else []
+        others = [each for each in earlier if (each["ranks"], each["mib"]) != (result["ranks"], result["mib"])]
+        options.json.write_text(json.dumps([*others, result], indent=2) + "\n")
 
 
 def be_rank(options: argparse.Namespace) -> None:

@@ -78,7 +78,6 @@ def declare_stages() -> None:
     STAGES.register(
         "collect",
         target="embodyrl.pipelines.stages:collect",
-        apart=True,
         reads=("policy",),
         writes=ROLLOUT,
         changes=("simulators",),
@@ -103,7 +102,6 @@ def declare_stages() -> None:
     STAGES.register(
         "estimate_advantages",
         target="embodyrl.pipelines.stages:estimate_advantages",
-        apart=True,
         reads=("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC),
         writes=("advantages", "returns"),
         summary="algorithm.advantage: from rewards to advantages and returns",

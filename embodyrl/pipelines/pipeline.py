@@ -209,14 +209,15 @@ def _large_columns(iteration: Iteration, stage: Stage) -> Iterator[None]:
     if stage.apart or iteration.batch is None or not any(map(iteration.batch.may_lie_apart, stage.inputs)):
         yield
         return
+    from embodyrl.rollout.batch import leaves
     from embodyrl.rollout.spread import bring_large, leave_out
 
-    exchange = iteration.engine.exchange
-    everybody = [True] * exchange.ranks.size
-    iteration.batch = bring_large(iteration.batch, exchange, everybody, stage.inputs)
+    exchange, before = iteration.engine.exchange, leaves(iteration.batch).keys()
+    iteration.batch = bring_large(iteration.batch, exchange, [True] * exchange.ranks.size, stage.inputs)
+    brought = leaves(iteration.batch).keys() - before
     yield
-    unchanged = [name for name in plain(stage.reads) if name not in plain(stage.changes)]
-    iteration.batch = leave_out(iteration.batch, exchange, unchanged)
+    kept = plain(stage.changes)
+    iteration.batch = leave_out(iteration.batch, [name for name in brought if name.partition("/")[0] not in kept])
 
 
 def _notes(stage: Stage) -> list[str]:

@@ -309,15 +309,18 @@ class Planner:
                 device += size * at_once
         return host, device
 
-    def _traffic(self, config: Config, traced: Traced) -> dict[str, float] | None:
-        """Return the MiB that a rank gets from others in an iteration; None without other ranks."""
+    def _traffic(self, config: Config, traced: Traced) -> dict[str, float]:
+        """Return the MiB that a rank gets from others in an iteration, without shards of weights and gradients; empty
+        if there are no others."""
         batches, weights = batches_of(config), traced.weights
         if batches.ranks == 1:
-            return None
+            return {}
         share = (batches.ranks - 1) / batches.ranks  # of what does not come from the rank itself
         gradients = 2 * share * FLOAT * weights.trainable * batches.optimizer_steps_per_iteration
+        sharded = learning_of(config, self._ranks_here(config)).sharded
+        summed = {} if sharded else {"gradients": _mib(int(gradients))}
         if supervised(config):
-            return {"columns": 0.0, "images and traces": 0.0, "gradients": _mib(int(gradients))}
+            return summed
         settings, (small, others) = config.algorithm, self._columns(config, traced)
         large = {name: size for name, size in others.items() if size > LARGE_ROW}
         small += sum(others.values()) - sum(large.values())
@@ -327,7 +330,7 @@ class Planner:
         return {
             "columns": _mib(int(share * small * chunks)),
             "images and traces": _mib(int(share * fetched * passes * chunks)),
-            "gradients": _mib(int(gradients)),
+            **summed,
         }
 
     def _spec(self, config: Config) -> SimulatorSpec:

@@ -94,7 +94,7 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; acts for up to "
         f"{learning['slots_decided_at_once']} envs at once{_on_ranks(learning['ranks'])}",
     )
-    if plan["traffic"] is not None:
+    if plan["traffic"]:
         said = ", ".join(f"{size:.0f} MiB of {what}" for what, size in plan["traffic"].items())
         yield "traffic", f"a rank gets from others, per iteration: {said}"
     each, shared = plan["simulators_per_worker"], plan["simulators_shared"]

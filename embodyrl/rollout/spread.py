@@ -100,17 +100,18 @@ def bring_large(
         batch: the same on all ranks.
         exchange: holds the columns.
         receivers: by rank; the others get the batch as it is.
-        names: of the columns; None: all.
+        names: of the columns; None: all. One that is in the batch already, because a stage has changed it, stays.
     """
     if ADDRESS not in batch:
         return batch
-    chosen = tuple(name for name in exchange.names if names is None or name.partition("/")[0] in names)
+    columns = leaves(batch)
+    absent = [name for name in exchange.names if name not in columns]
+    chosen = [name for name in absent if names is None or name.partition("/")[0] in names]
     valid = batch["valid"]
     wanted = batch[ADDRESS][valid]
     found = exchange.fetch([wanted[: len(wanted) * receives] for receives in receivers], chosen)
     if not receivers[exchange.ranks.rank]:
         return batch
-    columns = leaves(batch)
     if names is None:
         del columns[ADDRESS]  # nothing is left to be fetched
     for name, rows in found.items():
@@ -135,15 +136,9 @@ def leave_share(batch: TrajectoryBatch, exchange: Exchange) -> TrajectoryBatch:
     return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
 
 
-def leave_out(batch: TrajectoryBatch, exchange: Exchange, names: Collection[str]) -> TrajectoryBatch:
-    """Return the batch without those of the named columns that the exchange holds."""
-    if ADDRESS not in batch:
-        return batch
-    columns = {
-        name: leaf
-        for name, leaf in leaves(batch).items()
-        if name not in exchange.names or name.partition("/")[0] not in names
-    }
+def leave_out(batch: TrajectoryBatch, names: Collection[str]) -> TrajectoryBatch:
+    """Return the batch without some of its `leaves`."""
+    columns = {name: leaf for name, leaf in leaves(batch).items() if name not in names}
     return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
 
 

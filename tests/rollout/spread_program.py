@@ -23,7 +23,6 @@ from embodyrl.rollout.spread import bring_large, forget_all_but, gather_rollouts
 
 SLOTS, ROUNDS, CHUNKS = 4, 2, 3
 """Slots of each rank, episodes of each slot, most chunks of an episode."""
-LARGE = {"images", "trace"}
 
 
 def whole_batch(ranks: int, seed: int = 0) -> TrajectoryBatch:
@@ -142,6 +141,11 @@ def check_stages(ranks: Ranks) -> None:
         assert iteration.batch is not None
         iteration.batch["images"] = iteration.batch["images"] // 2
 
+    def look_again(iteration: Iteration) -> None:
+        assert iteration.batch is not None
+        seen.append(torch.equal(iteration.batch["images"], whole["images"] // 2))
+        seen.append(torch.equal(iteration.batch["trace"]["chain"], whole["trace"]["chain"]))
+
     def peek(iteration: Iteration) -> None:
         assert iteration.batch is not None
         try:
@@ -158,9 +162,10 @@ def check_stages(ranks: Ranks) -> None:
             Stage("look", look, reads=("images",)),
             Stage("peek", peek),
             Stage("darken", darken, changes=("images",)),
+            Stage("look_again", look_again, reads=("images", "trace")),
         ]
     ).run(iteration)
-    assert seen == [True, True] and iteration.batch is not None
+    assert seen == [True] * 4 and iteration.batch is not None
     assert torch.equal(iteration.batch["images"], whole["images"] // 2), "what a stage changes stays"
     assert "trace/chain" not in leaves(iteration.batch)
 
