@@ -16,7 +16,7 @@ from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory
 from embodyrl.planning.planner import Adviser, Limits, Planner
 from embodyrl.planning.processes import plan_processes, start_one
-from embodyrl.planning.text import memory_table, pairs, rows, verdict, worker_table
+from embodyrl.planning.text import layout_table, memory_table, pairs, rows, verdict, worker_table
 
 GB = 10**9
 
@@ -63,6 +63,8 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
     console = Console(highlight=False)
     for title, text in rows(loaded.source, plan):
         console.print(f"{title:<11}{text}", soft_wrap=True, markup=False)
+    console.print()
+    console.print(layout_table(plan["layout"]))
     console.print()
     console.print(worker_table(plan["workers"]))
     console.print()

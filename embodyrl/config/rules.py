@@ -189,27 +189,8 @@ def slots_fit_ranks(config: Config) -> Iterator[ConfigIssue]:
 
 def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
     """Check that envs, simulator processes and optimizer state can be shared evenly by this many ranks."""
-    envs, size, workers = config.env.num_envs, config.rollout.group_size, config.env.workers
-    if envs % (ranks * size):
-        groups = f" in whole groups of rollout.group_size = {size}" if size > 1 else ""
-        yield ConfigIssue(
-            ("env.num_envs", "engine.parallel.world_size"),
-            f"env.num_envs = {envs} cannot be shared by {ranks} ranks{groups}",
-            f"set env.num_envs to {_multiples(envs, ranks * size)}",
-        )
-    if isinstance(workers, int) and workers % ranks:
-        yield ConfigIssue(
-            ("env.workers", "engine.parallel.world_size"),
-            f"env.workers = {workers} cannot be shared by {ranks} ranks",
-            f"set env.workers to {_multiples(workers, ranks)}, or auto",
-        )
-    blocks = config.rollout.blocks
-    if isinstance(blocks, int) and blocks % ranks:
-        yield ConfigIssue(
-            ("rollout.blocks", "engine.parallel.world_size"),
-            f"rollout.blocks = {blocks} cannot be shared by {ranks} ranks",
-            f"set rollout.blocks to {_multiples(blocks, ranks)}, or auto",
-        )
+    if not config.placement.rollout.workers:
+        yield from _even_shares(config, ranks, "ranks", "engine.parallel.world_size")
     name, backend = config.engine.optimizer.name, config.engine.parallel.backend
     if ranks > 1 and name == "adamw_8bit" and backend not in (ParallelBackend.none, ParallelBackend.auto):
         yield ConfigIssue(
@@ -217,6 +198,40 @@ def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
             f"optimizer {name!r} cannot step weights that are sharded over {ranks} ranks",
             "set engine.optimizer.name to adamw (its moments are sharded as well), or engine.parallel.backend to none",
         )
+
+
+@rule
+def slots_fit_rollout_workers(config: Config) -> Iterator[ConfigIssue]:
+    """Check that every rollout worker has the same number of whole groups, simulator processes and blocks."""
+    workers = config.placement.rollout.workers
+    if workers:
+        yield from _even_shares(config, workers, "rollout workers", "placement.rollout.workers")
+
+
+def _even_shares(config: Config, count: int, processes: str, setting: str) -> Iterator[ConfigIssue]:
+    """Check that envs, simulator processes and blocks can be shared evenly by the processes that roll out.
+
+    Args:
+        config: the config.
+        count: number of these processes.
+        processes: what they are called.
+        setting: the setting that says how many there are.
+    """
+    envs, size = config.env.num_envs, config.rollout.group_size
+    if envs % (count * size):
+        groups = f" in whole groups of rollout.group_size = {size}" if size > 1 else ""
+        yield ConfigIssue(
+            ("env.num_envs", setting),
+            f"env.num_envs = {envs} cannot be shared by {count} {processes}{groups}",
+            f"set env.num_envs to {_multiples(envs, count * size)}",
+        )
+    for name, number in (("env.workers", config.env.workers), ("rollout.blocks", config.rollout.blocks)):
+        if isinstance(number, int) and number % count:
+            yield ConfigIssue(
+                (name, setting),
+                f"{name} = {number} cannot be shared by {count} {processes}",
+                f"set {name} to {_multiples(number, count)}, or auto",
+            )
 
 
 @rule

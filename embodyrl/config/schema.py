@@ -366,7 +366,8 @@ class RolloutConfig:
     do not repeat exactly."""
     blocks: int | str = setting("auto", low=1, words=("auto",))
     """Equal parts of the envs for which the policy acts together, each with random numbers of its own. What is rolled
-    out depends on their number, not on the number of processes that share them. auto: one for each rank."""
+    out depends on their number, not on the number of processes that share them. auto: one for each process that rolls
+    out."""
     ready_slots: int | str = setting("auto", low=1, words=("auto",))
     """ready_batch: envs that must be ready before the policy acts. auto: a quarter of num_envs."""
     observe: Observe = setting(Observe.chunk_end)
@@ -666,6 +667,29 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RolloutWorkersConfig:
+    """Processes that roll out and evaluate, and do not learn."""
+
+    workers: int = setting(0, low=0)
+    """Number of rollout workers, processes with a share of the envs and a copy of the policy. 0: the ranks roll out
+    themselves. Rollout and learning take turns either way."""
+    share_gpus: bool = setting(False)
+    """Compute on the GPUs of the ranks, whose memory then holds two copies of the policy. false: each worker has a GPU
+    of its own."""
+    timeout_s: float = setting(3600.0, above=0.0)
+    """Longest time for a worker to start, or for a rollout or an evaluation [s]; a worker that takes longer counts as
+    hung, and the run ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementConfig:
+    """Placement of a run's parts in processes."""
+
+    rollout: RolloutWorkersConfig = field(default_factory=RolloutWorkersConfig)
+    """Rollouts and evaluations."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VideoConfig:
     """Videos of evaluation episodes, in the run's folder videos/."""
 
@@ -712,5 +736,7 @@ class Config:
     """Changes to the stages of an iteration."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Computation of the policy: device, precision, memory, optimizer, parallelism."""
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    """Placement in processes."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Metrics and videos of a run."""

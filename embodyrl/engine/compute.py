@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from embodyrl.config.schema import Device, Precision
-from embodyrl.engine.parallel import Ranks
 from embodyrl.errors import UserError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
@@ -113,6 +113,16 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The blocks of envs that a process decides for; see `rollout.blocks`."""
+
+    here: range = range(1)
+    """Their numbers in the run."""
+    count: int = 1
+    """Blocks of the run."""
+
+
 class Streams:
     """Random streams: noise in the actions of each block of envs (see `rollout.blocks`); the order of minibatches and
     the noise in learning from demonstrations, which are the same on all ranks.
@@ -120,50 +130,57 @@ class Streams:
     Args:
         seed: the run's seed.
         device: of the noise.
-        ranks: of the run; each has as many blocks.
-        blocks: of a rank.
+        blocks: numbers of the blocks that this process decides for.
     """
 
-    def __init__(self, seed: int, device: torch.device, ranks: Ranks, blocks: int = 1) -> None:
-        self.actions = [torch.Generator(device) for _ in range(blocks)]
-        """Of this rank's blocks."""
+    def __init__(self, seed: int, device: torch.device, blocks: range) -> None:
+        self.actions = {number: torch.Generator(device) for number in blocks}
+        """By the number of the block."""
         self.shuffling = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
         self.imitation = torch.Generator(device).manual_seed(derive_seed(seed, "imitation"))
         self._seed = seed
-        self._ranks = ranks
-        for number, stream in self._numbered():
-            # The first has the stream of a run that is not divided.
-            stream.manual_seed(derive_seed(seed, "actions", *((number,) if number else ())))
+        for number, stream in self.actions.items():
+            stream.manual_seed(derive_seed(seed, "actions", *block_indices(number)))
 
-    def _numbered(self) -> Iterator[tuple[int, torch.Generator]]:
-        """Yield the streams of actions with the numbers of their blocks in the run."""
-        return enumerate(self.actions, start=self._ranks.rank * len(self.actions))
+    def noise_state(self) -> dict[str, Any]:
+        """Return the state of the noise in actions, by block."""
+        return {
+            "device": self.imitation.device.type,
+            "actions": [stream.get_state() for stream in self.actions.values()],
+        }
+
+    def load_noise(self, state: Mapping[str, Any], version: int) -> None:
+        """Continue from the joint `noise_state` of a run. A block that did not exist then begins a new stream, and so
+        do all of them on another type of device, whose generators are others.
+
+        Args:
+            state: of any number of blocks.
+            version: updates done; part of a new stream's seed.
+        """
+        same = self.imitation.device.type == state["device"]
+        for number, stream in self.actions.items():
+            if same and number < len(state["actions"]):
+                stream.set_state(state["actions"][number])
+            else:
+                stream.manual_seed(derive_seed(self._seed, "actions", number, version))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all streams, those of actions by block; all ranks must call it."""
-        own = torch.stack([stream.get_state() for stream in self.actions])
+        """Return the state of all other streams."""
         return {
-            "device": self.actions[0].device.type,
-            "actions": [state.clone() for states in self._ranks.gather(own) for state in states],
+            "device": self.imitation.device.type,
             "shuffling": self.shuffling.get_state(),
             "imitation": self.imitation.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: int) -> str | None:
-        """Continue from `state_dict`. A block that did not exist then begins a new stream, and so does all noise on
-        another type of device, whose generators are others; returns a warning about the latter.
+        """Continue from `state_dict`. Noise on another type of device begins anew; returns a warning about it.
 
         Args:
-            state: of any number of ranks and blocks.
+            state: of the streams.
             version: updates done; part of a new stream's seed.
         """
         self.shuffling.set_state(state["shuffling"])
-        here, there = self.actions[0].device.type, _device_type(state)
-        for number, stream in self._numbered():
-            if here == there and number < len(state["actions"]):
-                stream.set_state(state["actions"][number])
-            else:
-                stream.manual_seed(derive_seed(self._seed, "actions", number, version))
+        here, there = self.imitation.device.type, _device_type(state)
         if here != there:
             self.imitation.manual_seed(derive_seed(self._seed, "imitation", version))
             return (
@@ -172,6 +189,17 @@ class Streams:
             )
         self.imitation.set_state(state["imitation"])
         return None
+
+
+def block_indices(number: int) -> tuple[int, ...]:
+    """Return further indices of `derive_seed` for a random stream of a block's own. Empty for the first, which has the
+    stream of a run that is not divided."""
+    return (number,) if number else ()
+
+
+def noise_in(streams: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the noise of all blocks from the streams in a checkpoint, see `Streams.noise_state`."""
+    return {"device": _device_type(streams), "actions": streams["actions"]}
 
 
 def _device_type(state: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
@@ -27,6 +27,7 @@ from embodyrl.algorithms.losses import (
 )
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Offload, OldLogprobs, Proximal
 from embodyrl.engine.compute import (
+    Blocks,
     Streams,
     be_deterministic,
     choose_device,
@@ -73,6 +74,9 @@ from embodyrl.tracking.clock import Clock, Phase
 if TYPE_CHECKING:  # importing it takes a while, and an engine that only acts does without
     from tensordict import TensorDictBase
 
+ALL = Blocks()
+"""The only block of a run that is not divided."""
+
 
 class HybridEngine:
     """Owns the policy, its optimiser, and the random streams of acting and learning.
@@ -90,8 +94,9 @@ class HybridEngine:
         iterations: length of the run, for the learning-rate schedule.
         seed: the run's seed.
         saved: folder of a saved policy (`lora.save_policy`) to continue from; the reference policy stays the given one.
-        ranks: those of the run; each has an engine for its share of slots and minibatches.
-        blocks: of this rank's slots, see `rollout.blocks`.
+        ranks: those of the run; each has an engine for its share of minibatches.
+        blocks: those that this process decides for.
+        processes_here: processes that compute on this machine's cores at the same time.
         folder: of the run, for the guard's files and for what `engine.offload` moves to disk. None: the guard writes
             nothing, and the rest goes to the folder of temporary files.
     """
@@ -108,10 +113,11 @@ class HybridEngine:
         saved: Path | None = None,
         folder: Path | None = None,
         ranks: Ranks = SINGLE_PROCESS,
-        blocks: int = 1,
+        blocks: Blocks = ALL,
+        processes_here: int = 1,
     ) -> None:
         self.device = choose_device(config.device)
-        torch.set_num_threads(choose_threads(config.threads, policy, ranks.local_size))
+        torch.set_num_threads(choose_threads(config.threads, policy, max(ranks.local_size, processes_here)))
         if config.deterministic:
             be_deterministic()
         self.policy = policy.eval()
@@ -146,6 +152,8 @@ class HybridEngine:
         self.graphs = Graphs(policy, CudaGraph if config.cuda_graphs and suits else None)
         """Decisions as CUDA graphs."""
         self.modes.around[Mode.rollout].append(self.graphs.kept)
+        self.watch: Callable[[], None] = _see_nothing
+        """Called after every optimiser step; raises an error if processes that the run needs have ended."""
         self.version = 0
         """Updates so far; every chunk is labelled with the version that produced it."""
         self.precision = choose_precision(config.precision, policy, self.device)
@@ -175,7 +183,8 @@ class HybridEngine:
             self.modes.around[Mode.train].append(self.offload.optimizer_here)
         self._micro_batch_size = config.micro_batch_size
         self._whole_episodes = self.loss.takes("sequence")
-        self._streams = Streams(seed, self.device, ranks, blocks)
+        self.blocks = blocks
+        self._streams = Streams(seed, self.device, blocks.here)
 
     def rollout_mode(self) -> AbstractContextManager[None]:
         """Hold the weights ready to act for the length of a block. `act` enters it too, so a block around many calls
@@ -197,8 +206,8 @@ class HybridEngine:
 
     @property
     def noise(self) -> Sequence[torch.Generator]:
-        """Random streams of the actions of each block in training."""
-        return self._streams.actions
+        """Random streams of the actions in training, of each block that this process decides for."""
+        return [*self._streams.actions.values()]
 
     def act(
         self, observation: Observation, mode: Literal["train", "eval"], noise: torch.Generator | None = None
@@ -438,15 +447,17 @@ class HybridEngine:
         if not self.guard.allows(loss, norm, minibatch, update=self.version + 1):
             return None
         self.optimizer.step()
+        self.watch()
         return norm
 
     def _end_update(self, rate: float) -> dict[str, float]:
         """Count an update and return the metrics that every kind of update has."""
         self.optimizer.clear()
-        self._set_version(self.version + 1)
+        self.set_version(self.version + 1)
         return {"train/learning_rate": rate, "train/skipped_steps": float(self.guard.skipped)}
 
-    def _set_version(self, version: int) -> None:
+    def set_version(self, version: int) -> None:
+        """Note that the weights are those of a version."""
         self.version = version
         self.graphs.forget()
         self.policy.set_progress(min(version / self.optimizer.updates, 1.0))
@@ -544,9 +555,9 @@ class HybridEngine:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return optimiser, random streams, version, and the weights of the reference policy, which nothing else keeps
-        once the run has learned. The policy's own weights are not among them. Sharded tensors are whole on the first
-        rank and empty on the others; all ranks must call it."""
+        """Return optimiser, random streams of learning, version, and the weights of the reference policy, which nothing
+        else keeps once the run has learned. The policy's own weights are not among them. Sharded tensors are whole on
+        the first rank and empty on the others; all ranks must call it."""
         first = self.ranks.is_first
         reference = (
             {} if self.reference is None else {"reference": full_state_dict(self.reference.state_dict(), keep=first)}
@@ -558,18 +569,31 @@ class HybridEngine:
             "skipped": self.guard.skipped,
         }
 
+    def noise_state(self) -> dict[str, Any]:
+        """Return the state of `noise`; see `Streams`."""
+        return self._streams.noise_state()
+
+    def load_noise(self, state: Mapping[str, Any]) -> None:
+        """Continue from the joint `noise_state` of all processes that decide; see `Streams`. The version must be known
+        already."""
+        self._streams.load_noise(state, self.version)
+
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Continue from `state_dict`; returns a warning if that cannot be exact, see `Streams.load_state_dict`."""
         with self.offload.optimizer_here():
             self.optimizer.load_state_dict(state["optimizer"])
         warning = self._streams.load_state_dict(state["streams"], state["version"])
-        self._set_version(state["version"])
+        self.set_version(state["version"])
         self.guard.skipped = state["skipped"]
         if self.reference is not None:
             with self.offload.reference_here():
                 self.reference.load_state_dict(state["reference"])
         self.offload.put_away()
         return warning
+
+
+def _see_nothing() -> None:
+    """Watch nobody."""
 
 
 # ---- modes

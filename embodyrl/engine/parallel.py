@@ -73,18 +73,14 @@ class Ranks:
         """True for rank 0, which writes the run's files."""
         return self.rank == 0
 
-    @property
-    def seed_indices(self) -> tuple[int, ...]:
-        """Further indices of `derive_seed` for a random stream of this rank's own. Empty for the first, which has the
-        streams that a single rank would have."""
-        return () if self.is_first else (self.rank,)
-
     # ---- exchange
 
-    def barrier(self) -> None:
-        """Wait until all ranks have called it. Unlike an exchange, it can name the rank that does not."""
+    def barrier(self, longer_s: float = 0.0) -> None:
+        """Wait until all ranks have called it, `longer_s` [s] longer than usual. Unlike an exchange, it can name the
+        rank that does not."""
         if self.size > 1:
-            dist.monitored_barrier(self._group, timedelta(seconds=self.timeout_s), wait_all_ranks=True)
+            timeout = timedelta(seconds=self.timeout_s + longer_s)
+            dist.monitored_barrier(self._group, timeout, wait_all_ranks=True)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in their order; shape and type must be the same on each. On the CPU if there

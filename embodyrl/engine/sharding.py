@@ -127,12 +127,12 @@ def _odd_layers(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 def whole_weight(weight: Tensor, *, keep: bool) -> Tensor:
     """Return the whole tensor on the CPU, of the same kind; an empty one unless `keep`."""
-    full = _gathered(weight) if isinstance(weight, DTensor) else weight.detach()
+    full = gathered(weight) if isinstance(weight, DTensor) else weight.detach()
     full = full.cpu() if keep else full.new_empty(0, device="cpu")
     return nn.Parameter(full, weight.requires_grad) if isinstance(weight, nn.Parameter) else full
 
 
-def _gathered(weight: DTensor) -> Tensor:
+def gathered(weight: DTensor) -> Tensor:
     """Gather a whole tensor on the ranks' device, also while its shards are offloaded."""
     mesh, part = weight.device_mesh, weight.to_local().detach()
     here = part.to(mesh.device_type)

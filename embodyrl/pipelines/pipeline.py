@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.pipelines.stages import Components
     from embodyrl.rollout.batch import TrajectoryBatch
-    from embodyrl.rollout.collector import Collector
     from embodyrl.rollout.episodes import Rollout
+    from embodyrl.rollout.rollouts import Rollouts
 
 RESOURCES = ("simulators", "policy", "demonstrations")
 """Available before the first stage: `Iteration.collector`, `Iteration.engine` and `Iteration.demonstrations`."""
@@ -43,7 +43,7 @@ class Iteration:
     config: Config
     components: Components
     """Functions that the config chooses; they stay the same for the whole run."""
-    collector: Collector
+    collector: Rollouts
     """The resource `simulators`."""
     engine: HybridEngine
     """The resource `policy`."""

@@ -67,9 +67,7 @@ class Components:
 def collect(iteration: Iteration) -> None:
     """Run the policy in the simulators. Writes the columns of a rollout, and `env/` metrics of the episodes that
     ended."""
-    # One block around all chunks: sharded weights are gathered once, not for every `act`.
-    with iteration.engine.rollout_mode():
-        rollout = iteration.collector.collect()
+    rollout = iteration.collector.collect()
     iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
     iteration.metrics |= rollout_metrics(iteration.rollouts)

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from embodyrl.errors import PluginError, UserError, is_debugging
+from embodyrl.errors import PluginError, RunError, UserError, is_debugging
 from embodyrl.placement.channel import Call, Channel, Failure, decode_call, encode_reply
 from embodyrl.placement.signals import leave_to_parent
 from embodyrl.placement.startup_lock import use_startup_lock
@@ -165,7 +165,7 @@ def describe(error: BaseException) -> Failure:
     return Failure(
         type_name=type(error).__qualname__,
         message="; ".join([str(error), *getattr(error, "__notes__", [])]),
-        traceback="".join(_formatted(error)),
+        traceback="" if isinstance(error, RunError) else "".join(_formatted(error)),
         is_user_error=isinstance(error, UserError),
     )
 

@@ -50,6 +50,14 @@ class Worker(Protocol):
         """True if it has answered every request."""
         ...
 
+    def raise_if_dead(self) -> None:
+        """Check the process without waiting, also while nothing is asked of it.
+
+        Raises:
+            WorkerDied: it has ended.
+        """
+        ...
+
     def ring(self, method: str, *, timeout: float = 60.0) -> Request:
         """Ask the worker to call `on_ring()` of its object, and return at once. Costs a fraction of `request`.
 

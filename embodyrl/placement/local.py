@@ -296,7 +296,7 @@ class LocalWorker:
 
     def _remote_error(self, method: str, failure: Failure) -> RemoteError:
         text = f"{self}: {method!r} raised {failure.type_name}: {failure.message}"
-        if not failure.is_user_error:  # whose text is enough
+        if failure.traceback and not failure.is_user_error:  # whose text is enough
             text += f"\n--- traceback in the worker ---\n{failure.traceback}"
         return RemoteError(
             text,

@@ -61,11 +61,17 @@ class WorkerSpec:
     """One worker process."""
 
     role: str
-    """Its task: `env`."""
+    """Its task: `env` (simulators), `rollout`, or `rank` (learning)."""
     rank: int
     """Its number among the workers of its role, from 0."""
     slots: range = range(0)
     """The simulator slots it serves, as numbered in the whole run."""
+    blocks: range = range(0)
+    """The blocks that it decides for, see `rollout.blocks`."""
+    machine: str = ""
+    """Name of its machine; empty: this one."""
+    gpus: tuple[Gpu, ...] = ()
+    """GPUs that it computes on."""
     cpus: tuple[int, ...] = ()
     """CPUs it may run on; empty: those of the parent."""
     numa_node: int | None = None

@@ -98,6 +98,12 @@ def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> R
             f"torchrun started {size} processes, but engine.parallel.world_size = {wanted}: start as many, or set "
             "engine.parallel.world_size=auto"
         )
+    if config.placement.rollout.workers and environ.get("LOCAL_WORLD_SIZE", str(size)) != str(size):
+        raise RanksError(
+            f"placement.rollout.workers = {config.placement.rollout.workers}, but torchrun started ranks on several "
+            "machines, and rollout workers reach only those of their own: start all ranks on one machine, or set "
+            "placement.rollout.workers=0"
+        )
     for finding in shares_of_ranks(config, size):  # of the config's own number a rule has said so
         raise RanksError(f"{finding.message}: {finding.hint}")
     return RankInfo(
@@ -131,10 +137,25 @@ def shards_of(backend: ParallelBackend, size: int, local_size: int) -> int:
     return local_size
 
 
-def blocks_of_a_rank(config: Config, ranks: int) -> int:
-    """Return how many of `rollout.blocks` each of some ranks serves."""
+def blocks_of(config: Config, ranks: int) -> int:
+    """Return the number of blocks of a run; `auto`: one for each process that rolls out.
+
+    Args:
+        config: of the run.
+        ranks: of the run.
+    """
     blocks = config.rollout.blocks
-    return blocks // ranks if isinstance(blocks, int) else 1
+    return blocks if isinstance(blocks, int) else config.placement.rollout.workers or ranks
+
+
+def own_blocks(config: Config, process: int, processes: int) -> range:
+    """Return the blocks of one of the processes that roll out, rollout workers or ranks."""
+    return share_of(blocks_of(config, processes), process, processes)
+
+
+def share_of(number: int, process: int, processes: int) -> range:
+    """Return which of a number of things belong to one of some processes: neighbours, and equally many if possible."""
+    return range(number * process // processes, number * (process + 1) // processes)
 
 
 def own_share(env: EnvConfig, place: RankInfo, machine: Inventory) -> EnvConfig:
@@ -155,7 +176,7 @@ def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
     """
     if place.local_size == 1 or device is Device.cpu:
         return
-    names = _gpu_names(place, machine)
+    names = gpu_names(machine, place.local_size)
     if not names:
         return
     if len(names) < place.local_size:
@@ -164,6 +185,35 @@ def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
             "GPUs, or set engine.device=cpu"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = names[place.local_rank]
+
+
+def gpus_wanted(config: Config, ranks: int) -> int:
+    """Return the number of GPUs that ranks and rollout workers compute on, if they do not compute on the CPU."""
+    rollout = config.placement.rollout
+    return ranks if rollout.share_gpus else ranks + rollout.workers
+
+
+def refuse_too_few(config: Config, ranks: int, gpus: int) -> None:
+    """Compare the GPUs that a run wants with those that there are.
+
+    Raises:
+        RanksError: there are too few.
+    """
+    workers, wanted = config.placement.rollout.workers, gpus_wanted(config, ranks)
+    if wanted <= gpus:
+        return
+    if not workers or ranks > gpus:
+        raise RanksError(
+            f"{ranks} ranks need a GPU each, but there {'is' if gpus == 1 else 'are'} {gpus}: start as many ranks as "
+            "there are GPUs, or set engine.device=cpu"
+        )
+    spare = gpus - ranks
+    fewer = f"placement.rollout.workers={spare}" if spare else "placement.rollout.workers=0"
+    raise RanksError(
+        f"{ranks} rank{'s' * (ranks > 1)} and {workers} rollout worker{'s' * (workers > 1)} need {wanted} GPUs, but "
+        f"there {'is' if gpus == 1 else 'are'} {gpus}: set placement.rollout.share_gpus=true, {fewer}, or "
+        "engine.device=cpu"
+    )
 
 
 def idle_gpus(config: Config, gpus: int, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
@@ -176,21 +226,32 @@ def idle_gpus(config: Config, gpus: int, environ: Mapping[str, str] = os.environ
     """
     wanted = config.engine.parallel.world_size
     ranks = wanted if isinstance(wanted, int) else int(environ.get("LOCAL_WORLD_SIZE", "1"))
-    if config.engine.device is Device.cpu or ranks >= gpus:
+    used, workers = gpus_wanted(config, ranks), config.placement.rollout.workers
+    if config.engine.device is Device.cpu or used >= gpus:
         return None
-    idle = f"{gpus - ranks} of them would stay idle, because the run has {ranks} rank{'s' * (ranks > 1)}"
+    processes = f"{ranks} rank{'s' * (ranks > 1)}"
+    if workers:
+        processes += f" and {workers} rollout worker{'s' * (workers > 1)}"
+    idle = f"{gpus - used} of them would stay idle, because the run has {processes}"
+    if workers:
+        return idle, "set engine.parallel.world_size or placement.rollout.workers to more"
     return idle, f"set engine.parallel.world_size={gpus}, or start {gpus} processes with torchrun"
 
 
-def _gpu_names(place: RankInfo, machine: Inventory) -> list[str]:
-    """Return the names of this machine's GPUs for CUDA_VISIBLE_DEVICES; [] if it has none that CUDA would use."""
+def gpu_names(machine: Inventory, wanted: int) -> list[str]:
+    """Return the names of a machine's GPUs for CUDA_VISIBLE_DEVICES; [] if it has none that CUDA would use.
+
+    Args:
+        machine: the machine; this one if the kernel does not list its GPUs.
+        wanted: number of GPUs, assumed where only the driver knows it.
+    """
     if machine.gpus:
         return [gpu.uuid or str(gpu.index) for gpu in machine.gpus]
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return visible_names(os.environ)  # slices of a GPU (MIG), which the kernel's list does not name
     # Their number is known to the driver alone. A rank whose GPU is missing will find no CUDA device, and
     # `engine.parallel.connected` refuses ranks on different kinds of devices.
-    return [str(number) for number in range(place.local_size)] if machine.unlisted_gpus else []
+    return [str(number) for number in range(wanted)] if machine.unlisted_gpus else []
 
 
 @dataclass(kw_only=True)

@@ -147,17 +147,34 @@ def rollout_need(weights: Weights, traced: Lines, cache: int, settings: Learning
         cache: part of them that is the KV cache of one env [bytes].
         settings: settings of the engine and the algorithm.
     """
-    slots = settings.deciding_samples
+    return Need(
+        parts={
+            **waiting_need(weights, settings).parts,
+            "weights of other ranks": _gathered(weights, settings, weights.weight_bytes),
+            **_deciding(traced, cache, settings.deciding_samples),
+        }
+    )
+
+
+def waiting_need(weights: Weights, settings: Learning) -> Need:
+    """Return the memory of a rank while rollout workers roll out for it."""
     return Need(
         parts={
             "weights": settings.share(weights.weight_bytes),
-            "weights of other ranks": _gathered(weights, settings, weights.weight_bytes),
             "reference policy": _reference(weights, settings),
             "optimiser": 0 if settings.offload_optimizer else optimizer_bytes(weights, settings),
-            "KV cache": cache * slots,
-            "activations": max(traced.deciding.at(slots) - cache * slots, 0),
         }
     )
+
+
+def acting_need(weights: Weights, traced: Lines, cache: int, settings: Learning) -> Need:
+    """Return the memory of a rollout worker, which has all weights and does not learn; see `rollout_need`."""
+    return Need(parts={"weights": weights.weight_bytes, **_deciding(traced, cache, settings.deciding_samples)})
+
+
+def _deciding(traced: Lines, cache: int, slots: int) -> dict[str, int]:
+    """Return the memory of a decision for a number of envs, beside the weights."""
+    return {"KV cache": cache * slots, "activations": max(traced.deciding.at(slots) - cache * slots, 0)}
 
 
 def train_need(weights: Weights, traced: Lines, settings: Learning, *, batch: int) -> Need:

@@ -24,9 +24,18 @@ from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.models.saved import LARGE, weight_type
 from embodyrl.models.vla.config import WeightType
-from embodyrl.placement.ranks import blocks_of_a_rank, shards_of
+from embodyrl.placement.ranks import blocks_of, shards_of
 from embodyrl.planning.choices import AUTO, Choice, Fit, candidates, choose_memory, is_large
-from embodyrl.planning.memory import Learning, Need, copied_to_save, kept_away, rollout_need, train_need
+from embodyrl.planning.memory import (
+    Learning,
+    Need,
+    acting_need,
+    copied_to_save,
+    kept_away,
+    rollout_need,
+    train_need,
+    waiting_need,
+)
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
@@ -86,10 +95,14 @@ class Batches:
     optimizer_steps_per_iteration: int
     minibatch: int
     ranks: int
-    """Ranks that share envs and minibatches; the following fields are per rank."""
+    """Ranks that share minibatches, and envs if there are no rollout workers."""
+    rollout_workers: int
+    """Processes that roll out and do not learn; 0: the ranks roll out."""
     micro_batch: int
+    """Per rank."""
     slots_decided_at_once: int
-    """Maximum envs that the policy acts for at once; the critic reads as many observations after the rollout."""
+    """Maximum envs that the policy acts for at once, per process; the critic reads as many observations after the
+    rollout."""
 
 
 def supervised(config: Config) -> bool:
@@ -100,7 +113,7 @@ def supervised(config: Config) -> bool:
 def batches_of(config: Config) -> Batches:
     """Return the batch sizes that follow from the settings."""
     rollout, algorithm, slots, ranks = config.rollout, config.algorithm, config.env.num_envs, ranks_of(config)
-    block = math.ceil(slots / (ranks * blocks_of_a_rank(config, ranks)))
+    block = math.ceil(slots / blocks_of(config, ranks))
     halved = rollout.schedule is Schedule.pipeline and not ADVANTAGES.entry(algorithm.advantage.name).critic
     if supervised(config):
         steps, minibatch = config.data.steps, config.data.batch_size
@@ -113,6 +126,7 @@ def batches_of(config: Config) -> Batches:
         optimizer_steps_per_iteration=steps,
         minibatch=minibatch,
         ranks=ranks,
+        rollout_workers=config.placement.rollout.workers,
         micro_batch=min(config.engine.micro_batch_size or minibatch, math.ceil(minibatch / ranks)),
         slots_decided_at_once=math.ceil(block / 2) if halved else block,
     )
@@ -177,6 +191,7 @@ class Planner:
             },
             "learning": asdict(batches_of(config)),
             "traffic": self._traffic(config, look.traced),
+            "rollout_traffic": self._rollout_traffic(config, look.traced),
             "needs": {place: {phase: _in_mib(need) for phase, need in at.items()} for place, at in needs.items()},
             "limits": {place: None if limit is None else _mib(limit) for place, limit in self.limits.items()},
             "simulators_per_worker": None if known is None else _mib(known.bytes_per_worker),
@@ -254,22 +269,53 @@ class Planner:
         host = {"main process": int(PROCESS), "rollout buffer": buffer}
         if supervised(config):
             host["demonstrations"] = config.data.memory_mib * MIB
-        phases = {
-            "rollout": rollout_need(weights, lines, look.cache, settings),
-            "train": train_need(weights, lines, settings, batch=on_device if self._cuda else 0),
-        }
+        train = train_need(weights, lines, settings, batch=on_device if self._cuda else 0)
+        workers = config.placement.rollout.workers
+        # What a rank, and what a rollout worker needs in each phase.
+        phases = {"rollout": rollout_need(weights, lines, look.cache, settings), "train": train}
+        apart = {"rollout": Need(), "train": Need()}
+        if workers:
+            phases["rollout"] = waiting_need(weights, settings)
+            held = Need(parts={"weights": weights.weight_bytes})
+            apart = {"rollout": acting_need(weights, lines, look.cache, settings), "train": held}
+            if workers == 1:
+                host["rollout buffer"] = 0  # a rank learns from the worker's
 
-        def on_host(parts: Mapping[str, int]) -> Need:
-            """Return the main memory of a machine's ranks."""
-            return Need(
-                parts={name: self._ranks_here(config) * size for name, size in parts.items()}
-                | {"simulators": simulators, "copy to be saved": copied}
-            )
+        def on_host(parts: Mapping[str, int], of_worker: Mapping[str, int]) -> Need:
+            """Return the main memory of a machine's ranks and of all rollout workers."""
+            own = {name: self._ranks_here(config) * size for name, size in parts.items()}
+            theirs = {"processes": int(PROCESS), **of_worker} if workers else {}
+            own |= {f"rollout workers' {name}": workers * size for name, size in theirs.items()}
+            shared = {"batch in shared memory": self._batch_bytes(config, look.traced)} if workers else {}
+            return Need(parts=own | shared | {"simulators": simulators, "copy to be saved": copied})
 
         if not self._cuda:
-            return {"host": {name: on_host({**need.parts, **host}) for name, need in phases.items()}}
-        gpu = {name: Need(parts={**need.parts, "CUDA": int(CUDA_CONTEXT)}) for name, need in phases.items()}
-        return {"gpu": gpu, "host": {"both": on_host(host | {"offloaded": kept_away(weights, settings)})}}
+            return {"host": {name: on_host({**need.parts, **host}, apart[name].parts) for name, need in phases.items()}}
+        both = on_host(host | {"offloaded": kept_away(weights, settings)}, {})
+        return {"gpu": self._on_gpu(config, phases, apart), "host": {"both": both}}
+
+    def _on_gpu(self, config: Config, phases: Mapping[str, Need], apart: Mapping[str, Need]) -> dict[str, Need]:
+        """Return the memory of the GPU that is filled the most in each phase.
+
+        Args:
+            config: of the run.
+            phases: what a rank needs.
+            apart: what a rollout worker needs.
+        """
+        rollout, context = config.placement.rollout, {"CUDA": int(CUDA_CONTEXT)}
+        if rollout.workers and rollout.share_gpus:
+            together = math.ceil(rollout.workers / ranks_of(config))  # on the GPU of a rank
+            context = {"CUDA": (1 + together) * int(CUDA_CONTEXT)}
+            theirs = {
+                name: {f"rollout workers' {part}": together * size for part, size in need.parts.items()}
+                for name, need in apart.items()
+            }
+            return {name: Need(parts={**need.parts, **theirs[name], **context}) for name, need in phases.items()}
+        fullest = {
+            name: max(need, apart[name], key=lambda each: each.total) if rollout.workers else need
+            for name, need in phases.items()
+        }
+        return {name: Need(parts={**need.parts, **context}) for name, need in fullest.items()}
 
     def excesses(self, config: Config) -> dict[str, tuple[int, float]]:
         """Return the places where a config does not fit, with the needed and the available memory [bytes]."""
@@ -308,6 +354,21 @@ class Planner:
             if learned and name not in traced.on_host:
                 device += size * at_once
         return host, device
+
+    def _batch_bytes(self, config: Config, traced: Traced) -> int:
+        """Return the bytes of the batch of an iteration; 0 if it consists of demonstrations."""
+        if supervised(config):
+            return 0
+        small, others = self._columns(config, traced)
+        return (small + sum(others.values())) * batches_of(config).decisions_per_iteration
+
+    def _rollout_traffic(self, config: Config, traced: Traced) -> dict[str, float]:
+        """Return the MiB that rollout workers exchange with ranks in an iteration; empty if there are none."""
+        workers = config.placement.rollout.workers
+        if not workers:
+            return {}
+        learned = workers * traced.weights.gradient_bytes  # in the types that weights are held in
+        return {"batch": _mib(self._batch_bytes(config, traced)), "weights": _mib(learned)}
 
     def _traffic(self, config: Config, traced: Traced) -> dict[str, float]:
         """Return the MiB that a rank gets from others in an iteration, without shards of weights and gradients; empty

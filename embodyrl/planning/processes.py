@@ -10,15 +10,16 @@ from typing import Any
 import psutil
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.schema import Config, Observe
+from embodyrl.config.schema import Config, Device, Observe
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.manager.memory import layout
 from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
-from embodyrl.placement.plan import Inventory, WorkerSpec, describe_binding, inventory, plan_env_workers, policy_gpu
-from embodyrl.placement.ranks import idle_gpus
+from embodyrl.placement.plan import Inventory, WorkerSpec, inventory
+from embodyrl.placement.ranks import RanksError, idle_gpus
+from embodyrl.placement.run_plan import Machine, Plan, describe_run_binding, plan_run
 from embodyrl.placement.topology import ROOT, format_ids, parse_ids
-from embodyrl.planning.planner import MIB, Simulators
+from embodyrl.planning.planner import MIB, Simulators, ranks_of
 
 
 def read_machine(folder: Path | None, cpus: str | None) -> Inventory:
@@ -52,8 +53,14 @@ def plan_processes(config: Config, machine: Inventory) -> dict[str, Any]:
     Raises:
         UserError: the envs cannot be distributed over the workers.
     """
-    near = policy_gpu(config.engine.device, machine)
-    workers = plan_env_workers(config.env, machine, near)
+    machines = [Machine(inventory=machine)]
+    too_few_gpus = None
+    try:
+        layout = plan_run(config, machines, ranks_of(config))
+    except RanksError as error:  # the run may be meant for another machine
+        too_few_gpus = str(error)
+        layout = plan_run(replace(config, engine=replace(config.engine, device=Device.cpu)), machines, ranks_of(config))
+    workers = layout.role("env")
     common = _common([spec.env_vars for spec in workers])
     return {
         "machine": {
@@ -63,13 +70,38 @@ def plan_processes(config: Config, machine: Inventory) -> dict[str, Any]:
             "gpus": [asdict(gpu) for gpu in machine.gpus],
         },
         "idle_gpus": idle_gpus(config, len(machine.gpus)),
-        "numa": describe_binding(config.env.numa, machine, workers, near),
+        "too_few_gpus": too_few_gpus,
+        "layout": [_on_machine(each.name, layout) for each in machines],
+        "numa": describe_run_binding(config.env.numa, machine, layout),
         "preload": workers[0].preload,
         "workers": [_worker(spec, common) for spec in workers],
         "env_vars": common,
         "threads": {"per_worker": 1, "main_process": config.engine.threads},
         "memory": _memory(config),
     }
+
+
+def _on_machine(name: str, layout: Plan) -> dict[str, Any]:
+    """Return what a machine has of a run: roles with their blocks, GPUs, envs, and number of processes."""
+    specs = [spec for spec in layout.specs if spec.machine == name]
+    roles = []
+    for role in ("rank", "rollout"):
+        group = [spec for spec in specs if spec.role == role]
+        if group:
+            blocks = _numbered("block", [number for spec in group for number in spec.blocks])
+            roles.append(_numbered(role, [spec.rank for spec in group]) + (f" ({blocks})" if blocks else ""))
+    return {
+        "machine": name,
+        "roles": "; ".join(roles),
+        "gpus": format_ids({gpu.index for spec in specs for gpu in spec.gpus}),
+        "envs": format_ids([slot for spec in specs if spec.role == "env" for slot in spec.slots]),
+        "processes": len(specs),
+    }
+
+
+def _numbered(name: str, numbers: Sequence[int]) -> str:
+    """Return a name with numbers, as in `ranks 0-1`; empty if there are none."""
+    return f"{name}{'s' * (len(numbers) > 1)} {format_ids(numbers)}" if numbers else ""
 
 
 def _worker(spec: WorkerSpec, common: dict[str, str]) -> dict[str, Any]:

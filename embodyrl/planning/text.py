@@ -33,6 +33,7 @@ def rows(source: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
         ("nodes", "; ".join(nodes) or "the kernel shows none"),
         ("GPUs", "; ".join(gpus) or "no NVIDIA GPU"),
         *([("", " - ".join(plan["idle_gpus"]))] if plan["idle_gpus"] else []),
+        *([("", f"too few: {plan['too_few_gpus']}")] if plan["too_few_gpus"] else []),
         ("NUMA", plan["numa"]),
         ("start", _start(plan["preload"])),
         ("memory", f"{_size(memory['shared_segment_mib'])} shared segment, plus {memory['not_included'][0]}"),
@@ -56,6 +57,16 @@ def _start(preload: Sequence[str] | None) -> str:
 
 def _size(mib: float) -> str:
     return f"{mib:.1f} MiB" if mib >= 0.1 else "less than 0.1 MiB"
+
+
+def layout_table(layout: list[dict[str, Any]]) -> Table:
+    """Return a table with a row for each machine of the run."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("machine", "roles", "GPUs", "envs", "processes"):
+        table.add_column(title, overflow="fold")
+    for row in layout:
+        table.add_row(row["machine"], row["roles"], row["gpus"] or "-", row["envs"] or "-", str(row["processes"]))
+    return table
 
 
 def worker_table(workers: list[dict[str, Any]]) -> Table:
@@ -92,11 +103,15 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "learning",
         f"{learning['decisions_per_iteration']} chunks per iteration, {learning['optimizer_steps_per_iteration']} "
         f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; acts for up to "
-        f"{learning['slots_decided_at_once']} envs at once{_on_ranks(learning['ranks'])}",
+        f"{learning['slots_decided_at_once']} envs at once{_on_processes(learning)}",
     )
     if plan["traffic"]:
         said = ", ".join(f"{size:.0f} MiB of {what}" for what, size in plan["traffic"].items())
         yield "traffic", f"a rank gets from others, per iteration: {said}"
+    if exchanged := plan["rollout_traffic"]:
+        batch, weights = (_size(exchanged[what]) for what in ("batch", "weights"))
+        title = "" if plan["traffic"] else "traffic"
+        yield title, f"rollout workers give ranks a batch of {batch} per iteration, and get {weights} of weights"
     each, shared = plan["simulators_per_worker"], plan["simulators_shared"]
     said = "unknown until one is started (--start)"
     if each is not None:
@@ -106,7 +121,11 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "assumed", f"{model['assumed']} (--start measures)"
 
 
-def _on_ranks(ranks: int) -> str:
+def _on_processes(learning: dict[str, Any]) -> str:
+    ranks, workers = learning["ranks"], learning["rollout_workers"]
+    if workers:
+        each = f", in each of {workers} rollout workers" if workers > 1 else ", in a rollout worker"
+        return each + (f"; learns in {ranks} ranks" if ranks > 1 else "")
     return "" if ranks == 1 else f", on each of {ranks} ranks"
 
 
@@ -129,7 +148,7 @@ def memory_table(needs: dict[str, dict[str, dict[str, float]]]) -> Table:
 
 def verdict(plan: dict[str, Any]) -> Iterator[str]:
     """Yield lines that report whether the run fits, and settings with which it would."""
-    several = plan["learning"]["ranks"] > 1
+    several = plan["learning"]["ranks"] + plan["learning"]["rollout_workers"] > 1
     for place, phases in plan["needs"].items():
         limit = plan["limits"][place]
         need = max(parts["total"] for parts in phases.values())

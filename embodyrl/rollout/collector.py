@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig, Schedule
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Rollout
-from embodyrl.rollout.spread import bring_large, forget_all_but, gather_rollouts, leave_share
 from embodyrl.tracking.clock import Phase
+
+Zeros = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
+"""Returns an array of zeros of a shape and type."""
 
 
 class RolloutBuffer:
@@ -32,10 +33,12 @@ class RolloutBuffer:
     Args:
         chunks: `K`.
         columns: `B`.
+        zeros: allocates a column.
     """
 
-    def __init__(self, chunks: int, columns: int) -> None:
+    def __init__(self, chunks: int, columns: int, zeros: Zeros = np.zeros) -> None:
         self._size = (chunks, columns)
+        self._zeros = zeros
         self._columns: dict[str, NDArray[Any]] = {}
 
     def write(self, rows: NDArray[np.int64], slots: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:
@@ -43,7 +46,7 @@ class RolloutBuffer:
         for name, value in values.items():
             column = self._columns.get(name)
             if column is None:
-                column = self._columns[name] = np.zeros((*self._size, *value.shape[1:]), value.dtype)
+                column = self._columns[name] = self._zeros((*self._size, *value.shape[1:]), value.dtype)
             column[rows, slots] = value
 
     def columns(self, chunks: int) -> dict[str, Tensor]:
@@ -70,7 +73,7 @@ class _Progress:
 
 
 class Collector:
-    """Collects rollouts of `K` chunks in each of `B` slots. Every rank collects its share; `ranks` joins them.
+    """Collects rollouts of `K` chunks in each of `B` slots: those of this process, a share of the run's.
 
     Schedules: lockstep infers for all slots, then simulates all. pipeline has two halves of the slots take turns: one
     is simulated while the policy infers for the other. ready_batch infers for the slots that are ready. All of them
@@ -89,7 +92,8 @@ class Collector:
         env, rollout: their config.
         critic: keep the critic's values in the batch.
         seed: the run's seed.
-        ranks: those of the run, each with a collector for as many slots.
+        first_slot: number in the run of this process's slot 0.
+        slots: of the run; None: only those of this process.
     """
 
     def __init__(
@@ -101,13 +105,15 @@ class Collector:
         rollout: RolloutConfig,
         critic: bool,
         seed: int,
-        ranks: Ranks = SINGLE_PROCESS,
+        first_slot: int = 0,
+        slots: int | None = None,
     ) -> None:
         self.manager = manager
         self.engine = engine
         self.config = rollout
         self.critic = critic
-        self.ranks = ranks
+        self.first_slot = first_slot
+        self._slots_of_run = manager.num_envs if slots is None else slots
         self.clock = engine.clock
         self.task_descriptions = list(dict.fromkeys(manager.spec.tasks.values()))
         self._whole = rollout.episodes is Episodes.whole
@@ -121,7 +127,7 @@ class Collector:
             start_states=env.start_states,
             group_size=rollout.group_size,
             seed=seed,
-            first_slot=ranks.rank * manager.num_envs,
+            first_slot=first_slot,
         )
         self._all = np.arange(manager.num_envs)
         self._block = np.arange(manager.num_envs) * len(engine.noise) // manager.num_envs
@@ -134,25 +140,22 @@ class Collector:
         self._held: list[tuple[NDArray[np.int64], Observation]] = []
         """Slots in an episode and their observations, with which the next rollout begins. Copies, because evaluation
         may use the simulators in between."""
-        self.surplus: TrajectoryBatch | None = None
-        """Whole groups that were collected beyond what an update needed, for the next one."""
 
     @property
     def in_progress(self) -> bool:
         """True while episodes go on in the simulators between rollouts."""
         return bool(self._held)
 
-    def collect(self) -> Rollout:
-        """Run the policy in training mode; returns the rollout of all ranks' slots."""
+    def collect(self, zeros: Zeros = np.zeros) -> Rollout:
+        """Run the policy in training mode; returns the rollout of this process's slots. `zeros` allocates the columns
+        of its batch."""
         with self.clock.measure(Phase.record):
-            own = self._collect()
-            # The batches travel between ranks here, so waiting for the slowest rank counts as communication.
-            with self.clock.measure(Phase.sync):
-                return gather_rollouts(own, self.engine.exchange, self.config.episodes_per_slot)
+            return self._collect(zeros)
 
-    def _collect(self) -> Rollout:
+    def _collect(self, zeros: Zeros) -> Rollout:
         collected = _Progress(
-            buffer=RolloutBuffer(self.config.num_chunks, self._columns), decided=np.zeros(self._columns, np.int64)
+            buffer=RolloutBuffer(self.config.num_chunks, self._columns, zeros),
+            decided=np.zeros(self._columns, np.int64),
         )
         # With whole episodes slot i fills columns i, i + num_envs, i + 2 num_envs, ... one after the other.
         self._column[:] = self._all
@@ -173,21 +176,6 @@ class Collector:
             finished=[replace(episode, row=row) for row, episode in finished],
             env_steps=collected.env_steps,
         )
-
-    def forget_batch(self) -> None:
-        """Free the memory of the large columns of several ranks, but for those of the surplus."""
-        forget_all_but([] if self.surplus is None else [self.surplus], self.engine.exchange)
-
-    def whole_surplus(self) -> TrajectoryBatch | None:
-        """Return the surplus with all its columns, on the first rank. All ranks must call it."""
-        if self.surplus is None:
-            return None
-        exchange = self.engine.exchange
-        return bring_large(self.surplus, exchange, [rank == 0 for rank in range(exchange.ranks.size)])
-
-    def take_surplus(self, whole: TrajectoryBatch | None) -> None:
-        """Continue with what `whole_surplus` returned, which every rank has read. All ranks must call it."""
-        self.surplus = None if whole is None else leave_share(whole, self.engine.exchange)
 
     def give_up_episodes(self) -> None:
         """Begin new episodes with the next rollout, after a rollout that failed half way."""
@@ -310,12 +298,11 @@ class Collector:
         return columns | {f"trace/{name}": value.cpu().numpy() for name, value in decision.trace.items()}
 
     def _columns_of_the_run(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the column that each slot is filling, as numbered in the joint batch of all ranks."""
-        # The joint batch holds the first episodes of all slots of all ranks, then the second ones (`gather_rollouts`),
-        # so that the members of a group stay neighbours whatever the number of ranks.
-        count = len(self._all)
-        round_, slot = np.divmod(self._column[slots], count)
-        return (round_ * self.ranks.size + self.ranks.rank) * count + slot
+        """Return the column that each slot is filling, as numbered in the joint batch of all processes."""
+        # The joint batch holds the first episodes of all slots of the run, then the second ones (`join_rollouts`), so
+        # that the members of a group stay neighbours whatever the number of processes.
+        round_, slot = np.divmod(self._column[slots], len(self._all))
+        return round_ * self._slots_of_run + self.first_slot + slot
 
     def _batch(self, collected: _Progress) -> TrajectoryBatch:
         columns = collected.buffer.columns(int(collected.decided.max()))

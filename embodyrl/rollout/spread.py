@@ -37,7 +37,6 @@ def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) ->
         return own
     # The barrier can name a rank that hangs; the exchanges below would only time out.
     ranks.barrier()
-    slots = own.batch.size[1] // episodes_per_slot
     own_header = {
         "chunks": own.batch.size[0],
         "env_steps": own.env_steps,
@@ -49,16 +48,36 @@ def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) ->
     if any(each["columns"] != own_header["columns"] for each in every):
         raise BatchError(f"the ranks have collected different columns: {[each['columns'] for each in every]}")
     small = leave_large(own.batch, exchange).pad(max(each["chunks"] for each in every), "K")
-    rounds = [batch.chunk(episodes_per_slot, "B") for batch in _gather_batches(small, ranks)]
-    finished = [
-        FinishedEpisode(**episode | {"slot": episode["slot"] + rank * slots})
-        for rank, each in enumerate(every)
-        for episode in each["finished"]
+    parts = [
+        Rollout(
+            batch=batch,
+            finished=[FinishedEpisode(**episode) for episode in each["finished"]],
+            env_steps=each["env_steps"],
+        )
+        for batch, each in zip(_gather_batches(small, ranks), every, strict=True)
     ]
+    return join_rollouts(parts, episodes_per_slot)
+
+
+def join_rollouts(parts: Sequence[Rollout], episodes_per_slot: int) -> Rollout:
+    """Join rollouts of processes into what one process with all slots would have collected.
+
+    Args:
+        parts: in the order of their slots, which each numbers from 0.
+        episodes_per_slot: the columns of a batch are the first episodes of all slots, then their second ones, ...
+    """
+    if len(parts) == 1:
+        return parts[0]
+    longest = max(part.batch.size[0] for part in parts)
+    rounds = [part.batch.pad(longest, "K").chunk(episodes_per_slot, "B") for part in parts]
+    finished, first = [], 0
+    for part in parts:
+        finished += [dataclasses.replace(episode, slot=first + episode.slot) for episode in part.finished]
+        first += part.batch.size[1] // episodes_per_slot
     return Rollout(
-        batch=concat([parts[index] for index in range(episodes_per_slot) for parts in rounds], "B"),
+        batch=concat([batches[index] for index in range(episodes_per_slot) for batches in rounds], "B"),
         finished=sorted(finished, key=lambda episode: (episode.row, episode.slot)),
-        env_steps=sum(each["env_steps"] for each in every),
+        env_steps=sum(part.env_steps for part in parts),
     )
 
 

@@ -19,9 +19,10 @@ from embodyrl.files import write_whole
 from embodyrl.models.saved import from_own_folder, stands_alone, stored_type, weight_type, with_kept
 from embodyrl.models.vla.config import WeightType
 from embodyrl.pipelines.pipeline import build_pipeline
-from embodyrl.placement.plan import inventory, policy_gpu
-from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of_a_rank, own_share
-from embodyrl.registry import ADVANTAGES, LOSSES, SINKS
+from embodyrl.placement.plan import WorkerSpec, inventory, policy_gpu
+from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of, own_blocks, own_share
+from embodyrl.registry import LOSSES, SINKS
+from embodyrl.runner.checkpoint import POLICY, TRAINER
 from embodyrl.runner.rundir import WORKER_LOGS, RunDir
 from embodyrl.runner.stopping import end_program
 from embodyrl.tracking import Sink, SinkContext
@@ -29,8 +30,10 @@ from embodyrl.tracking.report import GRAPH_FILE
 
 if TYPE_CHECKING:
     from embodyrl.data.batches import Demonstrations
+    from embodyrl.engine.compute import Blocks
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.engine.parallel import Ranks
+    from embodyrl.rollout.rollouts import Rollouts
     from embodyrl.runner.runner import Runner
 
 CONSOLE = "console"
@@ -64,6 +67,7 @@ def open_runner(
     checkpoint: Path | None = None,
     place: RankInfo = SINGLE_RANK,
     ranks: Ranks | None = None,
+    workers: Sequence[WorkerSpec] = (),
     host: Host = PROGRAM,
 ) -> Iterator[Runner]:
     """Start simulators and sinks, build policy, engine and pipeline, and close everything at the end.
@@ -75,43 +79,34 @@ def open_runner(
         checkpoint: verified checkpoint folder to continue from, or None.
         place: this rank and their number; only the first writes.
         ranks: of the run, if there are several.
+        workers: rollout workers to start, on the first rank.
         host: settings of the program that the run is part of.
     """
-    # Simulators first: their processes start while torch is imported.
     with ExitStack() as stack:
-        manager = stack.enter_context(open_simulators(loaded, worker_logs(directory.path, place), place))
-        stack.enter_context(settings_of_torch_kept())
+        config = loaded.config
+        weights = None if checkpoint is None else checkpoint / POLICY
+        engine, rollouts = stack.enter_context(
+            disaggregated(loaded, directory, weights, ranks, workers)
+            if config.placement.rollout.workers
+            else collocated(loaded, directory, weights, place, ranks)
+        )
 
-        from embodyrl.rollout.collector import Collector
-        from embodyrl.runner.checkpoint import POLICY, TRAINER
         from embodyrl.runner.runner import Runner
         from embodyrl.runner.state import Progress, TrainerState
 
-        config = loaded.config
         state = None if checkpoint is None else TrainerState.load(checkpoint / TRAINER)
         progress = Progress() if state is None else Progress.of(state)
-        weights = None if checkpoint is None else checkpoint / POLICY
-        engine = build_engine(config, manager, weights=weights, folder=directory.path, ranks=ranks)
-        demonstrations = None if config.data.path is None else open_demonstrations(config, manager, engine)
+        demonstrations = None if config.data.path is None else open_demonstrations(config, rollouts, engine)
         pipeline = build_pipeline(config)
         if place.is_first:
             write_whole(directory.path / GRAPH_FILE, pipeline.to_mermaid())
-        opened = open_sinks(config, directory.path, progress.iteration, host) if place.is_first else nullcontext(())
-        sinks: Sequence[Sink] = stack.enter_context(opened)
+        shown = open_sinks(config, directory.path, progress.iteration, host) if place.is_first else nullcontext(())
+        sinks: Sequence[Sink] = stack.enter_context(shown)
         runner = Runner(
             loaded,
             directory,
-            manager=manager,
+            rollouts=rollouts,
             engine=engine,
-            collector=Collector(
-                manager,
-                engine,
-                env=config.env,
-                rollout=config.rollout,
-                critic=ADVANTAGES.entry(config.algorithm.advantage.name).critic,
-                seed=config.seed,
-                ranks=engine.ranks,
-            ),
             pipeline=pipeline,
             demonstrations=demonstrations,
             sinks=sinks,
@@ -126,24 +121,78 @@ def open_runner(
 
 
 @contextmanager
-def open_simulators(loaded: LoadedConfig, log_dir: Path, place: RankInfo = SINGLE_RANK) -> Iterator[EnvManager]:
-    """Start a rank's share of the simulators. Torch is imported meanwhile, since both take seconds; in a second thread,
-    because processes die with the thread that started them."""
+def collocated(
+    loaded: LoadedConfig, directory: RunDir, weights: Path | None, place: RankInfo, ranks: Ranks | None
+) -> Iterator[tuple[HybridEngine, Rollouts]]:
+    """Open a rank that plays its share of the envs itself. For the arguments see `open_runner`; `weights` is a folder
+    of saved ones."""
+    config = loaded.config
+    # Simulators first: their processes start while torch is imported.
+    with open_simulators(loaded, worker_logs(directory.path, place), place) as manager, settings_of_torch_kept():
+        from embodyrl.runner.share import EnvShare, OwnRollouts
+
+        blocks = blocks_here(config, place)
+        engine = build_engine(config, manager, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
+        yield engine, OwnRollouts(EnvShare(config, manager, engine))
+
+
+@contextmanager
+def disaggregated(
+    loaded: LoadedConfig, directory: RunDir, weights: Path | None, ranks: Ranks | None, specs: Sequence[WorkerSpec]
+) -> Iterator[tuple[HybridEngine, Rollouts]]:
+    """Open a rank that learns from what rollout workers play; the first starts these. For the arguments see
+    `collocated`."""
+    from embodyrl.runner.workers import RolloutWorkers, share_spec
+
+    config = loaded.config
+    with ExitStack() as stack:
+        with torch_imported():
+            workers = stack.enter_context(RolloutWorkers(loaded, directory.path, specs)) if specs else None
+        stack.enter_context(settings_of_torch_kept())
+
+        from embodyrl.engine.compute import Blocks
+        from embodyrl.engine.parallel import SINGLE_PROCESS
+        from embodyrl.runner.disaggregated import WorkersRollouts
+
+        ranks = ranks or SINGLE_PROCESS
+        offered = share_spec(workers, ranks, config.placement.rollout.timeout_s)
+        loading = [] if workers is None else workers.begin("load", weights)
+        blocks = Blocks(here=range(0), count=blocks_of(config, ranks.size))
+        engine = build_engine(config, offered, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
+        if workers is not None:
+            workers.finish(loading)
+        yield engine, WorkersRollouts(config, engine, offered.spec, workers)
+
+
+@contextmanager
+def torch_imported() -> Iterator[None]:
+    """Import torch in a second thread during a block that waits for processes, since both take seconds. The block must
+    start them, because processes die with the thread that started them."""
     warm_up = threading.Thread(target=importlib.import_module, args=("embodyrl.runner.runner",), daemon=True)
     warm_up.start()
+    yield
+    warm_up.join()
+
+
+@contextmanager
+def open_simulators(loaded: LoadedConfig, log_dir: Path, place: RankInfo = SINGLE_RANK) -> Iterator[EnvManager]:
+    """Start the simulators of one of several processes, and import torch meanwhile."""
     config = loaded.config
     log_dir.mkdir(parents=True, exist_ok=True)
     machine = inventory()
-    with EnvManager(
-        own_share(config.env, place, machine),
-        chunk_size=config.rollout.chunk_size,
-        every_step=config.rollout.observe is Observe.every_step,
-        plugins=config.plugins,
-        plugin_path=str(loaded.plugin_dir),
-        log_dir=log_dir,
-        near=policy_gpu(config.engine.device, machine),
-    ) as manager:
-        warm_up.join()
+    with ExitStack() as stack:
+        with torch_imported():
+            manager = stack.enter_context(
+                EnvManager(
+                    own_share(config.env, place, machine),
+                    chunk_size=config.rollout.chunk_size,
+                    every_step=config.rollout.observe is Observe.every_step,
+                    plugins=config.plugins,
+                    plugin_path=str(loaded.plugin_dir),
+                    log_dir=log_dir,
+                    near=policy_gpu(config.engine.device, machine),
+                )
+            )
         yield manager
 
 
@@ -177,6 +226,13 @@ class Offers(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Simulators of other processes."""
+
+    spec: SimulatorSpec
+
+
 def build_engine(
     config: Config,
     manager: Offers,
@@ -184,6 +240,8 @@ def build_engine(
     weights: Path | None,
     folder: Path | None = None,
     ranks: Ranks | None = None,
+    blocks: Blocks | None = None,
+    processes_here: int = 1,
 ) -> HybridEngine:
     """Build the policy in its engine.
 
@@ -194,6 +252,8 @@ def build_engine(
             adapters for weights elsewhere, or the loss also needs the policy that the run began with.
         folder: for files of the engine.
         ranks: those of the run, if there are several.
+        blocks: those that this process decides for; None: all of the run.
+        processes_here: processes that compute on this machine's cores at the same time.
     """
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.engine.parallel import SINGLE_PROCESS
@@ -214,7 +274,8 @@ def build_engine(
         saved=weights,
         folder=folder,
         ranks=ranks or SINGLE_PROCESS,
-        blocks=blocks_of_a_rank(config, (ranks or SINGLE_PROCESS).size),
+        blocks=blocks or blocks_here(config, SINGLE_RANK),
+        processes_here=processes_here,
     )
 
 
@@ -232,16 +293,32 @@ def _with_weight_type(model: ModelConfig, engine: EngineConfig, weights: Path | 
     return dataclasses.replace(model, **changes)
 
 
-def build_acting(config: Config, manager: Offers, weights: Path | None) -> HybridEngine:
+def blocks_here(config: Config, place: RankInfo) -> Blocks:
+    """Return the blocks of one of several processes that roll out."""
+    from embodyrl.engine.compute import Blocks
+
+    return Blocks(here=own_blocks(config, place.rank, place.size), count=blocks_of(config, place.size))
+
+
+def build_acting(
+    config: Config, manager: Offers, weights: Path | None, *, place: RankInfo = SINGLE_RANK
+) -> HybridEngine:
     """Build the policy in an engine that only acts: without a reference policy, which would double the memory, and
-    without float32 copies of 16-bit weights, which would triple it. For arguments see `build_engine`."""
+    without float32 copies of 16-bit weights, which would triple it. `place` is that of this process among those that
+    roll out; for the other arguments see `build_engine`."""
     algorithm = dataclasses.replace(config.algorithm, kl_coef=0.0)
     optimizer = dataclasses.replace(config.engine.optimizer, master_weights=False)
     engine = dataclasses.replace(config.engine, optimizer=optimizer)
-    return build_engine(dataclasses.replace(config, algorithm=algorithm, engine=engine), manager, weights=weights)
+    return build_engine(
+        dataclasses.replace(config, algorithm=algorithm, engine=engine),
+        manager,
+        weights=weights,
+        blocks=blocks_here(config, place),
+        processes_here=place.local_size,
+    )
 
 
-def open_demonstrations(config: Config, manager: EnvManager, engine: HybridEngine) -> Demonstrations:
+def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -> Demonstrations:
     """Open the demonstrations that the config names.
 
     Raises:

@@ -11,8 +11,7 @@ from embodyrl.config.schema import Config, OldLogprobs
 from embodyrl.errors import UserError, near_match
 
 if TYPE_CHECKING:  # these import torch, which a module that only defines callbacks need not
-    from embodyrl.engine.hybrid import HybridEngine
-    from embodyrl.envs.manager import EnvManager
+    from embodyrl.rollout.rollouts import News, Rollouts
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.state import Progress
     from embodyrl.runner.stopping import Stopper
@@ -236,49 +235,42 @@ class Warnings(Callback):
 
 
 class SimulatorHealth:
-    """Reports simulator processes that died, and slots that were not restored bit for bit, over all ranks.
+    """Reports simulator processes that died, and slots that were not restored bit for bit.
 
     Args:
-        manager: the simulators of this rank.
-        engine: knows the other ranks.
+        rollouts: have the simulators.
         progress: counts both.
         name: of the simulator.
         message: says a line.
     """
 
-    def __init__(
-        self, manager: EnvManager, engine: HybridEngine, progress: Progress, name: str, message: Callable[[str], None]
-    ) -> None:
-        self._manager = manager
-        self._ranks = engine.ranks
+    def __init__(self, rollouts: Rollouts, progress: Progress, name: str, message: Callable[[str], None]) -> None:
+        self._rollouts = rollouts
         self._progress = progress
         self._name = name
         self._message = message
-        manager.count_restarts(progress.restarts)
+        rollouts.count_restarts(progress.restarts)
 
-    def report(self) -> dict[str, float]:
-        """Report the deaths and mismatches since the last call; returns metrics. All ranks must call it."""
-        return self._report_deaths() | self.report_mismatches()
-
-    def _report_deaths(self) -> dict[str, float]:
-        """Report the simulator processes that died and were replaced."""
-        own = [str(death) for death in self._manager.take_deaths()]
-        deaths = [death for each in self._ranks.gather_values(own) for death in each]
-        for death in deaths:
-            self._message(f"replaced a simulator process; its episodes are invalid. {death}")
-        self._progress.restarts += len(deaths)
-        self._manager.count_restarts(self._progress.restarts)
-        return {"env/restarts": float(self._progress.restarts)} if self._progress.restarts else {}
-
-    def report_mismatches(self, changed: str = "") -> dict[str, float]:
-        """Report once that slots are not restored bit for bit; returns metrics. All ranks must call it.
+    def report(self, changed: str = "") -> dict[str, float]:
+        """Report the deaths and mismatches since the last call; returns metrics. All ranks must call it.
 
         Args:
             changed: differences of the simulators to those that saved the states, if there are any.
         """
-        first = self._ranks.rank * self._manager.num_envs
-        own = [first + slot for slot in self._manager.take_mismatches()]
-        slots = [slot for each in self._ranks.gather_values(own) for slot in each]
+        news = self._rollouts.take_news()
+        return self._report_deaths(news) | self._report_mismatches(news, changed)
+
+    def _report_deaths(self, news: News) -> dict[str, float]:
+        """Report the simulator processes that died and were replaced."""
+        for death in news.deaths:
+            self._message(f"replaced a simulator process; its episodes are invalid. {death}")
+        self._progress.restarts += len(news.deaths)
+        self._rollouts.count_restarts(self._progress.restarts)
+        return {"env/restarts": float(self._progress.restarts)} if self._progress.restarts else {}
+
+    def _report_mismatches(self, news: News, changed: str) -> dict[str, float]:
+        """Report once that slots are not restored bit for bit."""
+        slots = news.mismatches
         self._progress.restore_mismatches += len(slots)
         if slots and self._progress.comes_back:
             # A mismatch that another version explains is no fault of the simulator, so the next one is reported too.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections import deque
@@ -18,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import Config
+from embodyrl.engine.compute import Blocks, block_indices
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.parallel import Ranks
-from embodyrl.envs import EpisodeSpec
+from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager, StepResult
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.seeding import derive_seed
@@ -68,6 +67,19 @@ class Evaluation:
             "eval/episodes": float(self.episodes),
             "eval/sampled": float(self.sampled),
         }
+
+    @classmethod
+    def of_episodes(cls, finished: Sequence[FinishedEpisode], *, seconds: float, sampled: bool) -> Evaluation:
+        """Summarise the episodes of an evaluation, in any order."""
+        return cls(
+            episodes=len(finished),
+            successes=sum(each.success for each in finished),
+            # Sorted, because a sum in floating point depends on the order in which episodes happened to finish.
+            mean_return=float(np.mean(sorted(each.total_reward for each in finished))),
+            mean_length=float(np.mean([each.length for each in finished])),
+            seconds=seconds,
+            sampled=sampled,
+        )
 
     @classmethod
     def of(cls, metrics: Mapping[str, float], seconds: float) -> Evaluation:
@@ -155,13 +167,13 @@ def held_out_episodes(config: Config) -> list[EpisodeSpec]:
     )
 
 
-def evaluation_noise(config: Config, engine: HybridEngine) -> torch.Generator | None:
-    """Return the random stream of a rank's actions in an evaluation, the same for every evaluation of a run; None
-    without `eval.sample`."""
+def evaluation_noise(config: Config, engine: HybridEngine) -> list[torch.Generator] | None:
+    """Return the random streams of actions in an evaluation, for each block that this process decides for; the same for
+    every evaluation of a run. None without `eval.sample`."""
     if not config.eval.sample:
         return None
-    seed = derive_seed(config.seed, "evaluation", *engine.ranks.seed_indices)
-    return torch.Generator(engine.device).manual_seed(seed)
+    seeds = [derive_seed(config.seed, "evaluation", *block_indices(number)) for number in engine.blocks.here]
+    return [torch.Generator(engine.device).manual_seed(seed) for seed in seeds]
 
 
 def evaluate(
@@ -169,81 +181,93 @@ def evaluate(
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
     video: VideoRecorder | None = None,
-    noise: torch.Generator | None = None,
+    noise: Sequence[torch.Generator] | None = None,
 ) -> Evaluation:
-    """Play `episodes` and return the result. A slot that finishes begins the next episode; slots without an episode
-    left are neither stepped nor inferred. An episode that is lost with its simulator is played again.
+    """Play `episodes` in this process alone and return the result; see `play_share`."""
+    start = time.perf_counter()
+    finished = play_share(manager, engine, episodes, 0 if video is None else video.count, video, noise)
+    return Evaluation.of_episodes(finished, seconds=time.perf_counter() - start, sampled=noise is not None)
+
+
+def play_share(
+    manager: EnvManager,
+    engine: HybridEngine,
+    episodes: Sequence[EpisodeSpec],
+    recorded: int = 0,
+    video: VideoRecorder | None = None,
+    noise: Sequence[torch.Generator] | None = None,
+) -> list[FinishedEpisode]:
+    """Play those of `episodes` that the blocks of this process are dealt. A slot that finishes begins the next episode;
+    slots without an episode left are neither stepped nor inferred. An episode that is lost with its simulator is played
+    again.
 
     Without `noise` the policy takes its most likely actions; then neither the number of slots nor the recording changes
-    a result. With `noise` actions are drawn, and the same number of slots draws the same ones.
+    a result. With `noise` actions are drawn, and the same number of slots and blocks draws the same ones.
+
+    Args:
+        manager: the simulators.
+        engine: chooses the chunks.
+        episodes: of the whole evaluation.
+        recorded: number of episodes that are recorded, the first ones.
+        video: records them, in the process that has the first block.
+        noise: random streams of the actions of each block.
     """
-    start = time.perf_counter()
+    dealt = share_of_episodes(len(episodes), recorded, engine.blocks)
     finished: list[FinishedEpisode] = []
-    recorded = engine.ranks.broadcast_from_rank0(0 if video is None else video.count)
-    numbers = share_of_episodes(len(episodes), recorded, engine.ranks)
     with engine.rollout_mode(), engine.clock.measure(Phase.record):
         # Recorded episodes are stepped one action at a time with an image each; the others at full speed afterwards.
         if video is not None:
-            finished += _play(manager, engine, noise, episodes, numbers[: video.count], video.step)
-            numbers = numbers[video.count :]
-        finished += _play(
-            manager, engine, noise, episodes, numbers, lambda slots, _, *chunk: manager.step(slots, *chunk)
+            finished += _play(manager, engine, noise, episodes, {0: dealt[0][:recorded]}, video.step)
+            dealt[0] = dealt[0][recorded:]
+        return finished + _play(
+            manager, engine, noise, episodes, dealt, lambda slots, _, *chunk: manager.step(slots, *chunk)
         )
-        with engine.clock.measure(Phase.sync):
-            finished = gather_episodes(finished, engine.ranks)
-    return Evaluation(
-        episodes=len(finished),
-        successes=sum(each.success for each in finished),
-        # Sorted, because a sum in floating point depends on the order in which episodes happened to finish.
-        mean_return=float(np.mean(sorted(each.total_reward for each in finished))),
-        mean_length=float(np.mean([each.length for each in finished])),
-        seconds=time.perf_counter() - start,
-        sampled=noise is not None,
-    )
 
 
-def share_of_episodes(count: int, recorded: int, ranks: Ranks) -> list[int]:
-    """Return the numbers of the episodes that a rank plays: ranks take turns, and the first also plays those that are
-    recorded."""
-    others = range(recorded, count)[ranks.rank :: ranks.size]
-    return [*range(recorded), *others] if ranks.is_first else list(others)
-
-
-def gather_episodes(finished: list[FinishedEpisode], ranks: Ranks) -> list[FinishedEpisode]:
-    """Return the episodes that all ranks played."""
-    ranks.barrier()
-    every = ranks.gather_values([dataclasses.asdict(episode) for episode in finished])
-    return [FinishedEpisode(**episode) for each in every for episode in each] if ranks.size > 1 else finished
+def share_of_episodes(count: int, recorded: int, blocks: Blocks) -> dict[int, list[int]]:
+    """Return the numbers of the episodes that each block of this process plays, by its number in this process: blocks
+    take turns, and the first also plays those that are recorded."""
+    others = range(recorded, count)
+    return {
+        index: [*range(recorded if number == 0 else 0), *others[number :: blocks.count]]
+        for index, number in enumerate(blocks.here)
+    }
 
 
 def _play(
     manager: EnvManager,
     engine: HybridEngine,
-    noise: torch.Generator | None,
+    noise: Sequence[torch.Generator] | None,
     episodes: Sequence[EpisodeSpec],
-    numbers: Sequence[int],
+    dealt: Mapping[int, Sequence[int]],
     step: Step,
 ) -> list[FinishedEpisode]:
-    """Play the episodes with these numbers."""
-    if not numbers:
-        return []
-    mode: Literal["train", "eval"] = "eval" if noise is None else "train"
-    slots = np.arange(min(manager.num_envs, len(numbers)))
+    """Play the episodes with these numbers, by block."""
+    size = manager.num_envs // len(engine.blocks.here)
+    waiting = {
+        block * size + slot: deque(numbers[slot :: min(size, len(numbers))])
+        for block, numbers in dealt.items()
+        for slot in range(min(size, len(numbers)))
+    }
     # Dealt out beforehand: which slot plays which episode must not depend on how fast simulators are.
-    waiting = [deque(numbers[slot :: len(slots)]) for slot in range(len(slots))]
-    playing = np.array([queue.popleft() for queue in waiting])
+    slots = np.array(sorted(waiting), np.int64)
+    if not len(slots):
+        return []
+    playing = np.zeros(manager.num_envs, np.int64)
+    playing[slots] = [waiting[slot].popleft() for slot in slots]
     tracker = EpisodeTracker(manager.num_envs)
     finished: list[FinishedEpisode] = []
-    lost: list[int] = []
+    lost: dict[int, list[int]] = {block: [] for block in dealt}
     with engine.clock.measure(Phase.simulate):
-        observation = manager.reset(slots, [episodes[number] for number in playing])
+        observation = manager.reset(slots, [episodes[number] for number in playing[slots]])
     while len(slots):
-        actions = engine.actions_of(engine.act(observation, mode, noise))
+        actions = _decide(engine, observation, slots // size, noise)
         following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
         with engine.clock.measure(Phase.simulate):
             result = step(slots, playing[slots], actions, following)
         finished += tracker.update(slots, result)
-        lost += playing[slots[result.lost]].tolist()
+        for slot in slots[result.lost]:
+            lost[slot // size].append(int(playing[slot]))
         over = result.ended | result.lost
         # A slot goes on if its episode does, or if another one waits for it, which its worker has begun already.
         running = np.array([bool(waiting[slot]) for slot in slots]) | ~over
@@ -251,6 +275,20 @@ def _play(
             playing[slot] = waiting[slot].popleft()
         slots, observation = slots[running], result.observation.take(running)
     return finished + _play(manager, engine, noise, episodes, lost, step)
+
+
+def _decide(
+    engine: HybridEngine, observation: Observation, blocks: NDArray[np.int64], noise: Sequence[torch.Generator] | None
+) -> NDArray[np.float32]:
+    """Choose a chunk `[B, C, D]` for each slot, given its block: slots of different blocks are decided on apart."""
+    mode: Literal["train", "eval"] = "eval" if noise is None else "train"
+    chunks = []
+    for block in np.unique(blocks).tolist():
+        rows = blocks == block
+        own = observation if rows.all() else observation.take(rows)
+        decision = engine.act(own, mode, None if noise is None else noise[block])
+        chunks.append(engine.actions_of(decision))
+    return np.concatenate(chunks)
 
 
 @contextmanager

@@ -7,27 +7,27 @@ import json
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from embodyrl.config import LoadedConfig, config_hash
 from embodyrl.config.schema import Config, KeepBest, Offload
+from embodyrl.engine.compute import noise_in
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.envs import EpisodeSpec
-from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.states import changes, simulator_versions
 from embodyrl.errors import RunError, without_controls
 from embodyrl.files import write_whole
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.pipelines.stages import Components
+from embodyrl.placement.launcher import RemoteError
 from embodyrl.registry import SupportedModel
-from embodyrl.rollout.collector import Collector
+from embodyrl.rollout.rollouts import PlayState, Rollouts
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
 from embodyrl.runner.checkpoint import Retention
-from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluate, evaluation_noise, held_out_episodes
+from embodyrl.runner.evaluation import Evaluation
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.state import (
     Progress,
@@ -36,8 +36,6 @@ from embodyrl.runner.state import (
     Snapshot,
     TrainerState,
     check_alike,
-    join_slots,
-    own_slots,
 )
 from embodyrl.runner.stopping import Stopper, end_program
 from embodyrl.tracking import Sink
@@ -55,7 +53,7 @@ class Runner:
     Args:
         loaded: the whole config, and where it came from.
         directory: of the run.
-        manager, engine, collector, pipeline, sinks: built from the config by `build.open_runner`.
+        rollouts, engine, pipeline, sinks: built from the config by `build.open_runner`.
         progress: counters of the run so far.
         started: `time.monotonic()` when the program began, for wall-clock figures.
         demonstrations: to learn from, or None.
@@ -68,9 +66,8 @@ class Runner:
         loaded: LoadedConfig,
         directory: RunDir,
         *,
-        manager: EnvManager,
+        rollouts: Rollouts,
         engine: HybridEngine,
-        collector: Collector,
         pipeline: Pipeline,
         sinks: Sequence[Sink],
         progress: Progress,
@@ -83,11 +80,10 @@ class Runner:
         self.config = loaded.config
         self.directory = directory
         self.run_dir = directory.path
-        self.manager = manager
+        self.rollouts = rollouts
         self.engine = engine
         self.ranks = engine.ranks
         self.clock = engine.clock
-        self.collector = collector
         self.pipeline = pipeline.loaded()
         self.components = Components.of(self.config.algorithm)
         self.demonstrations = demonstrations
@@ -97,7 +93,7 @@ class Runner:
         self._callbacks = Callbacks(callbacks, self.stopper)
         precision = str(engine.precision).removeprefix("torch.")
         self._warnings = Warnings(self.config, precision, self.message)
-        self._simulators = SimulatorHealth(manager, engine, progress, self.config.env.name, self.message)
+        self._simulators = SimulatorHealth(rollouts, progress, self.config.env.name, self.message)
         self._keep_best = None if self.config.run.keep_best is KeepBest.none else self.config.run.keep_best.value
         self._saver = Saver(
             self.run_dir,
@@ -163,7 +159,7 @@ class Runner:
         iteration = Iteration(
             config=self.config,
             components=self.components,
-            collector=self.collector,
+            collector=self.rollouts,
             engine=self.engine,
             demonstrations=self.demonstrations,
             warn=self._warnings.warn,
@@ -171,9 +167,9 @@ class Runner:
         start = time.perf_counter()
         with self.clock.measure(Phase.train):  # time that no inner phase claims counts as learning
             self.pipeline.run(iteration)
-        self.collector.forget_batch()
-        if self.engine.graphs.warning is not None:
-            self._warnings.warn("graphs", self.engine.graphs.warning)
+        self.rollouts.forget_batch()
+        if self.rollouts.warning is not None:
+            self._warnings.warn("graphs", self.rollouts.warning)
         seconds = time.perf_counter() - start
         metrics = iteration.metrics | self._take_times("time/iteration")
         self.progress.iteration += 1
@@ -189,10 +185,14 @@ class Runner:
     def _evaluate(self) -> dict[str, float]:
         """Evaluate on held-out start states, in the training simulators; training episodes continue afterwards
         unchanged."""
-        episodes = held_out_episodes(self.config)
-        noise = evaluation_noise(self.config, self.engine)
-        with borrowed(self.manager, self.clock, self.collector.in_progress), self._video(episodes) as video:
-            result = evaluate(self.manager, self.engine, episodes, video, noise)
+        start, (recorded, video) = time.perf_counter(), self._video()
+        result = Evaluation.of_episodes(
+            self.rollouts.evaluate(recorded, video),
+            seconds=time.perf_counter() - start,
+            sampled=self.config.eval.sample,
+        )
+        if recorded:
+            self.message(f"recorded {video}")
         metrics = result.metrics()
         self.progress.evaluations[str(self.progress.iteration)] = {
             name: value for name, value in metrics.items() if name.startswith("eval/")
@@ -201,17 +201,11 @@ class Runner:
         self._callbacks.on_evaluation(result)
         return metrics | self._take_times("time/eval")
 
-    @contextmanager
-    def _video(self, episodes: Sequence[EpisodeSpec]) -> Iterator[VideoRecorder | None]:
-        """Yield the recorder of this evaluation's video; None if it is not one of those that are recorded."""
+    def _video(self) -> tuple[int, Path]:
+        """Return the number of episodes of this evaluation that are recorded, and the file for them."""
         video, number = self.config.tracking.video, len(self.progress.evaluations)
-        if not video.episodes or number % video.every or not self.ranks.is_first:
-            yield None
-            return
-        path = self.run_dir / VIDEOS / f"iteration_{self.progress.iteration:06d}.mp4"
-        with VideoRecorder(self.manager, path, episodes[: video.episodes]) as recorder:
-            yield recorder
-        self.message(f"recorded {path}")
+        recorded = 0 if number % video.every else min(video.episodes, self.config.eval.episodes)
+        return recorded, self.run_dir / VIDEOS / f"iteration_{self.progress.iteration:06d}.mp4"
 
     def _refuse_offload(self) -> None:
         """End a run with `env.offload` whose simulators do not restore their states bit for bit.
@@ -272,7 +266,7 @@ class Runner:
 
     def _take_times(self, what: str = "time/unlogged") -> dict[str, float]:
         """Return the seconds since the last call: the total as `what`, and those of each phase under its prefix."""
-        taken = divide_waiting(self.clock.take(), self.manager.take_work().rendering)
+        taken = divide_waiting(self.clock.take(), self.rollouts.take_rendering())
         for phase in Phase:
             self.progress.phases_s[phase] = self.progress.phases_s.get(phase, 0.0) + taken[phase]
         prefix = "time" if what == "time/iteration" else what
@@ -293,7 +287,7 @@ class Runner:
             return "The iteration before it is saved"
         if self.ranks.size > 1:
             return "What was learned since the last checkpoint is lost, because the other ranks cannot be asked for it"
-        self.collector.give_up_episodes()
+        self.rollouts.give_up_episodes()
         try:
             self._saver.wait()
             if (snapshot := self._snapshot()) is not None:
@@ -311,7 +305,7 @@ class Runner:
         """Return the state of all ranks to be saved, on the first rank; None on the others. All ranks must call it."""
         self.progress.wall_s = self.wall_s
         policy, state = self.engine.full_policy(), self._whole_state()
-        if policy is None:
+        if policy is None or state is None:
             return None
         return Snapshot(
             iteration=self.progress.iteration,
@@ -321,26 +315,22 @@ class Runner:
             trainer=state,
         )
 
-    def _whole_state(self) -> TrainerState:
-        """Return the state of all ranks, in a form that does not depend on their number, so that a run can be resumed
-        with another."""
-        slots = list(range(self.manager.num_envs))
-        simulators = self.manager.get_state(slots) if self.collector.in_progress else []
+    def _whole_state(self) -> TrainerState | None:
+        """Return the state of all ranks and rollout workers, in a form that does not depend on their number, so that a
+        run can be resumed with another; None on a rank that does not know it."""
+        played, engine, surplus = self.rollouts.state(), self.engine.state_dict(), self.rollouts.whole_surplus()
+        if played is None:
+            return None
         return TrainerState(
             counters={
                 "progress": vars(self.progress),
-                "collector": self._collector_state(),
+                "collector": played.collector,
                 "simulator": self._versions,
             },
-            engine=self.engine.state_dict(),
-            simulators=self.ranks.gather_lists(simulators),
-            surplus=self.collector.whole_surplus(),
+            engine=engine | {"streams": engine["streams"] | played.noise},
+            simulators=played.simulators,
+            surplus=surplus,
         )
-
-    def _collector_state(self) -> dict[str, Any]:
-        """Return the state of all ranks' collectors, joined as if there were one."""
-        state: dict[str, Any] = join_slots(self.ranks.gather_values(self.collector.state_dict()))
-        return state
 
     def _report_saved(self, published: Sequence[Saved]) -> None:
         for saved in published:
@@ -353,23 +343,22 @@ class Runner:
         Raises:
             DamageError: the state does not have the structure of this run's.
         """
-        check_alike(state.counters.get("collector"), self._collector_state(), "the checkpoint's collector")
+        if (played := self.rollouts.state()) is not None:
+            check_alike(state.counters.get("collector"), played.collector, "the checkpoint's collector")
         check_alike(dict.fromkeys(state.engine), dict.fromkeys(self.engine.state_dict()), "the checkpoint's engine")
         warning = self.engine.load_state_dict(state.engine)
         if warning is not None:
             self._warnings.warn("streams", warning)
-        slots = self.manager.num_envs
-        own = range(self.ranks.rank * slots, (self.ranks.rank + 1) * slots)
-        # Simulators before the collector, which reads their present observations.
-        if state.simulators:
-            self.manager.set_state(list(range(slots)), [state.simulators[slot] for slot in own])
-        self.collector.load_state_dict(own_slots(state.counters["collector"], own))
-        self.collector.take_surplus(state.surplus)
+        noise = noise_in(state.engine["streams"])
+        self.rollouts.restore(
+            PlayState(collector=state.counters["collector"], simulators=state.simulators, noise=noise)
+        )
+        self.rollouts.take_surplus(state.surplus)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")
             self.progress.comes_back = True  # the new version has not failed to restore anything yet
-        self._simulators.report_mismatches(changed)
+        self._simulators.report(changed)
 
     @property
     def wall_s(self) -> float:
@@ -430,7 +419,8 @@ class OutOfMemoryError(RunError):
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out. Torch has a class for it only on GPUs."""
     on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
+    in_worker = isinstance(error, RemoteError) and error.type_name in ("MemoryError", "OutOfMemoryError")
+    return on_cpu or in_worker or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def release(error: BaseException) -> None:

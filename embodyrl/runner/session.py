@@ -21,8 +21,9 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, without_controls
 from embodyrl.models.saved import other_options, weight_type
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_allocator, why_no_cuda
-from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
+from embodyrl.placement.plan import WorkerSpec, describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
+from embodyrl.placement.run_plan import Machine, describe_run_binding, plan_run
 from embodyrl.planning.choices import is_large
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
@@ -42,6 +43,7 @@ RESUMABLE = (
         "engine.gradient_checkpointing",
         "engine.cuda_graphs",
         "engine.parallel.",
+        "placement.",
     ),
 )
 """Settings that may change on resume, because they do not change what is learned (micro-batches: except by rounding).
@@ -110,6 +112,9 @@ def _train(
 ) -> Ending:
     refuse_without_cuda(loaded.config.engine.device)
     set_up_allocator()
+    workers: Sequence[WorkerSpec] = ()
+    if loaded.config.placement.rollout.workers:
+        workers = plan_run(loaded.config, [Machine(inventory=inventory())], place.size).role("rollout")
     if host.progress:
         print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
     with leading(loaded.config, place, directory.path, checkpoint) as ranks:
@@ -121,10 +126,17 @@ def _train(
         if ranks is not None:
             ranks.broadcast_from_rank0(told(fitted.loaded))
         with open_runner(
-            fitted.loaded, directory, started=started, checkpoint=checkpoint, place=place, ranks=ranks, host=host
+            fitted.loaded,
+            directory,
+            started=started,
+            checkpoint=checkpoint,
+            place=place,
+            ranks=ranks,
+            workers=workers,
+            host=host,
         ) as runner:
             exit_code = runner.run()
-            summary, spec = runner.summary(), runner.manager.spec
+            summary, spec = runner.summary(), runner.rollouts.spec
     show(directory, closing_lines(summary, directory.path), host)
     return Ending(run_dir=directory.path, exit_code=exit_code, spec=spec)
 
@@ -261,13 +273,25 @@ def _held_in(config: Config, *, on_gpu: bool) -> str | None:
 
 
 def placement(config: Config) -> str:
-    """Return the row on ranks, simulator processes and NUMA nodes."""
-    here, place = inventory(), rank_info_here(config)
+    """Return the row on rollout workers, ranks, simulator processes and NUMA nodes."""
+    here, place, envs = inventory(), rank_info_here(config), config.env.num_envs
+    if count := config.placement.rollout.workers:
+        plan = plan_run(config, [Machine(inventory=here)], place.size)
+        simulators = counted(len(plan.role("env")) // count, "simulator process")
+        learning = f"learning in {counted(place.size, 'rank')}; {describe_run_binding(config.env.numa, here, plan)}"
+        each = ", each" if count > 1 else ""
+        return f"{counted(count, 'rollout worker')}{each} with {envs // count} envs in {simulators}; {learning}"
     near = policy_gpu(config.engine.device, here)
     workers = plan_env_workers(own_share(config.env, place, here), here, near)
-    processes = "1 simulator process" if len(workers) == 1 else f"{len(workers)} simulator processes"
-    ranks = "" if place.size == 1 else f"{place.size} ranks, each with {config.env.num_envs // place.size} envs in "
+    ranks = "" if place.size == 1 else f"{place.size} ranks, each with {envs // place.size} envs in "
+    processes = counted(len(workers), "simulator process")
     return f"{ranks}{processes}; {describe_binding(config.env.numa, here, workers, near)}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words, as in `2 ranks`."""
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number} {what}{ending}"
 
 
 def model(config: Config) -> str:

@@ -11,7 +11,7 @@ import copy
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -179,26 +179,6 @@ def _differences(found: Any, expected: Any, name: str) -> Iterator[str]:
             yield from _differences(one, other, f"{name}{index}.")
     elif not isinstance(found, int | float if isinstance(expected, float) else type(expected)):
         yield f"{name[:-1]} is {found!r} instead of a {type(expected).__name__}"
-
-
-def join_slots(states: Sequence[Any]) -> Any:
-    """Join the ranks' states of their slots into the state that one rank with all slots would have: every list in it
-    has an entry per slot."""
-    first = states[0]
-    if isinstance(first, list):
-        return [entry for state in states for entry in state]
-    if isinstance(first, dict):
-        return {key: join_slots([state[key] for state in states]) for key in first}
-    return first
-
-
-def own_slots(state: Any, slots: range) -> Any:
-    """Return the part of a joint state that belongs to some of the slots, the inverse of `join_slots`."""
-    if isinstance(state, list):
-        return state[slots.start : slots.stop]
-    if isinstance(state, dict):
-        return {key: own_slots(value, slots) for key, value in state.items()}
-    return state
 
 
 # ---- saving

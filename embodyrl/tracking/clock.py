@@ -106,6 +106,20 @@ class Clock:
         """Add to a detail [s]."""
         self._details[detail] += seconds
 
+    def divide(self, phase: Phase, seconds: Mapping[str, float]) -> None:
+        """Count seconds of a phase, in which this process waited for another one, as the other's phases.
+
+        Args:
+            phase: of the waiting, which is over.
+            seconds: of the other process, as it took them from its clock: no more than this one has waited.
+        """
+        for name, spent in seconds.items():
+            if name not in Phase.__members__:
+                self._details[name] += spent
+            elif name != Phase.idle:
+                self._seconds[phase] -= spent
+                self._seconds[Phase(name)] += spent
+
     def take(self) -> dict[str, float]:
         """Return the seconds of every phase since the last call, which add up to the time between the calls, and
         details [s]. Waits until the GPU is done with the computing phases that have ended."""

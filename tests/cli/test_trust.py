@@ -128,9 +128,8 @@ def test_own_runs_go_on_unasked_also_elsewhere_on_the_machine(project: Path, tmp
 @pytest.mark.timeout(500)
 def test_two_ranks_go_on_unasked_and_strange_ones_when_asked(project: Path, strange: Path, tmp_path: Path) -> None:
     words = ["run.iterations=2", "engine.parallel.world_size=2", "env.workers=2", "engine.device=cpu"]
-    done = embodyrl(tmp_path, "run", str(project / "my.yaml"), *words[1:], "run.dir=own")
-    assert done.returncode == 0, done.stderr
-    done = embodyrl(tmp_path, "resume", "own", "run.iterations=2")
+    shutil.copytree(project / "out", tmp_path / "own", symlinks=True)
+    done = embodyrl(tmp_path, "resume", "own", *words[:3])
     assert done.returncode == 0, done.stderr
     assert embodyrl(tmp_path, "resume", "strange", *words[:3]).returncode == 2
     assert not (strange / "imported").exists()

@@ -155,8 +155,6 @@ def go_on(ranks: Ranks, backend: str = "fsdp") -> None:
     alone.update(second, ["push"])
     for name, value in full_state_dict(shared.policy.state_dict(), keep=True).items():
         assert torch.equal(value, full_state_dict(same_again.policy.state_dict(), keep=True)[name]), name
-    noise = [engine.noise[0].get_state() for engine in (shared, same_again, fewer)]
-    assert torch.equal(noise[0], noise[1]) and torch.equal(noise[0], noise[2]) == ranks.is_first
     same(ranks, shared, fewer)
     same(ranks, more, alone)
 

@@ -12,6 +12,7 @@ from engines import SPEC, make_batch, make_engine, weights
 from embodyrl.algorithms.losses import OWN_METRICS, LossOutput
 from embodyrl.algorithms.options import GIVEN
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
+from embodyrl.engine.compute import noise_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import draw_minibatches, to_columns
 from embodyrl.engine.reference import FrozenCopy
@@ -51,11 +52,24 @@ def test_a_linear_learning_rate_falls_to_zero_over_the_run() -> None:
     assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
 
 
+def whole_state(engine: HybridEngine) -> dict[str, Any]:
+    """A state as a checkpoint holds it, with the noise in actions."""
+    state = engine.state_dict()
+    return copy.deepcopy(state | {"streams": state["streams"] | engine.noise_state()})
+
+
+def resumed(engine: HybridEngine, state: dict[str, Any]) -> str | None:
+    """Go on from a checkpoint's state; returns the warning."""
+    warning = engine.load_state_dict(copy.deepcopy(state))
+    engine.load_noise(noise_in(copy.deepcopy(state["streams"])))
+    return warning
+
+
 def test_state_brings_back_optimiser_and_random_streams() -> None:
     first, second = make_engine(), make_engine()
     first.update(make_batch(first), ["push"])
     second.policy.load_state_dict(first.policy.state_dict())
-    second.load_state_dict(copy.deepcopy(first.state_dict()))  # a checkpoint copies, too
+    resumed(second, whole_state(first))
     for engine in (first, second):
         engine.update(make_batch(engine), ["push"])
     assert torch.equal(weights(first), weights(second)) and first.version == second.version == 2
@@ -103,7 +117,7 @@ def test_the_reference_policy_stays_what_the_run_began_with_also_after_a_resume(
     second = make_engine(kl_coef=0.1)
     second.policy.load_state_dict(first.policy.state_dict())
     second.reference = FrozenCopy(second.policy)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    resumed(second, whole_state(first))
     for engine in (first, second):
         assert engine.reference is not None
         assert torch.equal(torch.nn.utils.parameters_to_vector(engine.reference.policy.parameters()), before)
@@ -263,7 +277,7 @@ def test_cuda_that_is_not_there_is_refused_with_the_remedy() -> None:
 
 def cuda_streams(engine: HybridEngine) -> dict[str, Any]:
     """A state as it is saved on a GPU: generators have 16 bytes (seed and offset)."""
-    state = copy.deepcopy(engine.state_dict())
+    state = whole_state(engine)
     state["streams"] |= {
         "device": "cuda",
         "actions": [torch.zeros(16, dtype=torch.uint8)],
@@ -281,14 +295,14 @@ def test_a_run_from_a_gpu_goes_on_on_the_cpu_with_noise_that_begins_anew() -> No
     first, second, third = make_engine(), make_engine(), make_engine()
     first.update(make_batch(first), ["push"])
     state = cuda_streams(first)
-    warning = second.load_state_dict(state)
+    warning = resumed(second, state)
     assert warning is not None and "saved on cuda and the run goes on on cpu" in warning
-    third.load_state_dict(copy.deepcopy(state))
+    resumed(third, state)
     anew = noise_of(second)
     # The same on every resume, and neither the stream of the run's start nor that of another version.
     assert anew == noise_of(third)
     state["version"] = 2
-    third.load_state_dict(state)
+    resumed(third, state)
     for other in (noise_of(make_engine()), noise_of(third)):
         assert all(mine != theirs for mine, theirs in zip(anew, other, strict=True))
     assert torch.equal(second._streams.shuffling.get_state(), first._streams.shuffling.get_state())
@@ -297,7 +311,7 @@ def test_a_run_from_a_gpu_goes_on_on_the_cpu_with_noise_that_begins_anew() -> No
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_streams_that_do_not_name_their_device_are_known_by_their_length(device: str) -> None:
     first, second = make_engine(), make_engine()
-    state = copy.deepcopy(first.state_dict()) if device == "cpu" else cuda_streams(first)
+    state = whole_state(first) if device == "cpu" else cuda_streams(first)
     del state["streams"]["device"]
-    assert (second.load_state_dict(state) is None) == (device == "cpu")
+    assert (resumed(second, state) is None) == (device == "cpu")
     assert (noise_of(second) == noise_of(first)) == (device == "cpu")

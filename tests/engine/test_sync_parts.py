@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from embodyrl.engine.sync import Entry, LayoutError, held_by
-from embodyrl.engine.sync.checksum import checksum
+from embodyrl.engine.sync.checksum import checksum, checksum_of
 from embodyrl.engine.sync.layout import check_fit, from_json, pack, to_json, total_bytes, travelling, unpack, weights_of
 from embodyrl.engine.sync.patch import apply_patch, make_patch
 
@@ -43,6 +43,15 @@ def test_a_checksum_sees_what_is_stale_swapped_shifted_or_cut() -> None:
     found |= {checksum(swapped), checksum(new.roll(8)), checksum(new[:-8]), checksum(new[:4096]), checksum(new[:-4096])}
     assert len(found) == 9 + 1 - 1, "row 0 torn is the new data itself"
     assert checksum(torch.zeros(64, dtype=torch.uint8)) != checksum(torch.zeros(128, dtype=torch.uint8))
+
+
+def test_a_checksum_of_a_tensor_is_one_of_its_bytes() -> None:
+    words = torch.arange(24, dtype=torch.bfloat16)
+    assert checksum_of(words) == checksum(words.view(torch.uint8)) != checksum_of(words.neg())
+    part = words[3:10].view(7, 1).expand(7, 2).t()  # neither contiguous nor aligned, and no whole words
+    assert checksum_of(part) == checksum_of(part.clone()) != checksum_of(part + 1)
+    for small in (torch.tensor(True), torch.zeros(0, 4), torch.tensor(3)):
+        assert checksum_of(small) == checksum_of(small.clone())
 
 
 NUMBERS = st.sampled_from([0.0, -0.0, 1.0, float("nan"), float("inf"), -1e-40, 3.3e38, 0.1])

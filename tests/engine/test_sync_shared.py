@@ -119,13 +119,46 @@ def test_a_receiver_that_skips_versions_has_the_whole_of_the_newest() -> None:
         receiver.receive(3)
 
 
+def test_frozen_weights_that_both_sides_have_do_not_travel() -> None:
+    module, receiving = Adapted(1.0, torch.float32), Adapted(2.0, torch.float32).to(torch.bfloat16)
+    receiving.base.data.fill_(1.0)
+    held = held_by(receiving.requires_grad_(False))  # it is the sender who knows what learns
+    sender = SharedSender(module, held=held, timeout_s=SOON, whole=False)
+    receiver = SharedReceiver(receiving, sender.address, timeout_s=SOON)
+    for version in (0, 4):
+        module.adapter.data.add_(0.5)
+        module.get_buffer("count").add_(1)
+        assert sender.send(version) < 3000
+        receiver.receive(version)
+        for name, tensor in receiving.state_dict().items():
+            assert torch.equal(tensor, module.state_dict()[name].to(tensor.dtype)), name
+    assert len(sender._segment.bytes) < 300 * 300 * 2
+
+
+def test_frozen_weights_that_differ_are_named() -> None:
+    sender = SharedSender(Adapted(1.0, torch.float32), timeout_s=SOON, whole=False)
+    sender.send(0)
+    receiving = Adapted(1.0, torch.float32)
+    receiving.base.data[299, 299] += 1e-7
+    receiving.adapter.data.fill_(3.0)
+    receiver = SharedReceiver(receiving, sender.address, timeout_s=SOON)
+    with pytest.raises(ChecksumError, match=r"the frozen weights of .* differ, first in base: .*did model\.checkpoint"):
+        receiver.receive(0)
+    assert receiver.version is None and receiving.adapter.unique().tolist() == [3.0]
+    receiving.base.data.fill_(1.0)
+    receiver.receive(0)
+    with pytest.raises(LayoutError, match="the receiver lacks adapter"):
+        SharedReceiver(torch.nn.Linear(2, 2), sender.address, timeout_s=SOON)
+
+
 def test_versions_are_sent_once_and_in_order() -> None:
     sender = SharedSender(make_policy(), timeout_s=SOON)
     sender.send(5)
-    for wrong in (5, 4, 7):
+    for wrong in (5, 4, -1):
         with pytest.raises(VersionError, match=f"version {wrong} cannot follow version 5: each is sent once, in order"):
             sender.send(wrong)
     sender.send(6)
+    sender.send(9)
 
 
 def test_waiting_has_an_end() -> None:

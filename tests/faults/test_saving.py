@@ -37,11 +37,11 @@ def test_killed_before_any_line_of_saving_a_whole_checkpoint_is_found(tmp_path: 
         assert set(contents) == {"old 3", "new"} and {warning for _, warning in found} == {None}
 
 
-@pytest.mark.parametrize("kills", rest_slow([6, 24]))
+@pytest.mark.parametrize("kills", rest_slow([6, 12]))
 def test_killed_at_any_moment_nothing_published_is_lost_or_torn(tmp_path: Path, kills: int) -> None:
     findings = saving("any_moment", tmp_path / "run", str(kills))
     assert findings["kills"] == kills
-    assert findings["torn"] >= kills // 8 or kills < 24, "the kills did not fall into the saving"
+    assert findings["torn"] or kills < 12, "the kills did not fall into the saving"
 
 
 def may_mount(folder: Path) -> bool:

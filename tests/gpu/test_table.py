@@ -38,13 +38,20 @@ def lines(row: dict[str, Any], part: str) -> list[str]:
     return row["counts"][part]["lines"]
 
 
+@pytest.fixture
+def table(family: str, play: Callable[..., Any], pytestconfig: pytest.Config) -> dict[str, Any]:
+    """Rows of a model, all by one process: its libraries take longer to import than a row to compute."""
+    need(family)
+    settings = FAST if "not slow" in pytestconfig.getoption("markexpr") else (*FAST, "full")
+    return dict(play(*(f"{family}/{setting}" for setting in settings)))
+
+
 # One test of each model, because its rows take long and no process shall wait for another that computes them.
 @pytest.mark.parametrize("family", FAMILIES)
 def test_acts_learns_saves_resumes_and_exports_with_the_cpus_numbers_and_waits_once_a_step(
-    family: str, play: Callable[..., Any]
+    family: str, table: dict[str, Any]
 ) -> None:
-    need(family)
-    rows = play(*(f"{family}/{setting}" for setting in FAST))
+    rows = {name: row for name, row in table.items() if not name.endswith("/full")}
     assert len(rows) == (3 if family in VLAS[:2] + VLAS[3:] else 2), list(rows)
     check(rows)
     for row in rows.values():
@@ -59,9 +66,8 @@ def test_acts_learns_saves_resumes_and_exports_with_the_cpus_numbers_and_waits_o
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", LEARNERS)
-def test_all_weights_with_a_reference_policy(family: str, play: Callable[..., Any]) -> None:
-    need(family)
-    check(play(f"{family}/full"))
+def test_all_weights_with_a_reference_policy(family: str, table: dict[str, Any]) -> None:
+    check({"full": table[f"{family}/full"]})
 
 
 def test_the_table_fits_the_screen(standin: None) -> None:

@@ -31,8 +31,10 @@ from embodyrl.pipelines.stages import (
 )
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS, Registry
 from embodyrl.rollout.batch import TrajectoryBatch
-from embodyrl.rollout.collector import Collector, Rollout
+from embodyrl.rollout.episodes import Rollout
+from embodyrl.rollout.rollouts import Rollouts
 from embodyrl.runner.build import build_engine
+from embodyrl.runner.share import EnvShare, OwnRollouts
 
 SMALL = [
     "env.num_envs=4",
@@ -106,7 +108,7 @@ def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
     return begun(config, collector, Idle(), collector.collect())  # type: ignore[arg-type]
 
 
-def begun(config: Config, collector: Collector, engine: HybridEngine, first: Rollout) -> Iteration:
+def begun(config: Config, collector: Rollouts, engine: HybridEngine, first: Rollout) -> Iteration:
     """An iteration of these parts, with this rollout."""
     components = Components.of(config.algorithm)
     return Iteration(
@@ -335,7 +337,7 @@ def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
     """Every group of Pendulum differs in its total reward, so one rollout is enough and nothing is left over."""
     config = config_of(*DAPO, "algorithm.filter.metric=total_reward")
     engine = build_engine(config, manager, weights=None)
-    collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=False, seed=1)
+    collector = OwnRollouts(EnvShare(config, manager, engine))
     first = collector.collect()
     iteration = begun(config, collector, engine, first)
     filter_groups(iteration)
@@ -364,7 +366,7 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
     changes = [f"algorithm={algorithm}", "rollout.group_size=4", "engine.optimizer.lr=0.1"]
     config = config_of(*changes, *ONE_RETURN.get(rewards, []))
     engine = build_engine(config, manager, weights=None)
-    collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=False, seed=1)
+    collector = OwnRollouts(EnvShare(config, manager, engine))
     first = collector.collect()
     ordinary = first.batch["rewards"].clone()
     first.batch["rewards"] = torch.zeros(3, 4, 2)

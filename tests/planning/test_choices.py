@@ -95,7 +95,7 @@ def test_large_models_have_large_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_less_memory_is_shared_out_better() -> None:
-    config = large("engine.parallel.world_size=8", "env.num_envs=64", "model.frozen=nothing")
+    config = large("engine.parallel.world_size=8", "env.num_envs=64", "model.frozen=nothing", "model.denoising_steps=2")
     found = {}
     planned = Planner(Limits(cuda=True, gpu=None, host=None, cores=16), 1, None)
     for memory in (400, 80, 24):

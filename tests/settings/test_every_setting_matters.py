@@ -20,15 +20,16 @@ from embodyrl.config.schema import (
     GuardConfig,
     LoraConfig,
     OptimizerConfig,
+    PlacementConfig,
     RolloutConfig,
+    RolloutWorkersConfig,
 )
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.pipelines.pipeline import Iteration, build_pipeline
 from embodyrl.pipelines.stages import Components
-from embodyrl.registry import ADVANTAGES
-from embodyrl.rollout.collector import Collector
 from embodyrl.runner.build import build_engine
+from embodyrl.runner.share import EnvShare, OwnRollouts
 
 BASE = [
     "env.num_envs=8",
@@ -121,6 +122,9 @@ ELSEWHERE = {
     "engine.lora.targets": "tests/engine/test_lora.py",
     "engine.offload": "tests/engine/test_offload.py: what is learned stays the same, bit for bit",
     "engine.parallel": "how fast, not what is learned",
+    "placement.rollout.workers": "tests/placement/test_run_plan.py: who rolls out, not what is learned",
+    "placement.rollout.share_gpus": "tests/placement/test_run_plan.py: on which GPUs, not what is learned",
+    "placement.rollout.timeout_s": "tests/faults/test_rollout_workers_that_fail.py: how long one waits",
     "algorithm.old_logprobs": "tests/engine/test_old_logprobs.py: another rounding",
     "engine.threads": "how fast, not what is learned",
     "engine.optimizer.master_weights": "tests/engine/test_optimizer.py: only matters for weights in bfloat16",
@@ -190,8 +194,7 @@ def learn(config: Config, managers: dict[int, EnvManager]) -> torch.Tensor:
         managers[chunk_size] = EnvManager(config.env, chunk_size=chunk_size)
     manager = managers[chunk_size]
     engine = build_engine(config, manager, weights=None)
-    critic = ADVANTAGES.entry(config.algorithm.advantage.name).critic
-    collector = Collector(manager, engine, env=config.env, rollout=config.rollout, critic=critic, seed=config.seed)
+    collector = OwnRollouts(EnvShare(config, manager, engine))
     pipeline, components = build_pipeline(config), Components.of(config.algorithm)
     for _ in range(3):
         pipeline.run(Iteration(config=config, components=components, collector=collector, engine=engine))
@@ -239,6 +242,8 @@ def test_no_setting_was_forgotten() -> None:
         "engine.guard": GuardConfig,
         "engine.lora": LoraConfig,
         "engine.optimizer": OptimizerConfig,
+        "placement": PlacementConfig,
+        "placement.rollout": RolloutWorkersConfig,
     }
     every = {f"{section}.{field.name}" for section, kind in sections.items() for field in dataclasses.fields(kind)}
     for path, base in COMPONENTS.items():

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from embodyrl.engine.parallel import is_sharded
 from embodyrl.engine.sync import layout as plan
 from embodyrl.engine.sync.checksum import checksum
 from embodyrl.engine.sync.errors import ChecksumError, PeerLost, SyncError, SyncTimeout, VersionError
@@ -29,6 +30,22 @@ BUCKET_BYTES = 32 * 2**20
 """Tensors travel together until they are this large."""
 _NONE = -1
 T = TypeVar("T")
+Group: TypeAlias = "dist.ProcessGroup | dist.ProcessGroupGloo | dist.ProcessGroupNCCL"
+"""Processes that torch.distributed has joined."""
+
+
+def stand_alone_group(store: dist.Store, rank: int, size: int, *, timeout_s: float) -> Group:
+    """Join processes over gloo beside torch's default group, of which they may or may not be members.
+
+    Ranks that shard weights need a default group of their own, without the processes that only receive.
+
+    Args:
+        store: where they meet; nothing else uses it.
+        rank: this process.
+        size: number of processes.
+        timeout_s: longest time to wait for the others [s].
+    """
+    return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
 
 
 class _Form(IntEnum):
@@ -45,16 +62,17 @@ class _Group:
 
     Args:
         group: gloo or NCCL; None: the default group.
-        source: the rank (of the whole job) that sends.
+        source: the rank of the group that sends.
         timeout_s: longest time to wait for the others [s].
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, source: int, timeout_s: float) -> None:
-        self.group = group
+    def __init__(self, group: Group | None, source: int, timeout_s: float) -> None:
+        # Called directly, not through functions of torch.distributed: those know only the default group and its parts.
+        self.group = cast(Any, dist.group.WORLD if group is None else group)
         self.source = source
         self.timeout = timedelta(seconds=timeout_s)
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        on_gpu = dist.get_backend(group) == "nccl"
+        self.rank, self.size = self.group.rank(), self.group.size()
+        on_gpu = self.group.name() == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def broadcast(self, tensor: Tensor, what: str) -> None:
@@ -63,7 +81,7 @@ class _Group:
 
     def begin_broadcast(self, tensor: Tensor, what: str) -> Callable[[], None]:
         """The same, but while it is under way something else can be done; returns what waits for it."""
-        work = self._named(lambda: dist.broadcast(tensor, self.source, group=self.group, async_op=True), what)
+        work = self._named(lambda: self.group.broadcast(tensor, self.source), what)
         return lambda: self._named(lambda: self._finish(work), what)
 
     def numbers(self, values: Sequence[int], what: str) -> list[int]:
@@ -75,7 +93,7 @@ class _Group:
     def total(self, values: Sequence[int], what: str) -> list[int]:
         """Sums over all ranks."""
         tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
-        self._named(lambda: self._finish(dist.all_reduce(tensor, group=self.group, async_op=True)), what)
+        self._named(lambda: self._finish(self.group.allreduce(tensor)), what)
         return [int(each) for each in tensor.tolist()]
 
     def everyones(self, text: bytes, what: str) -> list[bytes]:
@@ -84,7 +102,7 @@ class _Group:
         own = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         found = [torch.empty_like(own) for _ in lengths]
-        self._named(lambda: self._finish(dist.all_gather(found, own, group=self.group, async_op=True)), what)
+        self._named(lambda: self._finish(self.group.allgather([found], [own])), what)
         return [each[:length].cpu().numpy().tobytes() for each, length in zip(found, lengths, strict=True)]
 
     def _finish(self, work: dist.Work) -> None:
@@ -115,15 +133,14 @@ class _Side:
     """State that both sides share: the group, the tensors that travel, and how they share buckets."""
 
     def __init__(
-        self, module: nn.Module, source: int, group: dist.ProcessGroup | None, timeout_s: float, bucket_bytes: int
+        self, module: nn.Module, source: int, group: Group | None, timeout_s: float, bucket_bytes: int
     ) -> None:
         self._module = module
         self._group = _Group(group, source, timeout_s)
         everyone = [
             plan.from_json(text) for text in self._group.everyones(plan.to_json(plan.held_by(module)), _MEETING)
         ]
-        at = dist.get_group_rank(group, source) if group is not None else source
-        sender = everyone.pop(at)
+        sender = everyone.pop(source)
         self._entries = plan.travelling(sender, everyone[0]) if everyone else sender
         for held in everyone:
             plan.check_fit(self._entries, held)
@@ -185,12 +202,14 @@ def _buckets(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
 class BroadcastSender(_Side):
     """Sends the weights of a module to the other ranks of a group.
 
-    The first transfer carries every tensor, later ones those that learning changes, in the receivers' types.
+    The first transfer carries every tensor, later ones those that learning changes, in the receivers' types. Of weights
+    that are sharded over the default group, one tensor at a time is gathered; the other ranks of that group take part
+    by a `Contributor`. If the sender fails before it has gathered all, they wait until their group's deadline.
 
     Args:
         module: whose weights.
-        source: this rank, of the whole job.
-        group: the processes; None: the default group.
+        source: this rank, of `group`.
+        group: the processes; None: the default group; `stand_alone_group` makes others.
         timeout_s: longest time to wait for the others in one exchange [s].
         patches: send the bits that changed, compressed, wherever that is smaller. Takes memory for what was sent last,
             and pays where the link is slower than compressing: about 0.1 GB/s.
@@ -205,7 +224,7 @@ class BroadcastSender(_Side):
         module: nn.Module,
         *,
         source: int,
-        group: dist.ProcessGroup | None = None,
+        group: Group | None = None,
         timeout_s: float,
         patches: bool,
         bucket_bytes: int = BUCKET_BYTES,
@@ -226,8 +245,7 @@ class BroadcastSender(_Side):
             SyncError: a receiver did not get all of it, and none took the weights.
             SyncTimeout, PeerLost: another rank hangs or ended.
         """
-        if version < 0 or (self.version is not None and version != self.version + 1):
-            raise VersionError(f"version {version} cannot follow version {self.version}: each is sent once, in order")
+        _check_next(version, self.version)
         what = f"sending weights of version {version}"
         everything = self.version is None
         patched = self._patches and not everything
@@ -239,7 +257,9 @@ class BroadcastSender(_Side):
             self._agree(0, what)
         except SyncError:
             self._sent.clear()
+            _all_sent(self._weights, False)
             raise
+        _all_sent(self._weights, True)
         self.version = version
         return travelled
 
@@ -285,6 +305,55 @@ class BroadcastSender(_Side):
         return data, _Form.patch, torch.frombuffer(bytearray(patch), dtype=torch.uint8).to(data.device)
 
 
+def _check_next(version: int, last: int | None) -> None:
+    """Object to a version that is not one more than the last one.
+
+    Raises:
+        VersionError: it is not.
+    """
+    if version < 0 or (last is not None and version != last + 1):
+        raise VersionError(f"version {version} cannot follow version {last}: each is sent once, in order")
+
+
+def _all_sent(weights: Mapping[str, Tensor], own: bool) -> bool:
+    """Have all ranks that share weights know whether these were sent; only the one that sends can say no."""
+    part = next(filter(is_sharded, weights.values()), None)
+    if part is None:
+        return own
+    sent = torch.tensor(int(own), device=part.device_mesh.device_type)
+    dist.all_reduce(sent, dist.ReduceOp.MIN)
+    return bool(sent)
+
+
+class Contributor:
+    """Gives its shards to a `BroadcastSender` on another rank of the default group.
+
+    Args:
+        module: as at the sender, sharded over the default group.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        own = plan.held_by(module)
+        self._entries = plan.travelling(own, own)
+        self.version: int | None = None
+        """The version that was sent; None before the first one."""
+
+    def send(self, version: int) -> None:
+        """Take part in the sender's `send` of the same version.
+
+        Raises:
+            VersionError: it is not one more than the last one.
+            SyncError: the receivers did not take it.
+        """
+        _check_next(version, self.version)
+        weights = plan.weights_of(self._module)
+        plan.take_part([each for each in self._entries if each.changes or self.version is None], weights)
+        if not _all_sent(weights, True):
+            raise SyncError(f"sending weights of version {version} failed: no rank took the weights")
+        self.version = version
+
+
 class BroadcastReceiver(_Side):
     """Takes the weights that a `BroadcastSender` sends into a module.
 
@@ -293,7 +362,7 @@ class BroadcastReceiver(_Side):
 
     Args:
         module: whose weights to replace.
-        source: the rank that sends, of the whole job.
+        source: the rank of the group that sends.
         group, timeout_s, bucket_bytes: as at the sender.
 
     Raises:
@@ -305,7 +374,7 @@ class BroadcastReceiver(_Side):
         module: nn.Module,
         *,
         source: int,
-        group: dist.ProcessGroup | None = None,
+        group: Group | None = None,
         timeout_s: float,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:

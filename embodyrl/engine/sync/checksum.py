@@ -29,3 +29,14 @@ def checksum(data: Tensor) -> int:
     weights = torch.arange(1, len(rows) + 2, device=data.device) * 2 + 1
     total = (rows * weights[:-1]).sum() + words[whole:].sum() * weights[-1]
     return int(total * _STEP + len(data))
+
+
+def checksum_of(tensor: Tensor) -> int:
+    """Return the `checksum` of a tensor's bytes, with zeros up to the next word. Takes no copy of a contiguous tensor
+    that ends with a word."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if len(data) % WORD or data.storage_offset() % WORD:
+        padded = data.new_zeros(-(-len(data) // WORD) * WORD)
+        padded[: len(data)] = data
+        data = padded
+    return checksum(data)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from embodyrl.engine.sync.errors import LayoutError
+from embodyrl.engine.parallel import is_sharded
+from embodyrl.engine.sync.checksum import checksum_of
+from embodyrl.engine.sync.errors import ChecksumError, LayoutError
 
 ALIGNMENT = 64
 
@@ -24,7 +26,9 @@ class Entry:
     dtype: str
     """As in torch: `bfloat16`."""
     changes: bool = True
-    """Whether learning changes it; the others travel once."""
+    """Whether learning changes it; the others travel once, or never."""
+    sum: int | None = None
+    """Of one that never travels: its `checksum_of` at the sender, which the receiver's own has to have."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -47,8 +51,24 @@ class Entry:
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, those that are saved; they share memory with the module."""
+    """Parameters and buffers by name, those that are saved; they share memory with the module. Sharded ones are this
+    rank's part."""
     return {name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor; one that is sharded is gathered, for which all ranks must call this."""
+    if not is_sharded(tensor):
+        return tensor
+    from embodyrl.engine.sharding import gathered
+
+    return gathered(tensor)
+
+
+def take_part(entries: Iterable[Entry], weights: Mapping[str, Tensor]) -> None:
+    """Gather sharded tensors one after the other, on a rank that does not keep them, for the one that packs them."""
+    for entry in entries:
+        whole(weights[entry.name])
 
 
 def held_by(module: nn.Module) -> list[Entry]:
@@ -117,12 +137,12 @@ def from_json(text: bytes) -> list[Entry]:
 
 def pack(entries: Sequence[Entry], weights: Mapping[str, Tensor], out: Tensor) -> None:
     """Copy tensors into their bytes `out`, uint8, one after the other, converting where types differ. What lies between
-    them is 0, so that equal tensors make equal bytes."""
+    them is 0, so that equal tensors make equal bytes. Of sharded tensors no more than one is whole at a time."""
     start = 0
     for entry in entries:
         data = out[start : start + entry.num_bytes]
         tensor = entry.view(data)
-        tensor.copy_(weights[entry.name])
+        tensor.copy_(whole(weights[entry.name]))
         data[tensor.nbytes :].zero_()
         start += entry.num_bytes
 
@@ -134,6 +154,26 @@ def unpack(entries: Sequence[Entry], data: Tensor, weights: Mapping[str, Tensor]
     for entry in entries:
         weights[entry.name].copy_(entry.view(data[start : start + entry.num_bytes]))
         start += entry.num_bytes
+
+
+def summed(entries: Iterable[Entry], weights: Mapping[str, Tensor]) -> list[Entry]:
+    """Return entries with the sums of their tensors, in the types of the entries."""
+    return [replace(each, sum=checksum_of(whole(weights[each.name]).to(each.torch_dtype))) for each in entries]
+
+
+def check_same(entries: Iterable[Entry], weights: Mapping[str, Tensor]) -> None:
+    """Object if a tensor that does not travel is not the sender's.
+
+    Raises:
+        ChecksumError: names the first that differs.
+    """
+    for entry in entries:
+        if checksum_of(weights[entry.name]) != entry.sum:
+            raise ChecksumError(
+                f"the frozen weights of sender and receiver differ, first in {entry.name}: they are not sent, so both "
+                "processes must have read the same files; did model.checkpoint or model.adapter change while the run "
+                "went on?"
+            )
 
 
 def total_bytes(entries: Iterable[Entry]) -> int:

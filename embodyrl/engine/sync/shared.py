@@ -10,10 +10,11 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from embodyrl.engine.offload import pin
@@ -23,7 +24,7 @@ from embodyrl.engine.sync.errors import ChecksumError, PeerLost, SyncError, Vers
 from embodyrl.engine.sync.layout import Entry
 from embodyrl.engine.sync.locks import ByteLock, wait_until
 
-_MAGIC = 0x656D626F64790001
+_MAGIC = 0x656D626F64790002
 _NONE = -1
 _KIND, _TEXT, _DATA, _WRITING, _VERSION, _SUM_FIXED, _SUM_CHANGING = range(7)
 """Numbers of the head: what this is, bytes of JSON, where the data begins, the version that is being written, the one
@@ -72,74 +73,110 @@ class _Segment:
 class SharedSender:
     """Offers the weights of a module to other processes of this machine.
 
-    A transfer after the first one copies only what learning changes.
+    A transfer after the first one copies only what learning changes: parameters that require a gradient, and buffers.
+    Where torch's default process group exists, all of its ranks construct one and send the same versions: the first
+    has the memory, the others help to gather weights that are sharded, one tensor at a time. If the first fails before
+    it has gathered all, they wait until their group's deadline.
 
     Args:
         module: whose weights; on any device.
         held: what the receivers hold (`held_by(their_module)`), if that differs in type: float32 weights go to bfloat16
             here, once. None: the same.
         timeout_s: longest time to wait for receivers that are copying [s].
+        whole: False: frozen parameters take no shared memory and never travel. The receivers have read them from the
+            same files, and compare their checksums, which are taken here and now, with those of their own.
 
     Raises:
         LayoutError: the receivers hold other tensors.
     """
 
-    def __init__(self, module: nn.Module, *, held: Sequence[Entry] | None = None, timeout_s: float) -> None:
+    def __init__(
+        self, module: nn.Module, *, timeout_s: float, held: Sequence[Entry] | None = None, whole: bool = True
+    ) -> None:
         own = plan.held_by(module)
         self._module = module
         self._timeout_s = timeout_s
-        self._entries = plan.travelling(own, own if held is None else held)
+        entries = plan.travelling(own, own if held is None else held)
+        frozen = [] if whole else [each for each in entries if not each.changes]
+        self._entries = entries[len(frozen) :]
         self._fixed = plan.total_bytes(each for each in self._entries if not each.changes)
         self._version: int | None = None
-        text = plan.to_json(self._entries)
+        summed = plan.summed(frozen, plan.weights_of(module))
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        self._segment = self._offer(plan.to_json([*summed, *self._entries])) if is_first else None
+
+    def _offer(self, text: bytes) -> _Segment:
+        """Make the memory, without weights yet."""
         start = -(-(_HEAD + len(text)) // _PAGE) * _PAGE
         num_bytes = start + plan.total_bytes(self._entries)
         fd = os.memfd_create("embodyrl-weights", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_bytes)
-        self._segment = segment = _Segment(fd, num_bytes)
-        if any(tensor.is_cuda for tensor in plan.weights_of(module).values()):
+        segment = _Segment(fd, num_bytes)
+        if any(tensor.is_cuda for tensor in plan.weights_of(self._module).values()):
             pin(segment, segment.bytes.data_ptr(), num_bytes)
         segment.bytes[_HEAD : _HEAD + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         segment[_TEXT], segment[_DATA], segment[_WRITING], segment[_VERSION] = len(text), start, _NONE, _NONE
         segment.alive.try_acquire(exclusive=True)
         segment[_KIND] = _MAGIC
+        return segment
 
     @property
     def address(self) -> str:
-        """Address by which a receiver finds the memory, as the same user on the same machine."""
+        """Address by which a receiver finds the memory, as the same user on the same machine.
+
+        Raises:
+            SyncError: this is not the first rank.
+        """
+        if self._segment is None:
+            raise SyncError(f"weights are offered by the first rank, and this is rank {dist.get_rank()}")
         return f"/proc/{os.getpid()}/fd/{self._segment.fd}"
 
     def send(self, version: int) -> int:
-        """Put the module's weights of this moment there; returns the bytes that were written.
+        """Put the module's weights of this moment there; returns the bytes that this rank wrote.
 
         Args:
-            version: one more than the last one.
+            version: greater than the last one; numbers may be left out.
 
         Raises:
             VersionError: it is not.
             SyncTimeout: a receiver has been copying for too long.
         """
-        if version < 0 or (self._version is not None and version != self._version + 1):
+        if version < 0 or (self._version is not None and version <= self._version):
             raise VersionError(f"version {version} cannot follow version {self._version}: each is sent once, in order")
-        segment = self._segment
+        fixed = [each for each in self._entries if not each.changes and self._version is None]
+        changing = [each for each in self._entries if each.changes]
+        weights = plan.weights_of(self._module)
+        if self._segment is None:
+            plan.take_part([*fixed, *changing], weights)
+        else:
+            self._write(self._segment, version, fixed, changing, weights)
+        self._version = version
+        return plan.total_bytes([*fixed, *changing]) if self._segment is not None else 0
+
+    def _write(
+        self,
+        segment: _Segment,
+        version: int,
+        fixed: Sequence[Entry],
+        changing: Sequence[Entry],
+        weights: Mapping[str, Tensor],
+    ) -> None:
+        """Fill the memory; nobody reads meanwhile."""
         why_not = f"weights of version {version} cannot be written, because a receiver has not finished copying"
         with segment.content.held(self._timeout_s, why_not, exclusive=True):
-            everything = segment[_VERSION] == _NONE
             segment[_WRITING] = version
-            weights = plan.weights_of(self._module)
-            fixed, changing = segment.parts(self._fixed)
-            if everything:
-                plan.pack([each for each in self._entries if not each.changes], weights, fixed)
-                segment[_SUM_FIXED] = checksum(fixed)
-            plan.pack([each for each in self._entries if each.changes], weights, changing)
-            segment[_SUM_CHANGING] = checksum(changing)
+            fixed_data, changing_data = segment.parts(self._fixed)
+            if fixed:
+                plan.pack(fixed, weights, fixed_data)
+                segment[_SUM_FIXED] = checksum(fixed_data)
+            plan.pack(changing, weights, changing_data)
+            segment[_SUM_CHANGING] = checksum(changing_data)
             segment[_VERSION], segment[_WRITING] = version, _NONE
-        self._version = version
-        return len(changing) + (len(fixed) if everything else 0)
 
     def close(self) -> None:
         """Let go of the memory; receivers that wait for another version learn that there is none to come."""
-        self._segment.close()
+        if self._segment is not None:
+            self._segment.close()
 
 
 class SharedReceiver:
@@ -161,8 +198,10 @@ class SharedReceiver:
         self._segment = _open(address)
         begin = _HEAD
         text = self._segment.bytes[begin : begin + self._segment[_TEXT]].numpy().tobytes()
-        self._entries = plan.from_json(text)
-        plan.check_fit(self._entries, plan.held_by(module))
+        entries = plan.from_json(text)
+        plan.check_fit(entries, plan.held_by(module))
+        self._frozen = [each for each in entries if each.sum is not None]
+        self._entries = entries[len(self._frozen) :]
         self._fixed = plan.total_bytes(each for each in self._entries if not each.changes)
         self.version: int | None = None
         """What the module holds; None before the first version."""
@@ -180,7 +219,8 @@ class SharedReceiver:
             VersionError: the module has it already, or it was overwritten by a newer one.
             SyncTimeout: it did not come in time.
             PeerLost: the sender ended before it was there.
-            ChecksumError: the memory does not hold what was sent.
+            ChecksumError: the memory does not hold what was sent, or, at the first version, the frozen weights that do
+                not travel are not the sender's.
         """
         if self.version is not None and version <= self.version:
             raise VersionError(f"version {version} is not newer than version {self.version}, which is here already")
@@ -189,6 +229,8 @@ class SharedReceiver:
             self._timeout_s,
             lambda: f"weights of version {version} did not come, the newest one is {self.newest}",
         )
+        if self.version is None:
+            plan.check_same(self._frozen, plan.weights_of(self._module))
         why_not = f"weights of version {version} cannot be copied, because the sender has not finished writing"
         with self._segment.content.held(self._timeout_s, why_not, exclusive=False):
             self._take(version)

@@ -1,0 +1,150 @@
+"""What a run asks of those who play its episodes, wherever they are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import SimulatorSpec
+from embodyrl.rollout.batch import TrajectoryBatch
+from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.spread import bring_large, forget_all_but, leave_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayState:
+    """State of episodes and of the noise in their actions; every list in it has an entry per slot, or per block."""
+
+    collector: dict[str, Any]
+    """`Collector.state_dict`."""
+    simulators: list[bytes]
+    """State of every slot; empty if no episode is in progress."""
+    noise: dict[str, Any]
+    """`HybridEngine.noise_state`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """Mishaps of simulators since they were last asked for."""
+
+    deaths: list[str] = field(default_factory=list)
+    """Simulator processes that died and were replaced."""
+    mismatches: list[int] = field(default_factory=list)
+    """Slots of the run that were not restored bit for bit."""
+
+
+class Rollouts(ABC):
+    """Episodes of all slots of a run, and surplus groups of them. All ranks must make the same calls.
+
+    Args:
+        engine: of this rank.
+    """
+
+    def __init__(self, engine: HybridEngine) -> None:
+        self.exchange = engine.exchange
+        self.ranks = engine.ranks
+        self.clock = engine.clock
+        self.surplus: TrajectoryBatch | None = None
+        """Whole groups that were collected beyond what an update needed, for the next one."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> SimulatorSpec:
+        """The spec of the simulators."""
+
+    @abstractmethod
+    def collect(self) -> Rollout:
+        """Run the policy in training mode; returns the rollout of all slots."""
+
+    @abstractmethod
+    def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
+        """Play the evaluation episodes; training episodes continue afterwards unchanged.
+
+        Args:
+            recorded: number of episodes to record, the first ones.
+            video: file for them.
+        """
+
+    @abstractmethod
+    def offload(self) -> int:
+        """End the simulator processes until the next rollout; returns the bytes of memory that this frees."""
+
+    @abstractmethod
+    def give_up_episodes(self) -> None:
+        """Begin new episodes with the next rollout, after a rollout that failed half way."""
+
+    @abstractmethod
+    def state(self) -> PlayState | None:
+        """Return the state of all slots and blocks, on the first rank; on the others perhaps None."""
+
+    @abstractmethod
+    def restore(self, state: PlayState) -> None:
+        """Continue from the state of all slots and blocks; weights and version have been loaded before."""
+
+    @abstractmethod
+    def take_news(self) -> News:
+        """Return what happened to the simulators of all slots since the last call."""
+
+    @abstractmethod
+    def count_restarts(self, number: int) -> None:
+        """Note how many simulator processes have been replaced in the whole run, of which there may be
+        `env.max_restarts`."""
+
+    @property
+    @abstractmethod
+    def warning(self) -> str | None:
+        """Why decisions are no CUDA graphs, if that is unexpected."""
+
+    @abstractmethod
+    def take_rendering(self) -> float:
+        """Return the share of rendering in the simulators' working time since the last call, 0 .. 1."""
+
+    def forget_batch(self) -> None:
+        """Free the memory of the large columns of several ranks, but for those of the surplus."""
+        forget_all_but([] if self.surplus is None else [self.surplus], self.exchange)
+
+    def whole_surplus(self) -> TrajectoryBatch | None:
+        """Return the surplus with all its columns, on the first rank."""
+        if self.surplus is None:
+            return None
+        return bring_large(self.surplus, self.exchange, [rank == 0 for rank in range(self.ranks.size)])
+
+    def take_surplus(self, whole: TrajectoryBatch | None) -> None:
+        """Continue with what `whole_surplus` returned, which every rank has read."""
+        self.surplus = None if whole is None else leave_share(whole, self.exchange)
+
+
+def join_states(states: Sequence[PlayState]) -> PlayState:
+    """Join the states of several processes, in the order of their slots."""
+    noise: list[Tensor] = [stream for state in states for stream in state.noise["actions"]]
+    return PlayState(
+        collector=join_slots([state.collector for state in states]),
+        simulators=[slot for state in states for slot in state.simulators],
+        noise=states[0].noise | {"actions": noise},
+    )
+
+
+def join_slots(states: Sequence[Any]) -> Any:
+    """Join the processes' states of their slots into the state that one process with all slots would have: every list
+    in it has an entry per slot."""
+    first = states[0]
+    if isinstance(first, list):
+        return [entry for state in states for entry in state]
+    if isinstance(first, dict):
+        return {key: join_slots([state[key] for state in states]) for key in first}
+    return first
+
+
+def own_slots(state: Any, slots: range) -> Any:
+    """Return the part of a joint state that belongs to some of the slots, the inverse of `join_slots`."""
+    if isinstance(state, list):
+        return state[slots.start : slots.stop]
+    if isinstance(state, dict):
+        return {key: own_slots(value, slots) for key, value in state.items()}
+    return state

@@ -1,0 +1,170 @@
+"""The envs of one process and the policy that plays them; and runs in which the ranks themselves play."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embodyrl.config.schema import Config
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.manager import EnvManager
+from embodyrl.registry import ADVANTAGES
+from embodyrl.rollout.collector import Collector, Zeros
+from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_slots, own_slots
+from embodyrl.rollout.spread import gather_rollouts
+from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluation_noise, held_out_episodes, play_share
+from embodyrl.tracking.clock import Phase
+
+
+class EnvShare:
+    """A process's share of the envs, played by the policy of its engine.
+
+    Args:
+        config: of the run.
+        manager: its simulators; processes have equal shares of the envs, in the order of their blocks.
+        engine: chooses the actions; knows the blocks.
+    """
+
+    def __init__(self, config: Config, manager: EnvManager, engine: HybridEngine) -> None:
+        self.config = config
+        self.manager = manager
+        self.engine = engine
+        blocks = engine.blocks
+        first = config.env.num_envs * blocks.here.start // blocks.count
+        self.slots = range(first, first + manager.num_envs)
+        """Its slots, as numbered in the run."""
+        self.collector = Collector(
+            manager,
+            engine,
+            env=config.env,
+            rollout=config.rollout,
+            critic=ADVANTAGES.entry(config.algorithm.advantage.name).critic,
+            seed=config.seed,
+            first_slot=first,
+            slots=config.env.num_envs,
+        )
+
+    def collect(self, zeros: Zeros = np.zeros) -> Rollout:
+        """Run the policy in training mode; see `Collector.collect`."""
+        # One block around all chunks: sharded weights are gathered once, not for every `act`.
+        with self.engine.rollout_mode():
+            return self.collector.collect(zeros)
+
+    def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
+        """Play this process's part of the evaluation, see `Rollouts.evaluate`."""
+        manager, episodes = self.manager, held_out_episodes(self.config)
+        noise = evaluation_noise(self.config, self.engine)
+        with borrowed(manager, self.engine.clock, self.collector.in_progress):
+            if not recorded or self.engine.blocks.here.start > 0:
+                return play_share(manager, self.engine, episodes, recorded, None, noise)
+            with VideoRecorder(manager, video, episodes[:recorded]) as recorder:
+                return play_share(manager, self.engine, episodes, recorded, recorder, noise)
+
+    def state(self) -> PlayState:
+        """Return the state of its slots and blocks."""
+        slots = list(range(self.manager.num_envs))
+        return PlayState(
+            collector=self.collector.state_dict(),
+            simulators=self.manager.get_state(slots) if self.collector.in_progress else [],
+            noise=self.engine.noise_state(),
+        )
+
+    def restore(self, state: PlayState) -> None:
+        """Continue from the state of the run's slots and blocks."""
+        # Simulators before the collector, which reads their present observations.
+        if state.simulators:
+            own = state.simulators[self.slots.start : self.slots.stop]
+            self.manager.set_state(list(range(self.manager.num_envs)), own)
+        self.collector.load_state_dict(own_slots(state.collector, self.slots))
+        self.engine.load_noise(state.noise)
+
+    def take_news(self) -> News:
+        """Return what happened to its simulators since the last call."""
+        return News(
+            deaths=[str(death) for death in self.manager.take_deaths()],
+            mismatches=[self.slots.start + slot for slot in self.manager.take_mismatches()],
+        )
+
+
+class OwnRollouts(Rollouts):
+    """Rollouts of ranks that play themselves, each its share of the envs.
+
+    Args:
+        share: of this rank.
+    """
+
+    def __init__(self, share: EnvShare) -> None:
+        super().__init__(share.engine)
+        self.share = share
+        self._manager = share.manager
+
+    @property
+    def spec(self) -> SimulatorSpec:
+        """See `Rollouts`."""
+        return self._manager.spec
+
+    def collect(self) -> Rollout:
+        """See `Rollouts`."""
+        own = self.share.collect()
+        # The batches travel between ranks here, so waiting for the slowest rank counts as communication.
+        with self.clock.measure(Phase.sync):
+            return gather_rollouts(own, self.exchange, self.share.config.rollout.episodes_per_slot)
+
+    def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
+        """See `Rollouts`."""
+        own = self.share.evaluate(recorded, video)
+        if self.ranks.size == 1:
+            return own
+        with self.clock.measure(Phase.sync):
+            self.ranks.barrier()  # which can name a rank that hangs
+            every = self.ranks.gather_values([dataclasses.asdict(episode) for episode in own])
+        return [FinishedEpisode(**episode) for each in every for episode in each]
+
+    def offload(self) -> int:
+        """See `Rollouts`."""
+        return self.share.collector.offload()
+
+    def give_up_episodes(self) -> None:
+        """See `Rollouts`."""
+        self.share.collector.give_up_episodes()
+
+    def state(self) -> PlayState:
+        """See `Rollouts`."""
+        own = self.share.state()
+        noise = self.ranks.gather(torch.stack(own.noise["actions"]))
+        return PlayState(
+            collector=join_slots(self.ranks.gather_values(own.collector)),
+            simulators=self.ranks.gather_lists(own.simulators),
+            noise=own.noise | {"actions": [stream.clone() for streams in noise for stream in streams]},
+        )
+
+    def restore(self, state: PlayState) -> None:
+        """See `Rollouts`."""
+        self.share.restore(state)
+
+    def take_news(self) -> News:
+        """See `Rollouts`."""
+        own = self.share.take_news()
+        every = self.ranks.gather_values([own.deaths, own.mismatches])
+        return News(
+            deaths=[death for deaths, _ in every for death in deaths],
+            mismatches=[slot for _, slots in every for slot in slots],
+        )
+
+    def count_restarts(self, number: int) -> None:
+        """See `Rollouts`."""
+        self._manager.count_restarts(number)
+
+    @property
+    def warning(self) -> str | None:
+        """See `Rollouts`."""
+        return self.share.engine.graphs.warning
+
+    def take_rendering(self) -> float:
+        """See `Rollouts`."""
+        return self._manager.take_work().rendering

@@ -1,0 +1,112 @@
+"""Rollout workers play what the ranks themselves would play, bit for bit, however many there are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from programs import Program
+from slow import rest_slow
+from small_runs import Run
+
+from embodyrl.cli import train
+from embodyrl.config import load_config
+from embodyrl.registry import SIMULATORS, SupportedModel
+
+PENDULUM = """
+defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]
+env: {num_envs: 8, workers: auto, max_episode_steps: 12}
+rollout: {chunk_size: 2, num_chunks: 5, blocks: 4}
+algorithm: {epochs: 2, minibatches: 2}
+engine: {threads: 1}
+run: {name: apart, iterations: 3, save_every: 1, eval_every: 1}
+eval: {episodes: 5}
+tracking: {sinks: [jsonl]}
+"""
+SIZES = [f"model.scratch.{size}" for size in ("image_size=32", "hidden_size=32", "layers=1", "mlp_size=48")]
+WHOLE = ["rollout.episodes=whole", "rollout.num_chunks=6", "rollout.episodes_per_slot=2"]
+CASES = {
+    "continuous": [],
+    "whole episodes": [*WHOLE, "rollout.schedule=pipeline", "eval.sample=true"],
+    "metaworld": ["env=metaworld/reach", "env.max_episode_steps=12", "env.tasks=[reach-v3]"],
+    "images": ["env=gym/pendulum_rgb", "env.max_episode_steps=12", "model=openvla_oft", *SIZES, "engine.lora.rank=4"],
+}
+NEEDS = {"metaworld": (SIMULATORS, "metaworld"), "images": (SupportedModel, "openvla_oft")}
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Callable[..., Run]:
+    """Train in this process: begin("name", "key=value", ...)."""
+    (tmp_path / "my.yaml").write_text(PENDULUM)
+
+    def run(name: str, *overrides: str) -> Run:
+        path = tmp_path / name
+        assert train.run(load_config(str(tmp_path / "my.yaml"), [f"run.dir={path}", *overrides])) == 0
+        return Run(path)
+
+    return run
+
+
+def workers(count: int) -> str:
+    return f"placement.rollout.workers={count}"
+
+
+def outcome(run: Run) -> tuple[object, ...]:
+    """Metrics and final weights."""
+    weights = sorted((run.path / "checkpoints" / "last" / "policy").glob("*.safetensors"))
+    rows = [{key: row[key] for key in row if not key.startswith("traffic/")} for row in run.metrics()]
+    return rows, [path.read_bytes() for path in weights]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", rest_slow(["continuous", "images", "whole episodes", "metaworld"], 2))
+def test_workers_give_the_metrics_and_weights_of_the_ranks_themselves(case: str, begin: Callable[..., Run]) -> None:
+    registry, name = NEEDS.get(case, (SupportedModel, "mlp"))
+    if registry.entry(name).missing():  # type: ignore[attr-defined]
+        pytest.skip(f"{name} is not installed")
+    together = outcome(begin("together", *CASES[case]))
+    for count in (1, 2) if case == "continuous" else (2,):
+        assert outcome(begin(f"apart_{count}", *CASES[case], workers(count))) == together
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["none", "fsdp"])
+def test_several_ranks_learn_from_workers_what_they_learn_from_themselves(
+    backend: str, begin: Callable[..., Run]
+) -> None:
+    if SupportedModel.entry("openvla_oft").missing():
+        pytest.skip("openvla_oft is not installed")
+    ranks = ["engine.parallel.world_size=2", f"engine.parallel.backend={backend}", *CASES["images"]]
+    together = outcome(begin("together", *ranks))
+    for count in (1, 2):
+        assert outcome(begin(f"apart_{count}", *ranks, workers(count))) == together
+
+
+@pytest.mark.parametrize("count", rest_slow([0, 1]))
+def test_a_run_goes_on_with_another_number_of_workers(count: int, begin: Callable[..., Run], tmp_path: Path) -> None:
+    whole = outcome(begin("whole", workers(2)))
+    begin("parts", "run.iterations=2", "run.eval_every=0", workers(2))
+    assert train.resume(tmp_path / "parts", ["run.iterations=3", workers(count)]) == 0
+    assert outcome(Run(tmp_path / "parts"))[1] == whole[1]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_was_killed_goes_on_to_the_same_weights(begin: Callable[..., Run], tmp_path: Path) -> None:
+    settings = ["run.iterations=6", "run.eval_every=2", workers(2)]
+    whole = outcome(begin("whole", *settings))
+    path = tmp_path / "killed"
+    words = ["-m", "embodyrl", "run", str(tmp_path / "my.yaml"), *settings, f"run.dir={path}"]
+    with Program(words, stdout=-1, stderr=-1, text=True) as program:
+        deadline = time.monotonic() + 90
+        while not (path / "checkpoints" / "000003").exists():
+            assert program.poll() is None and time.monotonic() < deadline, program.communicate()
+            time.sleep(0.02)
+        everyone = psutil.Process(program.pid).children(recursive=True)
+        program.kill()
+    assert not psutil.wait_procs(everyone, timeout=10)[1]
+    assert train.resume(path, []) == 0
+    assert outcome(Run(path))[1] == whole[1]
