@@ -216,6 +216,8 @@ class LossEntry(Entry):
 
     whole: bool
     """Whether it needs whole episodes."""
+    corrects_staleness: bool = False
+    """Whether it weights by the policy that acted, so that it may be an older one (`rollout.mode: async`)."""
     check: Function | None = None
     """As with models."""
 

@@ -18,6 +18,7 @@ def declare_losses() -> None:
         target="embodyrl.algorithms.losses:ppo",
         options="embodyrl.algorithms.options:PPOLossConfig",
         whole=False,
+        corrects_staleness=True,
         summary="clipped surrogate (Schulman et al. 2017), with separate lower and upper clip and dual clip",
     )
     LOSSES.register(
@@ -25,6 +26,7 @@ def declare_losses() -> None:
         target="embodyrl.algorithms.losses:decoupled_ppo",
         options="embodyrl.algorithms.options:DecoupledPPOLossConfig",
         whole=False,
+        corrects_staleness=True,
         summary="PPO for chunks of an older policy, clipped around a proximal one (Hilton et al. 2021)",
     )
     LOSSES.register(
@@ -39,6 +41,7 @@ def declare_losses() -> None:
         target="embodyrl.algorithms.losses:gspo",
         options="embodyrl.algorithms.options:GSPOLossConfig",
         whole=True,
+        corrects_staleness=True,
         summary="clipped ratio of whole episodes (Zheng et al. 2025)",
     )
 

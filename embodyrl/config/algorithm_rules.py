@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact, rule
-from embodyrl.config.schema import Bootstrap, Config, Episodes, LearningRate, Level, OldLogprobs, Precision, RewardLevel
+from embodyrl.config.schema import (
+    Bootstrap,
+    Config,
+    Episodes,
+    LearningRate,
+    Level,
+    Offload,
+    OldLogprobs,
+    Precision,
+    RewardLevel,
+    RolloutMode,
+)
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, Requirement, SupportedModel, load_target
 
 
@@ -106,6 +117,46 @@ def behaviour_policy_is_known(config: Config) -> Iterator[ConfigIssue]:
             "'decoupled_ppo' weights",
             "set algorithm.old_logprobs to rollout; with algorithm.proximal = recompute ratios start at 1 as well",
         )
+
+
+@rule
+def async_rollouts_can_be(config: Config) -> Iterator[ConfigIssue]:
+    """Check that asynchronous rollouts have workers, a loss that corrects for older policies, and nothing offloaded."""
+    if config.rollout.mode is not RolloutMode.async_:
+        return
+    if not config.placement.rollout.workers:
+        yield ConfigIssue(
+            ("rollout.mode", "placement.rollout.workers"),
+            "rollout.mode is async, but the ranks roll out themselves, so nobody can meanwhile",
+            "set placement.rollout.workers to 1 or more, or rollout.mode to sync",
+        )
+    loss = config.algorithm.loss.name
+    if config.rollout.max_staleness and fact(LOSSES, loss, "corrects_staleness") is False:
+        able = [entry.name for entry in LOSSES.entries() if entry.corrects_staleness]
+        yield ConfigIssue(
+            ("rollout.mode", "algorithm.loss.name"),
+            f"rollout.mode is async, but loss {loss!r} does not weight by the policy that acted, which is an older one",
+            f"set algorithm.loss to {' or '.join(able)}, or rollout.max_staleness to 0 (a loss of your own: register "
+            "it with corrects_staleness=True if it does)",
+        )
+    offloads = {"env.offload": config.env.offload, "engine.offload": config.engine.offload is not Offload.none}
+    for name in (name for name, used in offloads.items() if used):
+        yield ConfigIssue(
+            ("rollout.mode", name),
+            f"rollout.mode is async, but {name} makes room for learning while nothing is rolled out, which is never",
+            f"leave {name} out, or set rollout.mode to sync",
+        )
+
+
+def staleness_notes(config: Config) -> list[str]:
+    """Return a note if chunks of much older policies are learned from more than once."""
+    rollout, epochs = config.rollout, config.algorithm.epochs
+    if rollout.mode is not RolloutMode.async_ or rollout.max_staleness < 2 or epochs < 2:
+        return []
+    return [
+        f"algorithm.epochs = {epochs} passes over rollouts that are rollout.max_staleness = {rollout.max_staleness} "
+        "iterations old lead far away from the policy that acted: prefer 1 of either"
+    ]
 
 
 @rule

@@ -136,6 +136,13 @@ class Schedule(StrEnum):
     ready_batch = "ready_batch"
 
 
+class RolloutMode(StrEnum):
+    """When rollouts happen: see `RolloutConfig.mode`."""
+
+    sync = "sync"
+    async_ = "async"
+
+
 class Observe(StrEnum):
     """Observations that a rollout keeps."""
 
@@ -364,6 +371,13 @@ class RolloutConfig:
     policy acts for the envs that are ready, so that a slow env delays no other; pays where each env has a process and
     steps differ in length. The batches of ready_batch depend on timing, and so does the noise that each env draws: runs
     do not repeat exactly."""
+    mode: RolloutMode = setting(RolloutMode.sync)
+    """sync: rollout and learning take turns. async: rollout workers collect the next rollouts while the ranks learn, so
+    that an iteration takes the longer of both instead of their sum; needs `placement.rollout.workers`."""
+    max_staleness: int = setting(1, low=0)
+    """async: rollouts that are collected ahead of learning. Each acts with the newest weights at the moment when it is
+    asked for, that many iterations before it is learned from; no time decides that, so runs repeat exactly. 0 gives the
+    numbers of sync."""
     blocks: int | str = setting("auto", low=1, words=("auto",))
     """Equal parts of the envs for which the policy acts together, each with random numbers of its own. What is rolled
     out depends on their number, not on the number of processes that share them. auto: one for each process that rolls

@@ -35,7 +35,7 @@ from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, type_name
 from embodyrl.rollout.episodes import Rollout
-from embodyrl.rollout.spread import bring_large, forget_all_but, is_here, rows_here
+from embodyrl.rollout.spread import bring_large, is_here, rows_here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def filter_groups(iteration: Iteration) -> None:
     batch = concat([each.pad(longest, "K") for each in kept], "B")
     iteration.batch, surplus = batch.split([min(wanted, batch.size[1]), max(batch.size[1] - wanted, 0)], "B")
     iteration.collector.surplus = surplus if surplus.size[1] else None
-    forget_all_but([iteration.batch, surplus], iteration.engine.exchange)
+    iteration.collector.forget_batch(iteration.batch)
     iteration.metrics |= {
         "filter/collections": float(len(iteration.rollouts)),
         "filter/groups_collected": float(len(iteration.rollouts) * wanted // size),

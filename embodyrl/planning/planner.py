@@ -18,7 +18,7 @@ from embodyrl.config import ConfigError
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, dotted
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
-from embodyrl.config.schema import Config, Observe, Offload, OldLogprobs, Precision, Schedule
+from embodyrl.config.schema import Config, Observe, Offload, OldLogprobs, Precision, RolloutMode, Schedule
 from embodyrl.engine.large import LARGE_ROW, LEARNED_FROM
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
@@ -132,6 +132,11 @@ def batches_of(config: Config) -> Batches:
     )
 
 
+def ahead(config: Config) -> int:
+    """Return the rollouts that are collected ahead of learning."""
+    return config.rollout.max_staleness if config.rollout.mode is RolloutMode.async_ else 0
+
+
 def ranks_of(config: Config) -> int:
     """Return the number of ranks of the run; 1 if only torchrun knows it."""
     ranks = config.engine.parallel.world_size
@@ -192,6 +197,7 @@ class Planner:
             "learning": asdict(batches_of(config)),
             "traffic": self._traffic(config, look.traced),
             "rollout_traffic": self._rollout_traffic(config, look.traced),
+            "lag": ahead(config) if config.rollout.mode is RolloutMode.async_ else None,
             "needs": {place: {phase: _in_mib(need) for phase, need in at.items()} for place, at in needs.items()},
             "limits": {place: None if limit is None else _mib(limit) for place, limit in self.limits.items()},
             "simulators_per_worker": None if known is None else _mib(known.bytes_per_worker),
@@ -276,8 +282,12 @@ class Planner:
         apart = {"rollout": Need(), "train": Need()}
         if workers:
             phases["rollout"] = waiting_need(weights, settings)
-            held = Need(parts={"weights": weights.weight_bytes})
-            apart = {"rollout": acting_need(weights, lines, look.cache, settings), "train": held}
+            acting, held = (
+                acting_need(weights, lines, look.cache, settings),
+                Need(parts={"weights": weights.weight_bytes}),
+            )
+            meanwhile = acting if config.rollout.mode is RolloutMode.async_ else held
+            apart = {"rollout": acting, "train": meanwhile}
             if workers == 1:
                 host["rollout buffer"] = 0  # a rank learns from the worker's
 
@@ -286,7 +296,9 @@ class Planner:
             own = {name: self._ranks_here(config) * size for name, size in parts.items()}
             theirs = {"processes": int(PROCESS), **of_worker} if workers else {}
             own |= {f"rollout workers' {name}": workers * size for name, size in theirs.items()}
-            shared = {"batch in shared memory": self._batch_bytes(config, look.traced)} if workers else {}
+            at_once = 1 + ahead(config)
+            each = {"batch": self._batch_bytes(config, look.traced), "weights": weights.gradient_bytes}
+            shared = {f"{name} in shared memory": at_once * size for name, size in each.items() if workers}
             return Need(parts=own | shared | {"simulators": simulators, "copy to be saved": copied})
 
         if not self._cuda:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,10 @@ class Rollouts(ABC):
         self.clock = engine.clock
         self.surplus: TrajectoryBatch | None = None
         """Whole groups that were collected beyond what an update needed, for the next one."""
+        self.waiting: list[Rollout] = []
+        """Rollouts that were collected ahead of learning, the oldest first."""
+        self.iterations_left = 1
+        """Iterations until the end of the run, the present one included: as many rollouts are needed at least."""
 
     @property
     @abstractmethod
@@ -61,6 +65,10 @@ class Rollouts(ABC):
     @abstractmethod
     def collect(self) -> Rollout:
         """Run the policy in training mode; returns the rollout of all slots."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let the rollouts that are under way end; they wait."""
 
     @abstractmethod
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
@@ -81,7 +89,8 @@ class Rollouts(ABC):
 
     @abstractmethod
     def state(self) -> PlayState | None:
-        """Return the state of all slots and blocks, on the first rank; on the others perhaps None."""
+        """Return the state of all slots and blocks, on the first rank; on the others perhaps None. No rollout may be
+        under way."""
 
     @abstractmethod
     def restore(self, state: PlayState) -> None:
@@ -105,19 +114,34 @@ class Rollouts(ABC):
     def take_rendering(self) -> float:
         """Return the share of rendering in the simulators' working time since the last call, 0 .. 1."""
 
-    def forget_batch(self) -> None:
-        """Free the memory of the large columns of several ranks, but for those of the surplus."""
-        forget_all_but([] if self.surplus is None else [self.surplus], self.exchange)
+    def take_metrics(self) -> dict[str, float]:
+        """Return metrics of asynchronous rollouts since the last call."""
+        return {}
+
+    def forget_batch(self, *but: TrajectoryBatch) -> None:
+        """Free the memory of the large columns of several ranks, but for those of some batches, of the surplus and of
+        what waits."""
+        surplus = [] if self.surplus is None else [self.surplus]
+        forget_all_but([*but, *surplus, *(rollout.batch for rollout in self.waiting)], self.exchange)
 
     def whole_surplus(self) -> TrajectoryBatch | None:
         """Return the surplus with all its columns, on the first rank."""
-        if self.surplus is None:
-            return None
-        return bring_large(self.surplus, self.exchange, [rank == 0 for rank in range(self.ranks.size)])
+        return None if self.surplus is None else self._whole(self.surplus)
+
+    def whole_waiting(self) -> list[Rollout]:
+        """Return the rollouts that wait with all their columns, on the first rank."""
+        return [replace(rollout, batch=self._whole(rollout.batch)) for rollout in self.waiting]
+
+    def _whole(self, batch: TrajectoryBatch) -> TrajectoryBatch:
+        return bring_large(batch, self.exchange, [rank == 0 for rank in range(self.ranks.size)])
 
     def take_surplus(self, whole: TrajectoryBatch | None) -> None:
         """Continue with what `whole_surplus` returned, which every rank has read."""
         self.surplus = None if whole is None else leave_share(whole, self.exchange)
+
+    def take_waiting(self, whole: Sequence[Rollout]) -> None:
+        """Continue with what `whole_waiting` returned, which every rank has read."""
+        self.waiting = [replace(rollout, batch=leave_share(rollout.batch, self.exchange)) for rollout in whole]
 
 
 def join_states(states: Sequence[PlayState]) -> PlayState:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.schema import Config
+from embodyrl.config.schema import Config, RolloutMode
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.sync import SharedSender
 from embodyrl.envs import SimulatorSpec
+from embodyrl.placement.launcher import Request
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.handing import Handed, take_over
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_states
 from embodyrl.rollout.spread import join_rollouts, leave_share
-from embodyrl.runner.workers import Report, RolloutWorkers
+from embodyrl.runner.workers import Orders, Report, RolloutWorkers
 from embodyrl.tracking.clock import Phase
 
 
@@ -38,16 +41,31 @@ class WorkersRollouts(Rollouts):
         self._workers = workers
         self._episodes_per_slot = config.rollout.episodes_per_slot
         self._timeout_s = config.placement.rollout.timeout_s
-        self._sender = SharedSender(engine.policy, whole=False, timeout_s=self._timeout_s)
+        asynchronous = config.rollout.mode is RolloutMode.async_
+        self._ahead = config.rollout.max_staleness if asynchronous else 0
+        # A version is overwritten when the rollout that acts with it has been learned from: by then it has been taken.
+        self._senders = [
+            SharedSender(engine.policy, whole=False, timeout_s=self._timeout_s) for _ in range(self._ahead + 1)
+        ]
         self._sent: int | None = None
         """Version of the weights that was sent last."""
+        self._place = -1
+        """Number of the sender that has it."""
+        self._under_way = 0
+        """Rollouts that workers were asked for and that nobody has waited for."""
+        self._requests: deque[list[Request]] = deque()
+        """Those of the rollouts under way, on the first rank."""
         self._restarts = 0
         self._news: list[News] = []
         self._waited = dict.fromkeys((Phase.simulate, Phase.render), 0.0)
         """Seconds of workers that waited for simulators."""
         self._warning: str | None = None
+        self._lags: list[int] = []
+        """Updates between acting and learning, of the rollouts since the last `take_metrics`."""
+        self._idle = {"async/learning_waited_s": 0.0, "async/rollout_waited_s": 0.0}
+        self._asynchronous = asynchronous
         if workers is not None:
-            workers.ask("listen", self._sender.address)
+            workers.ask("listen", [sender.address for sender in self._senders])
             engine.watch = workers.raise_if_dead
 
     @property
@@ -56,56 +74,111 @@ class WorkersRollouts(Rollouts):
         return self._spec
 
     def collect(self) -> Rollout:
+        """See `Rollouts`. Asks for the next rollouts, then returns the oldest: one that was asked for `max_staleness`
+        iterations ago, and acted with the weights of that moment."""
+        wanted = max(1, min(self._ahead + 1, self.iterations_left))
+        while len(self.waiting) + self._under_way < wanted:
+            self._begin()
+        if not self.waiting:
+            self._finish()
+        rollout = self.waiting.pop(0)
+        self._lags.append(self._engine.version - int(rollout.batch["version"].max()))
+        return rollout
+
+    def settle(self) -> None:
         """See `Rollouts`."""
-        handed = [Handed(**each) for each in self._played("collect", as_json=dataclasses.asdict)]
+        while self._under_way:
+            self._finish()
+
+    def _begin(self) -> None:
+        """Ask the workers for another rollout, with the weights of this moment."""
+        orders = self._orders()
+        if self._workers is not None:
+            self._requests.append(self._workers.begin("collect", orders))
+        self._under_way += 1
+
+    def _finish(self) -> None:
+        """Wait for the oldest rollout under way."""
+        start = time.perf_counter()
+        reports = None if self._workers is None else self._reports(self._requests.popleft())
+        self._idle["async/learning_waited_s"] += time.perf_counter() - start
+        self._under_way -= 1
+        handed = [Handed(**each) for each in self._shared(reports, dataclasses.asdict)]
         with self.clock.measure(Phase.sync):
             parts = [self._own_share(take_over(each)) for each in handed]
-            self.ranks.barrier()  # workers free their memory when they are next asked
-            return join_rollouts(parts, self._episodes_per_slot)
+            self.ranks.barrier()  # workers free the memory of rollouts when they are asked for later ones
+            self.waiting.append(join_rollouts(parts, self._episodes_per_slot))
+        if reports is not None:
+            self._idle["async/rollout_waited_s"] += max(report.idle_s for report in reports)
 
     def _own_share(self, part: Rollout) -> Rollout:
         """Leave each rank a share of the large columns of a worker's rollout."""
         return dataclasses.replace(part, batch=leave_share(part.batch, self.exchange))
 
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
-        """See `Rollouts`."""
-        every = self._played("evaluate", recorded, video, as_json=_episodes_as_json)
+        """See `Rollouts`. The workers first finish what is under way."""
+        orders = self._orders()
+        reports = None
+        if self._workers is not None:
+            reports = self._reports(self._workers.begin("evaluate", orders, recorded, video), after=self._under_way)
+        every = self._shared(reports, _episodes_as_json)
         return [FinishedEpisode(**episode) for each in every for episode in each]
 
-    def _played(self, method: str, *args: object, as_json: Any) -> list[Any]:
-        """Send the weights to the workers and have them play; returns what each of them reports, on every rank."""
-        with self.clock.measure(Phase.sync):
-            version = self._engine.version
-            if version != self._sent:
-                self._sender.send(version)
-                self._sent = version
-            results: list[Any] | None = None
-            if self._workers is not None:
-                reports = self._workers.ask(method, version, self._restarts, *args)
-                self._note(reports)
-                results = [as_json(report.result) for report in reports]
-            self.ranks.barrier(self._timeout_s)
-            found = self.ranks.broadcast_from_rank0(results)
-        return found or []
+    def _orders(self) -> Orders:
+        """Send the weights of this moment if they are new; returns orders to act with them."""
+        version = self._engine.version
+        if version != self._sent:
+            self._place = (self._place + 1) % len(self._senders)
+            with self.clock.measure(Phase.sync):
+                self._senders[self._place].send(version)
+            self._sent = version
+        return Orders(version=version, place=self._place, restarts=self._restarts)
 
-    def _note(self, reports: Sequence[Report]) -> None:
-        """Note what happened in the workers; the time of waiting for them is that of the slowest."""
-        slowest = max(reports, key=lambda report: sum(report.seconds[phase] for phase in Phase if phase != Phase.idle))
-        self.clock.divide(Phase.sync, slowest.seconds)
-        waited = slowest.seconds[Phase.simulate]
-        self._waited[Phase.simulate] += waited * (1.0 - slowest.rendering)
-        self._waited[Phase.render] += waited * slowest.rendering
+    def _reports(self, requests: Sequence[Request], after: int = 0) -> list[Report]:
+        """Wait for the workers' reports, and note what they say; the time of waiting is divided as by the slowest.
+
+        Args:
+            requests: to play.
+            after: number of rollouts that the workers were asked for before.
+        """
+        assert self._workers is not None
+        start = time.perf_counter()
+        with self.clock.measure(Phase.sync):
+            reports: list[Report] = self._workers.finish(requests, after)
+        waited_s = time.perf_counter() - start
+        slowest = max(reports, key=_seconds)
+        self.clock.divide(Phase.sync, slowest.seconds, most=waited_s)
+        simulated = slowest.seconds[Phase.simulate]
+        self._waited[Phase.simulate] += simulated * (1.0 - slowest.rendering)
+        self._waited[Phase.render] += simulated * slowest.rendering
         self._news += [report.news for report in reports]
         self._warning = self._warning or next((each.warning for each in reports if each.warning is not None), None)
+        return reports
+
+    def _shared(self, reports: Sequence[Report] | None, as_json: Callable[[Any], Any]) -> list[Any]:
+        """Return on every rank what the workers have reported to the first."""
+        with self.clock.measure(Phase.sync):
+            self.ranks.barrier((self._under_way + 1) * self._timeout_s)
+            own = None if reports is None else [as_json(report.result) for report in reports]
+            return self.ranks.broadcast_from_rank0(own) or []
+
+    def take_metrics(self) -> dict[str, float]:
+        """See `Rollouts`."""
+        lags, self._lags = self._lags, []
+        idle, self._idle = self._idle, dict.fromkeys(self._idle, 0.0)
+        if not self._asynchronous or not lags:
+            return {}
+        return {"async/lag_mean": sum(lags) / len(lags), "async/lag_max": float(max(lags)), **idle}
 
     def offload(self) -> int:
         """See `Rollouts`."""
         return 0 if self._workers is None else sum(self._workers.ask("offload"))
 
     def give_up_episodes(self) -> None:
-        """See `Rollouts`."""
+        """See `Rollouts`. What is under way is given up as well."""
+        self._under_way, self._requests = 0, deque()
         if self._workers is not None:
-            self._workers.ask("give_up_episodes")
+            self._workers.ask("give_up_episodes", after=self._ahead)
 
     def state(self) -> PlayState | None:
         """See `Rollouts`."""
@@ -144,3 +217,8 @@ class WorkersRollouts(Rollouts):
 
 def _episodes_as_json(episodes: Sequence[FinishedEpisode]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(episode) for episode in episodes]
+
+
+def _seconds(report: Report) -> float:
+    """Return what a worker spent on a request [s]."""
+    return sum(report.seconds[phase] for phase in Phase if phase != Phase.idle)

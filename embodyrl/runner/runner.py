@@ -165,13 +165,14 @@ class Runner:
             warn=self._warnings.warn,
         )
         start = time.perf_counter()
+        self.rollouts.iterations_left = self.config.run.iterations - self.progress.iteration
         with self.clock.measure(Phase.train):  # time that no inner phase claims counts as learning
             self.pipeline.run(iteration)
         self.rollouts.forget_batch()
         if self.rollouts.warning is not None:
             self._warnings.warn("graphs", self.rollouts.warning)
         seconds = time.perf_counter() - start
-        metrics = iteration.metrics | self._take_times("time/iteration")
+        metrics = iteration.metrics | self.rollouts.take_metrics() | self._take_times("time/iteration")
         self.progress.iteration += 1
         steps = metrics.get("env/steps", 0.0)  # supervised learning takes none
         self.progress.env_steps += int(steps)
@@ -318,7 +319,9 @@ class Runner:
     def _whole_state(self) -> TrainerState | None:
         """Return the state of all ranks and rollout workers, in a form that does not depend on their number, so that a
         run can be resumed with another; None on a rank that does not know it."""
+        self.rollouts.settle()
         played, engine, surplus = self.rollouts.state(), self.engine.state_dict(), self.rollouts.whole_surplus()
+        waiting = self.rollouts.whole_waiting()
         if played is None:
             return None
         return TrainerState(
@@ -330,6 +333,7 @@ class Runner:
             engine=engine | {"streams": engine["streams"] | played.noise},
             simulators=played.simulators,
             surplus=surplus,
+            waiting=waiting,
         )
 
     def _report_saved(self, published: Sequence[Saved]) -> None:
@@ -354,6 +358,7 @@ class Runner:
             PlayState(collector=state.counters["collector"], simulators=state.simulators, noise=noise)
         )
         self.rollouts.take_surplus(state.surplus)
+        self.rollouts.take_waiting(state.waiting)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")

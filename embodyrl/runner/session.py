@@ -16,7 +16,7 @@ from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
 from embodyrl.config.rules import fact
-from embodyrl.config.schema import Config, Device, Precision
+from embodyrl.config.schema import Config, Device, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, without_controls
 from embodyrl.models.saved import other_options, weight_type
@@ -280,6 +280,8 @@ def placement(config: Config) -> str:
         simulators = counted(len(plan.role("env")) // count, "simulator process")
         learning = f"learning in {counted(place.size, 'rank')}; {describe_run_binding(config.env.numa, here, plan)}"
         each = ", each" if count > 1 else ""
+        if config.rollout.mode is RolloutMode.async_:
+            learning = f"{config.rollout.max_staleness} ahead of {learning}"
         return f"{counted(count, 'rollout worker')}{each} with {envs // count} envs in {simulators}; {learning}"
     near = policy_gpu(config.engine.device, here)
     workers = plan_env_workers(own_share(config.env, place, here), here, near)

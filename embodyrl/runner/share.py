@@ -115,6 +115,9 @@ class OwnRollouts(Rollouts):
         with self.clock.measure(Phase.sync):
             return gather_rollouts(own, self.exchange, self.share.config.rollout.episodes_per_slot)
 
+    def settle(self) -> None:
+        """See `Rollouts`: none is ever under way."""
+
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
         """See `Rollouts`."""
         own = self.share.evaluate(recorded, video)

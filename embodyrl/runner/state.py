@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +27,8 @@ from embodyrl.config import LoadedConfig
 from embodyrl.engine.lora import save_policy
 from embodyrl.errors import RunError
 from embodyrl.models.policy import Policy
-from embodyrl.rollout.batch import TrajectoryBatch
+from embodyrl.rollout.batch import TrajectoryBatch, leaves
+from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.runner.checkpoint import (
     CHECKPOINTS,
     LAST,
@@ -44,6 +45,7 @@ COUNTERS = "counters.json"
 ENGINE = "engine"
 SIMULATORS = "simulators"
 SURPLUS = "surplus.safetensors"
+WAITING = "waiting"
 TENSORS, STRUCTURE = ".safetensors", ".json"
 ADDED = {"restore_mismatches": 0, "comes_back": True}
 """Counters that the first checkpoints of this format lack, with the values that they get."""
@@ -108,32 +110,42 @@ class TrainerState:
     """State of every slot; empty if no episode is in progress."""
     surplus: TrajectoryBatch | None = None
     """Groups that were collected and not learned from yet."""
+    waiting: list[Rollout] = field(default_factory=list)
+    """Rollouts that were collected ahead of learning, the oldest first."""
 
     def save(self, folder: Path) -> None:
         """Write into an existing folder."""
-        (folder / COUNTERS).write_text(json.dumps(self.counters, indent=2) + "\n")
+        waiting = [
+            {"finished": [asdict(episode) for episode in rollout.finished], "env_steps": rollout.env_steps}
+            for rollout in self.waiting
+        ]
+        counters = self.counters | ({WAITING: waiting} if waiting else {})
+        (folder / COUNTERS).write_text(json.dumps(counters, indent=2) + "\n")
         save_tree(self.engine, folder, ENGINE)
         (folder / SIMULATORS).mkdir()
         for slot, state in enumerate(self.simulators):
             (folder / SIMULATORS / f"slot_{slot:04d}.bin").write_bytes(state)
         if self.surplus is not None:
             self.surplus.save(folder / SURPLUS)
+        for number, rollout in enumerate(self.waiting):
+            rollout.batch.save(folder / f"{WAITING}_{number:04d}{TENSORS}")
 
     def apart(self) -> TrainerState:
         """Return a copy on the CPU that shares no memory, so that the run can continue while it is written."""
-        waiting = self.surplus
         return TrainerState(
             counters=copy.deepcopy(self.counters),
             engine=map_tensors(cloned, self.engine),
             simulators=list(self.simulators),
-            surplus=None if waiting is None else waiting.take(torch.arange(waiting.size[1]), "B"),
+            surplus=None if self.surplus is None else _copied(self.surplus),
+            waiting=[replace(rollout, batch=_copied(rollout.batch)) for rollout in self.waiting],
         )
 
     @property
     def nbytes(self) -> int:
         """Approximate size of its files [bytes]."""
-        surplus = () if self.surplus is None else self.surplus.data.values(True, True)
-        tensors: int = sum(each.nbytes for each in [*tensors_in(self.engine), *surplus])
+        batches = [rollout.batch for rollout in self.waiting] + ([] if self.surplus is None else [self.surplus])
+        columns = [column for batch in batches for column in leaves(batch).values()]
+        tensors: int = sum(each.nbytes for each in [*tensors_in(self.engine), *columns])
         return tensors + sum(map(len, self.simulators))
 
     @classmethod
@@ -144,16 +156,30 @@ class TrainerState:
             DamageError: a file is missing or damaged.
         """
         try:
+            counters = dict(json.loads((folder / COUNTERS).read_text()))
+            waiting = counters.pop(WAITING, [])
             return cls(
-                counters=dict(json.loads((folder / COUNTERS).read_text())),
+                counters=counters,
                 engine=dict(load_tree(folder, ENGINE)),
                 simulators=[path.read_bytes() for path in sorted((folder / SIMULATORS).glob("slot_*.bin"))],
                 surplus=TrajectoryBatch.load(folder / SURPLUS) if (folder / SURPLUS).exists() else None,
+                waiting=[
+                    Rollout(
+                        batch=TrajectoryBatch.load(folder / f"{WAITING}_{number:04d}{TENSORS}"),
+                        finished=[FinishedEpisode(**episode) for episode in each["finished"]],
+                        env_steps=each["env_steps"],
+                    )
+                    for number, each in enumerate(waiting)
+                ],
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise DamageError(
                 f"{folder} does not hold the state of a run ({type(error).__name__}: {error}): use another checkpoint"
             ) from error
+
+
+def _copied(batch: TrajectoryBatch) -> TrajectoryBatch:
+    return batch.take(torch.arange(batch.size[1]), "B")
 
 
 def check_alike(found: Any, expected: Any, where: str) -> None:

@@ -7,6 +7,7 @@ through memory that both sides map, see `engine.sync.shared` and `rollout.handin
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.ranks import RankInfo
 from embodyrl.runner.build import Elsewhere, build_acting, open_simulators
 from embodyrl.runner.rundir import WORKER_LOGS
+from embodyrl.tracking.clock import Phase
 
 if TYPE_CHECKING:  # the processes of simulators start while torch is imported
     from embodyrl.engine.parallel import Ranks
@@ -44,8 +46,22 @@ class Report:
     rendering: float = 0.0
     """Share of rendering in its simulators' working time, 0 .. 1."""
     news: News
+    idle_s: float = 0.0
+    """How long it waited for the request [s]."""
     warning: str | None = None
     """About CUDA graphs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What every request to play carries."""
+
+    version: int
+    """Of the weights to act with."""
+    place: int
+    """Which memory has them."""
+    restarts: int
+    """Simulator processes that have been replaced in the whole run."""
 
 
 class RolloutWorker:
@@ -63,8 +79,11 @@ class RolloutWorker:
         self._stack = ExitStack()
         self.manager = self._stack.enter_context(open_simulators(loaded, log_dir, place))
         self._share: EnvShare | None = None
-        self._receiver: SharedReceiver | None = None
-        self._handed: SharedColumns | None = None
+        self._receivers: Sequence[SharedReceiver] = ()
+        self._handed: deque[SharedColumns] = deque()
+        """Memory of rollouts that may not have been mapped yet."""
+        self._version: int | None = None
+        """Of the weights; None: none have come."""
 
     def spec(self) -> SimulatorSpec:
         """Return the spec of the simulators."""
@@ -84,50 +103,55 @@ class RolloutWorker:
         assert self._share is not None, "load comes first"
         return self._share
 
-    def listen(self, address: str) -> None:
-        """Take weights from the memory at this address from now on."""
+    def listen(self, addresses: Sequence[str]) -> None:
+        """Take weights from the memory at these addresses from now on."""
         from embodyrl.engine.sync import SharedReceiver
 
-        timeout_s = self.config.placement.rollout.timeout_s
-        self._receiver = SharedReceiver(self.share.engine.policy, address, timeout_s=timeout_s)
+        policy, timeout_s = self.share.engine.policy, self.config.placement.rollout.timeout_s
+        self._receivers = [SharedReceiver(policy, address, timeout_s=timeout_s) for address in addresses]
 
-    def collect(self, version: int, restarts: int) -> Report:
-        """Collect a rollout with a version of the weights; the result is a `Handed`."""
+    def collect(self, orders: Orders) -> Report:
+        """Collect a rollout; the result is a `Handed`."""
         from embodyrl.rollout.handing import SharedColumns
 
         def work() -> Any:
-            if self._handed is not None:
-                self._handed.close()
-            self._handed = SharedColumns()
-            return self._handed.hand_over(self.share.collect(self._handed.zeros))
+            # Whoever asks for a rollout has mapped all but as many of the earlier ones as are collected ahead.
+            if len(self._handed) == len(self._receivers):
+                self._handed.popleft().close()
+            self._handed.append(SharedColumns())
+            return self._handed[-1].hand_over(self.share.collect(self._handed[-1].zeros))
 
-        return self._reported(work, version, restarts)
+        return self._reported(work, orders)
 
-    def evaluate(self, version: int, restarts: int, recorded: int, video: Path) -> Report:
+    def evaluate(self, orders: Orders, recorded: int, video: Path) -> Report:
         """Play its part of an evaluation; the result is a list of episodes. See `Rollouts.evaluate`."""
-        return self._reported(lambda: self.share.evaluate(recorded, video), version, restarts)
+        return self._reported(lambda: self.share.evaluate(recorded, video), orders)
 
-    def _reported(self, work: Callable[[], Any], version: int, restarts: int) -> Report:
-        """Work with a version of the weights; returns the result with what happened meanwhile."""
+    def _reported(self, work: Callable[[], Any], orders: Orders) -> Report:
+        """Work as ordered; returns the result with what happened meanwhile."""
         engine = self.share.engine
-        engine.clock.take()
+        before = engine.clock.take()
         self.manager.take_work()
-        self.manager.count_restarts(restarts)
-        self._take_weights(version)
+        self.manager.count_restarts(orders.restarts)
+        self._take_weights(orders)
         result = work()
         return Report(
             result=result,
             seconds=engine.clock.take(),
             rendering=self.manager.take_work().rendering,
             news=self.share.take_news(),
+            idle_s=before["idle"],
             warning=engine.graphs.warning,
         )
 
-    def _take_weights(self, version: int) -> None:
-        assert self._receiver is not None, "listen comes first"
-        if self._receiver.version != version:
-            self._receiver.receive(version)
-            self.share.engine.set_version(version)
+    def _take_weights(self, orders: Orders) -> None:
+        if self._version == orders.version:
+            return
+        engine = self.share.engine
+        with engine.clock.measure(Phase.sync):
+            self._receivers[orders.place].receive(orders.version)
+        engine.set_version(orders.version)
+        self._version = orders.version
 
     def state(self) -> PlayState:
         """Return the state of its slots and blocks."""
@@ -177,17 +201,21 @@ class RolloutWorkers:
         """Ask all of them to call a method of `RolloutWorker`, and return at once."""
         return [worker.request(method, *args, timeout=self.timeout_s) for worker in self._workers]
 
-    def finish(self, requests: Sequence[Request]) -> list[Any]:
+    def finish(self, requests: Sequence[Request], after: int = 0) -> list[Any]:
         """Wait for their results.
+
+        Args:
+            requests: of `begin`.
+            after: number of earlier requests that have not been waited for.
 
         Raises:
             WorkerError: one of them died, hangs, or raised an exception.
         """
-        return self._launcher.gather(requests, timeout=self.timeout_s)
+        return self._launcher.gather(requests, timeout=(after + 1) * self.timeout_s)
 
-    def ask(self, method: str, *args: object) -> list[Any]:
+    def ask(self, method: str, *args: object, after: int = 0) -> list[Any]:
         """Call a method of all of them; returns the results in their order."""
-        return self.finish(self.begin(method, *args))
+        return self.finish(self.begin(method, *args), after)
 
     def raise_if_dead(self) -> None:
         """Check the processes without waiting.

@@ -106,19 +106,22 @@ class Clock:
         """Add to a detail [s]."""
         self._details[detail] += seconds
 
-    def divide(self, phase: Phase, seconds: Mapping[str, float]) -> None:
+    def divide(self, phase: Phase, seconds: Mapping[str, float], most: float) -> None:
         """Count seconds of a phase, in which this process waited for another one, as the other's phases.
 
         Args:
             phase: of the waiting, which is over.
-            seconds: of the other process, as it took them from its clock: no more than this one has waited.
+            seconds: of the other process, as it took them from its clock. If it began earlier, they are shortened.
+            most: how long this process has waited [s].
         """
-        for name, spent in seconds.items():
+        spent = {name: value for name, value in seconds.items() if name != Phase.idle}
+        share = min(1.0, most / max(sum(spent[each] for each in Phase if each in spent), 1e-9))
+        for name, value in spent.items():
             if name not in Phase.__members__:
-                self._details[name] += spent
-            elif name != Phase.idle:
-                self._seconds[phase] -= spent
-                self._seconds[Phase(name)] += spent
+                self._details[name] += share * value
+            else:
+                self._seconds[phase] -= share * value
+                self._seconds[Phase(name)] += share * value
 
     def take(self) -> dict[str, float]:
         """Return the seconds of every phase since the last call, which add up to the time between the calls, and

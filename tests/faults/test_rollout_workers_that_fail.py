@@ -81,7 +81,7 @@ def test_a_worker_that_hangs_is_named_when_time_is_up_with_what_it_was_doing(sta
 
 
 def test_what_a_worker_raises_is_told_and_names_both_processes(start: Callable[..., Started]) -> None:
-    run = start()
+    run = start("rollout.mode=async")
     simulator = run.workers[0].children()[0]
     simulators = {each.pid for each in run.workers[0].children(recursive=True)}
     simulator.kill()
@@ -92,7 +92,7 @@ def test_what_a_worker_raises_is_told_and_names_both_processes(start: Callable[.
 
 
 def test_a_request_to_stop_is_heard_and_saved_and_a_kill_leaves_nothing(start: Callable[..., Started]) -> None:
-    run = start()
+    run = start("rollout.mode=async")
     for each in [run.process, *run.everyone]:  # as a terminal or a batch system does
         os.kill(each.pid, signal.SIGTERM)
     code, _ = run.ending(within_s=20)

@@ -92,6 +92,9 @@ class Scripted:
         batch = self.batches.pop(0)
         return Rollout(batch=batch, finished=[], env_steps=int(batch["steps"].sum()))
 
+    def forget_batch(self, *but: TrajectoryBatch) -> None:
+        """One process holds every column in its batch."""
+
 
 class Idle:
     """Stands for the engine where none of its numbers matter."""

@@ -122,6 +122,8 @@ ELSEWHERE = {
     "engine.lora.targets": "tests/engine/test_lora.py",
     "engine.offload": "tests/engine/test_offload.py: what is learned stays the same, bit for bit",
     "engine.parallel": "how fast, not what is learned",
+    "rollout.mode": "tests/runner/test_async.py",
+    "rollout.max_staleness": "tests/runner/test_async.py",
     "placement.rollout.workers": "tests/placement/test_run_plan.py: who rolls out, not what is learned",
     "placement.rollout.share_gpus": "tests/placement/test_run_plan.py: on which GPUs, not what is learned",
     "placement.rollout.timeout_s": "tests/faults/test_rollout_workers_that_fail.py: how long one waits",
