@@ -288,8 +288,7 @@ class Planner:
             )
             meanwhile = acting if config.rollout.mode is RolloutMode.async_ else held
             apart = {"rollout": acting, "train": meanwhile}
-            if workers == 1:
-                host["rollout buffer"] = 0  # a rank learns from the worker's
+            host["rollout buffer"] = 0  # a rank learns from those of the workers
 
         def on_host(parts: Mapping[str, int], of_worker: Mapping[str, int]) -> Need:
             """Return the main memory of a machine's ranks and of all rollout workers."""

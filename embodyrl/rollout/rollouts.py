@@ -137,11 +137,15 @@ class Rollouts(ABC):
 
     def take_surplus(self, whole: TrajectoryBatch | None) -> None:
         """Continue with what `whole_surplus` returned, which every rank has read."""
-        self.surplus = None if whole is None else leave_share(whole, self.exchange)
+        self.surplus = None if whole is None else self._spread(whole)
 
     def take_waiting(self, whole: Sequence[Rollout]) -> None:
         """Continue with what `whole_waiting` returned, which every rank has read."""
-        self.waiting = [replace(rollout, batch=leave_share(rollout.batch, self.exchange)) for rollout in whole]
+        self.waiting = [replace(rollout, batch=self._spread(rollout.batch)) for rollout in whole]
+
+    def _spread(self, whole: TrajectoryBatch) -> TrajectoryBatch:
+        """Leave each rank its share of the large columns of a batch that all of them have whole."""
+        return leave_share(whole, self.exchange)
 
 
 def join_states(states: Sequence[PlayState]) -> PlayState:

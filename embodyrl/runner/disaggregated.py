@@ -14,10 +14,11 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.sync import SharedSender
 from embodyrl.envs import SimulatorSpec
 from embodyrl.placement.launcher import Request
+from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.handing import Handed, take_over
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_states
-from embodyrl.rollout.spread import join_rollouts, leave_share
+from embodyrl.rollout.spread import join_rollouts, leave_large
 from embodyrl.runner.workers import Orders, Report, RolloutWorkers
 from embodyrl.tracking.clock import Phase
 
@@ -39,6 +40,7 @@ class WorkersRollouts(Rollouts):
         self._spec = spec
         self._engine = engine
         self._workers = workers
+        self._several = config.placement.rollout.workers > 1
         self._episodes_per_slot = config.rollout.episodes_per_slot
         self._timeout_s = config.placement.rollout.timeout_s
         asynchronous = config.rollout.mode is RolloutMode.async_
@@ -105,15 +107,19 @@ class WorkersRollouts(Rollouts):
         self._under_way -= 1
         handed = [Handed(**each) for each in self._shared(reports, dataclasses.asdict)]
         with self.clock.measure(Phase.sync):
-            parts = [self._own_share(take_over(each)) for each in handed]
+            rollouts = [take_over(each) for each in handed]
+            parts = [dataclasses.replace(rollout, batch=self._spread(rollout.batch)) for rollout in rollouts]
             self.ranks.barrier()  # workers free the memory of rollouts when they are asked for later ones
             self.waiting.append(join_rollouts(parts, self._episodes_per_slot))
         if reports is not None:
             self._idle["async/rollout_waited_s"] += max(report.idle_s for report in reports)
 
-    def _own_share(self, part: Rollout) -> Rollout:
-        """Leave each rank a share of the large columns of a worker's rollout."""
-        return dataclasses.replace(part, batch=leave_share(part.batch, self.exchange))
+    def _spread(self, whole: TrajectoryBatch) -> TrajectoryBatch:
+        """See `Rollouts`. A single rank, too, leaves large columns apart if they come from several workers, because
+        joining them would copy them."""
+        if self.ranks.size == 1 and self._several:
+            return leave_large(whole, self.exchange)
+        return super()._spread(whole)
 
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
         """See `Rollouts`. The workers first finish what is under way."""
