@@ -87,3 +87,53 @@ def test_what_a_gpu_is_measured_by_runs_on_it(standin: None, tmp_path: Path, gro
     for group in groups:
         rows = [json.loads(line) for line in (tmp_path / f"{group}.jsonl").read_text().splitlines()]
         assert rows and not any("failed" in row or row.get("warning") for row in rows), rows
+
+
+STANDIN_HERE = f"""
+import sys
+
+if not sys.argv[1].startswith(("env", "zygote")):  # simulators need no GPU
+    sys.path.insert(0, {str(HERE)!r})
+    from standin import build
+
+    build.load()
+    import cases
+
+    cases.load_families(["mlp"])
+    from standin.device import gpu
+
+    until_the_end = gpu()
+    until_the_end.__enter__()
+"""
+WITH_WORKERS = """
+defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]
+plugins: [standin_here]
+rollout: {blocks: 2, mode: sync}
+engine: {device: cuda}
+run: {name: gpu}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_rollout_workers_share_the_gpu_of_the_rank(standin: None, tmp_path: Path) -> None:
+    """Weights go from the GPU through shared memory to the workers' GPU, and what is learned stays the same."""
+    (tmp_path / "standin_here.py").write_text(STANDIN_HERE)
+    (tmp_path / "my.yaml").write_text(WITH_WORKERS)
+    weights = []
+    for workers in ("{workers: 0}", "{workers: 2, share_gpus: true}"):
+        words = [
+            "run",
+            "my.yaml",
+            *SHORT,
+            "env.workers=2",
+            f"run.dir=run{len(weights)}",
+            f"placement.rollout={workers}",
+        ]
+        command = [sys.executable, "-m", "embodyrl", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280)
+        assert done.returncode == 0 and "policy on cuda" in done.stdout, done.stdout + done.stderr
+        path = tmp_path / f"run{len(weights)}"
+        weights.append((path / "checkpoints" / "last" / "policy" / "model.safetensors").read_bytes())
+        assert metrics(path) == metrics(tmp_path / "run0")
+    assert weights[0] == weights[1]
