@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tensordict import TensorDict
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LossConfig, OptimizerConfig
+from embodyrl.engine.compute import noise_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
@@ -85,3 +87,16 @@ def make_batch(engine: HybridEngine, size: int = 16) -> TensorDict:
 
 def weights(engine: HybridEngine) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach().clone()
+
+
+def whole_state(engine: HybridEngine) -> dict[str, Any]:
+    """A state as a checkpoint holds it, with the noise in actions."""
+    state = engine.state_dict()
+    return copy.deepcopy(state | {"streams": state["streams"] | engine.noise_state()})
+
+
+def resumed(engine: HybridEngine, state: dict[str, Any]) -> str | None:
+    """Go on from a checkpoint's state; returns the warning."""
+    warning = engine.load_state_dict(copy.deepcopy(state))
+    engine.load_noise(noise_in(copy.deepcopy(state["streams"])))
+    return warning

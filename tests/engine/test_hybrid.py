@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import SPEC, make_batch, make_engine, weights
+from engines import SPEC, make_batch, make_engine, resumed, weights, whole_state
 
 from embodyrl.algorithms.losses import OWN_METRICS, LossOutput
 from embodyrl.algorithms.options import GIVEN
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
-from embodyrl.engine.compute import noise_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import draw_minibatches, to_columns
 from embodyrl.engine.reference import FrozenCopy
@@ -50,19 +49,6 @@ def test_a_linear_learning_rate_falls_to_zero_over_the_run() -> None:
     engine = make_engine(optimizer=OptimizerConfig(lr=0.01, schedule=LearningRate.linear))
     rates = [engine.update(make_batch(engine), ["push"])["train/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
-
-
-def whole_state(engine: HybridEngine) -> dict[str, Any]:
-    """A state as a checkpoint holds it, with the noise in actions."""
-    state = engine.state_dict()
-    return copy.deepcopy(state | {"streams": state["streams"] | engine.noise_state()})
-
-
-def resumed(engine: HybridEngine, state: dict[str, Any]) -> str | None:
-    """Go on from a checkpoint's state; returns the warning."""
-    warning = engine.load_state_dict(copy.deepcopy(state))
-    engine.load_noise(noise_in(copy.deepcopy(state["streams"])))
-    return warning
 
 
 def test_state_brings_back_optimiser_and_random_streams() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import importlib.util
 import json
 import subprocess
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import make_policy
+from engines import make_policy, resumed, whole_state
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from vla import SPEC, TASK_DESCRIPTIONS, make_batch, make_engine, make_observation, make_oft, oft_config
@@ -171,7 +170,7 @@ def test_a_run_with_adapters_goes_on_exactly(tmp_path: Path) -> None:
     first = learn(adapted(kl_coef=0.1))
     lora.save_policy(first.policy, tmp_path, oft_config())
     second = adapted(kl_coef=0.1, saved=tmp_path)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    resumed(second, whole_state(first))
     learn(first)
     learn(second)
     assert all(torch.equal(value, state(second.policy)[name]) for name, value in state(first.policy).items())

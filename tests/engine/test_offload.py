@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import resource
 from multiprocessing.connection import Connection
@@ -12,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from engines import make_batch, make_engine, make_policy, weights
+from engines import make_batch, make_engine, make_policy, resumed, weights, whole_state
 from sync_peers import peers
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ def rss() -> float:
 
 
 def state(engine: HybridEngine) -> dict[str, Any]:
-    return copy.deepcopy(engine.state_dict())
+    return whole_state(engine)
 
 
 def learned(folder: Path, setting: Offload, *, resume_after: int | None = None) -> tuple[Tensor, dict[str, Any]]:
@@ -44,7 +43,7 @@ def learned(folder: Path, setting: Offload, *, resume_after: int | None = None) 
             kept = state(engine)
             following = make_engine(engine={"offload": setting}, kl_coef=0.1, folder=folder)
             following.policy.load_state_dict(engine.policy.state_dict())
-            following.load_state_dict(kept)
+            resumed(following, kept)
             engine = following
         engine.update(make_batch(engine), ["push"])
     return weights(engine), state(engine)

@@ -243,6 +243,7 @@ def play(family: Family, setting: Setting, device: str, folder: Path) -> Result:
     save_policy(engine.full_policy(), saved, config)
     _, resumed = make_engine(family, setting, device, folder, saved)
     resumed.load_state_dict(engine.state_dict())
+    resumed.load_noise(engine.noise_state())
     for name, each in {"act": engine, "act, resumed": resumed}.items():
         result.take(f"{name} after", each.act(observation, "train" if family.samples else "eval").actions)
     check_places(resumed, device)
