@@ -3,9 +3,10 @@
     python benchmarks/hand_over.py [--rounds 7] [--out benchmarks/results/hand_over.json]
 
 Two processes: one collects (it writes chunk after chunk into the columns), the other maps what it is handed and reads
-every byte. `one_worker_s` and `two_workers_s` are what this costs more than one process that does both: writing into
-shared instead of ordinary memory, the message, mapping, and reading; less than 0 where it costs less. With two workers
-the rank also joins their small columns. The memcpy is between two arrays that have been touched; rounds alternate.
+every byte. Writing takes place in both, into ordinary memory as well (`write_s`, `write_shared_s`); `read_s` is reading
+ordinary memory in the rank, and `way_1_s`, `way_2_s` are message, mapping and reading with one worker and with two,
+whose small columns are joined. `way_of_memcpy`: (way - read) / memcpy, what the way costs; `all_of_memcpy`: with what
+shared memory costs more in writing. The memcpy is between two arrays that have been touched; rounds alternate.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ def work(line: Connection) -> None:
     while (slots := line.recv()) is not None:
         if earlier is not None:
             earlier.close()
+        ordinary = collect(slots, np.zeros)[1]
         earlier = SharedColumns()
         rollout, seconds = collect(slots, earlier.zeros)
         start = time.perf_counter()
-        handed = earlier.hand_over(rollout)
-        line.send((handed, seconds, start))
+        line.send((earlier.hand_over(rollout), ordinary, seconds, start))
 
 
 def read(images: torch.Tensor) -> float:
@@ -77,22 +78,23 @@ def read(images: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def way(lines: list[Connection], slots: int) -> tuple[float, float]:
-    """Have workers collect, and map, join and read; returns the seconds of writing and of all the rest."""
-    written, rest, parts = 0.0, 0.0, []
+def way(lines: list[Connection], slots: int) -> tuple[float, float, float]:
+    """Have workers collect, and map, join and read; returns the seconds of writing into ordinary, into shared memory,
+    and of all the rest."""
+    usual, written, rest, parts = 0.0, 0.0, 0.0, []
     for line in lines:  # one after the other: each has a core
         line.send(slots // len(lines))
-        handed, seconds, start = line.recv()
+        handed, ordinary, seconds, start = line.recv()
         parts.append(take_over(handed))
-        written, rest = written + seconds, rest + time.perf_counter() - start
+        usual, written, rest = usual + ordinary, written + seconds, rest + time.perf_counter() - start
     exchange, start = Exchange(Ranks()), time.perf_counter()
     if len(parts) > 1:
         parts = [dataclasses.replace(part, batch=leave_large(part.batch, exchange)) for part in parts]
     joint = join_rollouts(parts, 1).batch
     rest += time.perf_counter() - start
     if ADDRESS not in joint:
-        return written, rest + read(joint["images"])
-    return written, rest + sum(read(held.columns["images"]) for held in exchange._held)
+        return usual, written, rest + read(joint["images"])
+    return usual, written, rest + sum(read(held.columns["images"]) for held in exchange._held)
 
 
 def main() -> None:
@@ -116,21 +118,22 @@ def main() -> None:
         start = time.perf_counter()
         target.copy_(source)
         memcpy = time.perf_counter() - start
-        rollout, written = collect(slots, np.zeros)
-        here = written + read(rollout.batch["images"])
+        rollout, _ = collect(slots, np.zeros)
+        row = {"memcpy_s": memcpy, "read_s": read(rollout.batch["images"])}
         del rollout
-        one, two = (sum(way(lines[:count], slots)) - here for count in (1, 2))
-        rounds.append({"memcpy_s": memcpy, "here_s": here, "one_worker_s": one, "two_workers_s": two})
+        for count in (1, 2):
+            row["write_s"], row["write_shared_s"], spent = way(lines[:count], slots)
+            row[f"way_{count}_s"] = spent
+            row[f"way_{count}_of_memcpy"] = (spent - row["read_s"]) / memcpy
+            more = row["write_shared_s"] - row["write_s"]
+            row[f"all_{count}_of_memcpy"] = (spent - row["read_s"] + more) / memcpy
+        rounds.append(row)
     for line in lines:
         line.send(None)
-    medians = {key: statistics.median(each[key] for each in rounds[1:]) for key in rounds[0]}
-    ratios = {
-        f"{name}_of_memcpy": statistics.median(each[f"{name}_s"] / each["memcpy_s"] for each in rounds[1:])
-        for name in ("one_worker", "two_workers")
-    }
-    result = {"bytes": size, "load_average": round(os.getloadavg()[0], 2), "rounds": options.rounds}
-    print(json.dumps(result | medians | ratios, indent=2))
-    options.out.write_text(json.dumps(result | medians | ratios, indent=2) + "\n")
+    medians = {key: round(statistics.median(each[key] for each in rounds[1:]), 4) for key in rounds[0]}
+    result = {"bytes": size, "load_average": round(os.getloadavg()[0], 2), "rounds": options.rounds, **medians}
+    print(json.dumps(result, indent=2))
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
