@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = ["run.iterations=40", "run.eval_every=0", "eval.episodes=2", "run.save_every=0"]
@@ -53,10 +54,10 @@ def main() -> None:
         names = [*kinds] if number % 2 == 0 else [*reversed(kinds)]
         rounds.append({name: run(*kinds[name]) for name in names})
         print(*(f"{name}: {found['steps_per_s']:.0f}/s {found['cpu_s']:.1f} s" for name, found in rounds[-1].items()))
-    result = {"load_average_before": load, "rounds": rounds, "medians": {}, f"ratios_to_{first}": {}}
+    result: dict[str, Any] = {"load_average_before": load, "rounds": rounds}
     for key in ("steps_per_s", "cpu_s"):
-        result["medians"][key] = {name: statistics.median(each[name][key] for each in rounds) for name in kinds}
-        result[f"ratios_to_{first}"][key] = {
+        result[f"median_{key}"] = {name: statistics.median(each[name][key] for each in rounds) for name in kinds}
+        result[f"{key}_to_{first}"] = {
             name: sorted(round(each[name][key] / each[first][key], 3) for each in rounds) for name in others
         }
     print(json.dumps({key: value for key, value in result.items() if key != "rounds"}, indent=2))
