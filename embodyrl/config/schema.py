@@ -686,7 +686,7 @@ class RolloutWorkersConfig:
 
     workers: int = setting(0, low=0)
     """Number of rollout workers, processes with a share of the envs and a copy of the policy. 0: the ranks roll out
-    themselves. Rollout and learning take turns either way."""
+    themselves. See also `rollout.mode`."""
     share_gpus: bool = setting(False)
     """Compute on the GPUs of the ranks, whose memory then holds two copies of the policy. false: each worker has a GPU
     of its own."""
