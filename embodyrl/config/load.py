@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import embodyrl.config.algorithm_rules  # noqa: F401 - adds its rules
-from embodyrl.config.algorithm_rules import staleness_notes
+from embodyrl.config.algorithm_rules import staleness_notes  # the module adds its rules
 from embodyrl.config.build import build_draft, count_settings, with_values
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import COMPONENTS, Composed, Settings, compose

@@ -98,11 +98,12 @@ def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> R
             f"torchrun started {size} processes, but engine.parallel.world_size = {wanted}: start as many, or set "
             "engine.parallel.world_size=auto"
         )
-    if config.placement.rollout.workers and environ.get("LOCAL_WORLD_SIZE", str(size)) != str(size):
+    local_size, workers = int(environ.get("LOCAL_WORLD_SIZE", "1")), config.placement.rollout.workers
+    if workers and local_size != size:
         raise RanksError(
-            f"placement.rollout.workers = {config.placement.rollout.workers}, but torchrun started ranks on several "
-            "machines, and rollout workers reach only those of their own: start all ranks on one machine, or set "
-            "placement.rollout.workers=0"
+            f"placement.rollout.workers = {workers}, and LOCAL_WORLD_SIZE says that {local_size} of {size} ranks are "
+            "on this machine, but rollout workers reach only those of their own: start all ranks on one machine, or "
+            "set placement.rollout.workers=0"
         )
     for finding in shares_of_ranks(config, size):  # of the config's own number a rule has said so
         raise RanksError(f"{finding.message}: {finding.hint}")
@@ -110,7 +111,7 @@ def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> R
         rank=int(environ["RANK"]),
         size=size,
         local_rank=int(environ.get("LOCAL_RANK", "0")),
-        local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+        local_size=local_size,
     )
 
 

@@ -282,12 +282,9 @@ class Planner:
         apart = {"rollout": Need(), "train": Need()}
         if workers:
             phases["rollout"] = waiting_need(weights, settings)
-            acting, held = (
-                acting_need(weights, lines, look.cache, settings),
-                Need(parts={"weights": weights.weight_bytes}),
-            )
-            meanwhile = acting if config.rollout.mode is RolloutMode.async_ else held
-            apart = {"rollout": acting, "train": meanwhile}
+            acting = acting_need(weights, lines, look.cache, settings)
+            held = Need(parts={"weights": weights.weight_bytes})
+            apart = {"rollout": acting, "train": acting if config.rollout.mode is RolloutMode.async_ else held}
             host["rollout buffer"] = 0  # a rank learns from those of the workers
 
         def on_host(parts: Mapping[str, int], of_worker: Mapping[str, int]) -> Need:

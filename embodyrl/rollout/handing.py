@@ -45,11 +45,6 @@ class Handed:
     """Fields of each `FinishedEpisode`."""
     env_steps: int
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the columns [bytes]."""
-        return sum(_num_bytes(kind, shape) for kind, shape, _ in self.columns.values())
-
 
 class SharedColumns:
     """Memory for the columns of one rollout. Close it once the others have mapped it."""
@@ -130,10 +125,5 @@ def _mapped(fd: int, kind: str, shape: Sequence[int], offset: int) -> Tensor:
     if not prod(shape):
         return torch.empty(*shape, dtype=dtype)
     # ACCESS_COPY: pages are shared until they are written to.
-    memory = mmap.mmap(fd, _num_bytes(kind, shape), access=mmap.ACCESS_COPY, offset=offset)
+    memory = mmap.mmap(fd, prod(shape) * dtype.itemsize, access=mmap.ACCESS_COPY, offset=offset)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
-
-
-def _num_bytes(kind: str, shape: Sequence[int]) -> int:
-    itemsize: int = getattr(torch, kind).itemsize
-    return prod(shape) * itemsize

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from begun import await_rows
 
 pytestmark = pytest.mark.faults
 
@@ -58,12 +58,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         running.append(process)
-        deadline = time.monotonic() + 90
-        metrics = path / "metrics.jsonl"
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "the run does not get going"
-            time.sleep(0.05)
+        await_rows(process, path)
         children = psutil.Process(process.pid).children(recursive=True)
         if command[:4] == OWN[:4]:
             ranks = [psutil.Process(process.pid), *(each for each in children if "rank 1" in each.cmdline())]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from begun import await_rows
 from programs import Program
 
 pytestmark = pytest.mark.faults
@@ -48,12 +48,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         path = tmp_path / "run"
         process = Program([*WORDS, f"run.dir={path}", *words], stdout=-1, stderr=-1, text=True)
         running.append(process)
-        deadline = time.monotonic() + 90
-        metrics = path / "metrics.jsonl"
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "the run does not get going"
-            time.sleep(0.05)
+        await_rows(process, path)
         return Started(path, process)
 
     yield begin
@@ -98,12 +93,7 @@ def test_a_request_to_stop_is_heard_and_saved_and_a_kill_leaves_nothing(start: C
     code, _ = run.ending(within_s=20)
     assert code == 143 and (run.path / "summary.json").exists()
     again = Program(["-m", "embodyrl", "resume", str(run.path)], stdout=-1, stderr=-1, text=True)
-    before = len((run.path / "metrics.jsonl").read_text().splitlines())
-    deadline = time.monotonic() + 60
-    while len((run.path / "metrics.jsonl").read_text().splitlines()) < before + 2:
-        assert again.poll() is None, again.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    await_rows(again, run.path, len((run.path / "metrics.jsonl").read_text().splitlines()) + 2)
     started = Started(run.path, again)
     again.kill()
     assert started.ending(within_s=10)[0] == -signal.SIGKILL

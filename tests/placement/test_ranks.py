@@ -54,6 +54,15 @@ def test_torchrun_says_which_rank_a_process_is() -> None:
         rank_info_here(config_for(*groups), launched(0, 4))
 
 
+def test_rollout_workers_need_all_ranks_on_their_machine() -> None:
+    config = config_for("placement.rollout.workers=2")
+    assert rank_info_here(config, launched(1, 2)).local_size == 2
+    alone = {name: value for name, value in launched(1, 2).items() if name != "LOCAL_WORLD_SIZE"}
+    for environ, here in ((launched(3, 4), 2), (alone, 1)):
+        with pytest.raises(RanksError, match=rf"{here} of \d ranks are on this machine.*placement\.rollout\.workers=0"):
+            rank_info_here(config, environ)
+
+
 def test_slots_processes_and_cores_are_shared() -> None:
     place = RankInfo(rank=1, size=2, local_rank=1, local_size=2)
     share = own_share(config_for("env.workers=4").env, place, Inventory(cpus=(0, 1), cores=2))

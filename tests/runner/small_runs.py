@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
+
+import psutil
+from programs import Program
 
 SMALL = [
     "env.num_envs=4",
@@ -25,6 +29,21 @@ SMALL = [
 learning rate is constant, because one that falls over run.iterations depends on where a run is meant to end."""
 
 
+THREE_OF_FOUR = """
+from embodyrl.registry import FILTERS
+
+
+def three_of_four(played):
+    played = played.any(1)
+    played[-1] = False
+    return played
+
+
+FILTERS.register("three_of_four", target=three_of_four, group=True, summary="all groups but the last")
+"""
+"""A plug-in: a filter that leaves a group out, so that an iteration collects twice and groups wait."""
+
+
 class Run:
     """A finished run."""
 
@@ -41,3 +60,15 @@ class Run:
         """Hash of a file in a checkpoint."""
         manifest = json.loads((self.path / "checkpoints" / f"{iteration:06d}" / "manifest.json").read_text())
         return str(manifest["files"][name]["sha256"])
+
+
+def kill_after(checkpoint: Path, words: list[str]) -> None:
+    """Run a program until a checkpoint is there, then kill it; nothing of it may be left."""
+    with Program(words, stdout=-1, stderr=-1, text=True) as program:
+        deadline = time.monotonic() + 90
+        while not checkpoint.exists():
+            assert program.poll() is None and time.monotonic() < deadline, program.communicate()
+            time.sleep(0.01)
+        everyone = psutil.Process(program.pid).children(recursive=True)
+        program.kill()
+    assert not psutil.wait_procs(everyone, timeout=10)[1]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
-from programs import Program
 from slow import rest_slow
-from small_runs import Run
+from small_runs import THREE_OF_FOUR, Run, kill_after
 from test_workers import CASES, PENDULUM, outcome, workers
 
 from embodyrl.cli import train
@@ -22,18 +19,6 @@ from embodyrl.runner import share
 SETTINGS = ["run.iterations=6", "run.save_every=2", "run.eval_every=2"]
 
 
-THREE_OF_FOUR = """
-from embodyrl.registry import FILTERS
-
-
-def three_of_four(played):
-    played = played.any(1)
-    played[-1] = False
-    return played
-
-
-FILTERS.register("three_of_four", target=three_of_four, group=True, summary="all groups but the last")
-"""
 DAPO = [
     *("algorithm=dapo", "rollout.episodes=whole", "rollout.num_chunks=6", "rollout.group_size=2"),
     *("plugins=[three_of_four]", "algorithm.filter=three_of_four", "algorithm.reward=dense", "algorithm.minibatches=1"),
@@ -118,14 +103,7 @@ def test_a_run_that_was_killed_goes_on_with_what_waits_in_its_checkpoint(
 ) -> None:
     path = tmp_path / "killed"
     words = ["-m", "embodyrl", "run", str(tmp_path / "my.yaml"), *SETTINGS, *lagging(2, 2), f"run.dir={path}"]
-    with Program(words, stdout=-1, stderr=-1, text=True) as program:
-        deadline = time.monotonic() + 90
-        while not (path / "checkpoints" / "000002").exists():
-            assert program.poll() is None and time.monotonic() < deadline, program.communicate()
-            time.sleep(0.01)
-        everyone = psutil.Process(program.pid).children(recursive=True)
-        program.kill()
-    assert not psutil.wait_procs(everyone, timeout=10)[1]
+    kill_after(path / "checkpoints" / "000002", words)
     assert len(list((path / "checkpoints" / "000002" / "trainer").glob("waiting_*.safetensors"))) == 2
     assert train.resume(path, [workers(1)]) == 0
     again, whole = learned(Run(path)), reference(2)

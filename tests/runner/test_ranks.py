@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import SMALL, Run
+from small_runs import SMALL, THREE_OF_FOUR, Run
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
@@ -102,18 +102,6 @@ def alike(one: Run, other: Run) -> None:
         torch.testing.assert_close(tensor, wanted[name], atol=1e-4, rtol=1e-4)
 
 
-THREE_OF_FOUR = """
-from embodyrl.registry import FILTERS
-
-
-def three_of_four(played):
-    played = played.any(1)
-    played[-1] = False
-    return played
-
-
-FILTERS.register("three_of_four", target=three_of_four, group=True, summary="all groups but the last")
-"""
 IMAGES = """
 defaults: [env: gym/pendulum_rgb, model: openvla_oft, algorithm: dapo, _self_]
 plugins: [three_of_four]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
-from programs import Program
 from slow import rest_slow
-from small_runs import Run
+from small_runs import Run, kill_after
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
@@ -89,13 +86,6 @@ def test_a_run_that_was_killed_goes_on_with_fewer_workers_to_the_same_weights(
     whole = outcome(begin("whole", *settings))
     path = tmp_path / "killed"
     words = ["-m", "embodyrl", "run", str(tmp_path / "my.yaml"), *settings, workers(2), f"run.dir={path}"]
-    with Program(words, stdout=-1, stderr=-1, text=True) as program:
-        deadline = time.monotonic() + 90
-        while not (path / "checkpoints" / "000003").exists():
-            assert program.poll() is None and time.monotonic() < deadline, program.communicate()
-            time.sleep(0.02)
-        everyone = psutil.Process(program.pid).children(recursive=True)
-        program.kill()
-    assert not psutil.wait_procs(everyone, timeout=10)[1]
+    kill_after(path / "checkpoints" / "000003", words)
     assert train.resume(path, [workers(1)]) == 0
     assert outcome(Run(path))[1] == whole[1]
