@@ -29,7 +29,7 @@ test:  ## Run the tests in minutes, one process per usable core (ARGS='-n 0': in
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 test-all:  ## Run all tests: also repeated kills, every variant, more random cases, published sizes
-	@$(SETUP) metaworld maniskill vla data dev
+	@$(SETUP) metaworld maniskill vla data ray dev
 	@$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=all $(ARGS)
 
 check:  ## Lint, check formatting, types and the layers of the architecture
@@ -47,7 +47,7 @@ setup:  ## Set up .venv for run, test, check and bench, and stop there
 	@$(SETUP) metaworld maniskill vla data dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
-	@$(SETUP) metaworld maniskill libero vla bnb data dev
+	@$(SETUP) metaworld maniskill libero vla bnb data ray dev
 
 libero:  ## Set up .venv with LIBERO
 	@$(SETUP) libero

@@ -1,7 +1,8 @@
-"""A plug-in for `ready_batch.py`: a simulator whose control steps sleep for a random time."""
+"""A plug-in for several benchmarks: a simulator whose control steps sleep for a random time."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -24,6 +25,10 @@ class SleepingConfig(EnvConfig):
     """Mean length of a control step [ms]."""
     sigma: float = setting(0.6, low=0.0)
     """Standard deviation of its logarithm; 0: all are equal."""
+    length: float = setting(0.0, low=0.0)
+    """Median length of an episode in control steps, with a long tail (lognormal); 0: all last until the time limit."""
+    length_sigma: float = setting(0.6, low=0.0)
+    """Standard deviation of its logarithm."""
 
 
 class Sleeping(SlotSimulator):
@@ -52,17 +57,23 @@ class Sleeper(Slot):
 
     def __init__(self, config: SleepingConfig) -> None:
         """Sleep as `config` says."""
+        self.config = config
         self.mean, self.sigma = config.step_ms / 1e3, config.sigma
         self.dice = np.random.default_rng()
+        self.left = math.inf
 
     def reset(self, episode: EpisodeSpec) -> None:
-        """Seed the lengths of steps by the episode."""
+        """Seed the lengths of steps, and of the episode, by the episode."""
         self.dice = np.random.default_rng(episode.seed)
+        self.left = math.inf
+        if self.config.length:
+            self.left = self.config.length * float(np.exp(self.config.length_sigma * self.dice.normal()))
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Sleep for a lognormally distributed time with the mean that was asked for."""
         time.sleep(self.mean * float(np.exp(self.sigma * self.dice.normal() - self.sigma**2 / 2)))
-        return Transition(0.0, False, False)
+        self.left -= 1
+        return Transition(0.0, self.left <= 0, self.left <= 0)
 
     def observe(self) -> tuple[None, NDArray[np.float32]]:
         """Return a constant observation."""

@@ -21,7 +21,7 @@ STATE = np.zeros(PROPRIO, np.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroCostConfig(EnvConfig):
-    """No options."""
+    """The cameras are front and wrist, unless `cameras` names one alone."""
 
     name: str = "zero_cost"
     tasks: list[str] = setting(["nothing"])
@@ -38,10 +38,10 @@ class ZeroCost:
             proprio_dim=PROPRIO,
             max_episode_steps=config.max_episode_steps,
             control_frequency=20.0,
-            cameras=("front", "wrist"),
+            cameras=tuple(config.cameras) or ("front", "wrist"),
             image_size=(SIZE, SIZE),
         )
-        self._images = np.stack([IMAGES] * num_slots)
+        self._images = np.stack([IMAGES[: len(self.spec.cameras)]] * num_slots)
         self._state = np.stack([STATE] * num_slots)
 
     def reset(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> Observation:

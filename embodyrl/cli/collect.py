@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from embodyrl.config.issues import KeyPath
     from embodyrl.data.experts import Demonstrator
     from embodyrl.data.recorder import Attempt
-    from embodyrl.envs.manager import EnvManager
+    from embodyrl.envs.manager import Simulators
 
 ATTEMPTS_PER_EPISODE = 20
 """Most attempts per requested episode."""
@@ -153,7 +153,7 @@ def _check(loaded: LoadedConfig, options: Options) -> None:
 
 
 @contextmanager
-def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[EnvManager, Demonstrator]]:
+def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[Simulators, Demonstrator]]:
     """Open the simulators and the demonstrator: the scripted expert or a policy."""
     from embodyrl.data.experts import scripted_expert
     from embodyrl.runner.build import build_acting, open_simulators

@@ -11,9 +11,10 @@ import psutil
 from rich.console import Console
 
 from embodyrl.config import ConfigUse, LoadedConfig, load_config
-from embodyrl.config.schema import Config, Device
+from embodyrl.config.schema import Config, Device, PlacementBackend
 from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory
+from embodyrl.placement.run_plan import Machine
 from embodyrl.planning.planner import Adviser, Limits, Planner
 from embodyrl.planning.processes import plan_processes, start_one
 from embodyrl.planning.text import layout_table, memory_table, pairs, rows, verdict, worker_table
@@ -44,7 +45,7 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
 
     loaded = load([])
     config = loaded.config
-    plan = plan_processes(config, machine)
+    plan = plan_processes(config, machine, _cluster(config, asked))
     simulators = None
     if asked.start:
         print("measuring a simulator process while it plays one task after the other ...", file=sys.stderr)
@@ -75,6 +76,17 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
         for line in verdict(plan):
             console.print(line, soft_wrap=True, markup=False)
     return 0
+
+
+def _cluster(config: Config, asked: Asked) -> Sequence[Machine]:
+    """Return the machines of the cluster that the config names; none if it names none, or the run will be elsewhere."""
+    placement = config.placement
+    if placement.backend is not PlacementBackend.ray or asked.elsewhere:
+        return []
+    from embodyrl.placement.cluster import RayCluster
+
+    with RayCluster(str(placement.address), timeout_s=placement.start_timeout_s) as cluster:
+        return cluster.machines()
 
 
 def limits_of(config: Config, machine: Inventory, asked: Asked) -> Limits:

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from embodyrl.config.algorithm_rules import staleness_notes  # the module adds its rules
+import embodyrl.config.placement_rules  # noqa: F401  # the module adds its rules
+from embodyrl.config.algorithm_rules import staleness_notes  # this one, too
 from embodyrl.config.build import build_draft, count_settings, with_values
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import COMPONENTS, Composed, Settings, compose

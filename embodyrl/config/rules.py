@@ -235,17 +235,6 @@ def _even_shares(config: Config, count: int, processes: str, setting: str) -> It
 
 
 @rule
-def gpus_are_shared_with_workers(config: Config) -> Iterator[ConfigIssue]:
-    """Check that there are rollout workers if they are to share GPUs."""
-    if config.placement.rollout.share_gpus and not config.placement.rollout.workers:
-        yield ConfigIssue(
-            ("placement.rollout.share_gpus", "placement.rollout.workers"),
-            "placement.rollout.share_gpus has no use: there are no rollout workers",
-            "set placement.rollout.workers to 1 or more, or leave share_gpus out",
-        )
-
-
-@rule
 def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
     """Check that the envs can be divided into blocks, and that these are kept apart."""
     blocks, envs, size = config.rollout.blocks, config.env.num_envs, config.rollout.group_size

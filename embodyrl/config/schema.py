@@ -681,7 +681,16 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutWorkersConfig:
+class MachinesConfig:
+    """Machines for one kind of processes."""
+
+    nodes: str | None = setting(None)
+    """Label of the machines, with `placement.backend: ray`: value of their Ray node label `embodyrl`. null: those that
+    are not labelled for another kind of processes; of simulators: those of the processes that roll out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutWorkersConfig(MachinesConfig):
     """Processes that roll out and evaluate, and do not learn."""
 
     workers: int = setting(0, low=0)
@@ -695,12 +704,43 @@ class RolloutWorkersConfig:
     hung, and the run ends."""
 
 
+class PlacementBackend(StrEnum):
+    """What starts the processes of a run."""
+
+    local = "local"
+    ray = "ray"
+
+
+class OnLoss(StrEnum):
+    """What follows when a machine is lost."""
+
+    fail = "fail"
+    resume = "resume"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlacementConfig:
-    """Placement of a run's parts in processes."""
+    """Placement of a run's parts in processes, and of these on machines."""
 
+    backend: PlacementBackend = setting(PlacementBackend.local)
+    """What starts the processes. local: the run itself, on this machine (or torchrun, which decides on its own). ray:
+    a Ray cluster that is up, on all of its machines (`pip install 'embodyrl[ray]'`, and docs/scaling.md)."""
+    address: str | None = setting(None)
+    """Address of the Ray cluster, `host:port` of its head."""
+    ranks: MachinesConfig = field(default_factory=MachinesConfig)
+    """The ranks; the first one is the process that was started, on its machine. Their number is
+    `engine.parallel.world_size`."""
     rollout: RolloutWorkersConfig = field(default_factory=RolloutWorkersConfig)
     """Rollouts and evaluations."""
+    simulators: MachinesConfig = field(default_factory=MachinesConfig)
+    """Simulators, on machines of their own: one host of simulators for each process that rolls out."""
+    on_loss: OnLoss = setting(OnLoss.fail)
+    """With ray, what follows when a machine is lost. fail: the run ends with an error. resume: it goes on from its last
+    checkpoint, or from the start if there is none yet, on the machines that are left; at the same numbers, as long as
+    there are as many ranks."""
+    start_timeout_s: float = setting(180.0, above=0.0)
+    """With ray, longest time until the cluster answers and has room for the processes, and until these have started
+    [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)

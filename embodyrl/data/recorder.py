@@ -17,7 +17,7 @@ from embodyrl.config.schema import EnvConfig
 from embodyrl.data.experts import Demonstrator
 from embodyrl.data.layout import DatasetSpec, Episode, Images
 from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.manager import Simulators
 from embodyrl.seeding import derive_seed
 
 LONGEST_PUSH = 3
@@ -38,7 +38,7 @@ def demonstration_episodes(env: EnvConfig, seed: int) -> list[EpisodeSpec]:
 
 
 def dataset_spec(
-    env: EnvConfig, manager: EnvManager, demonstrator: Demonstrator, *, images: Images, perturbed: bool
+    env: EnvConfig, manager: Simulators, demonstrator: Demonstrator, *, images: Images, perturbed: bool
 ) -> DatasetSpec:
     """Return the features of a recording's frames."""
     spec = manager.spec
@@ -86,7 +86,7 @@ class Recorder:
     """
 
     def __init__(
-        self, manager: EnvManager, demonstrator: Demonstrator, *, pushes: float, after_success: int, seed: int
+        self, manager: Simulators, demonstrator: Demonstrator, *, pushes: float, after_success: int, seed: int
     ) -> None:
         self._manager = manager
         self._demonstrator = demonstrator

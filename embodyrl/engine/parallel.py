@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from embodyrl.config.schema import ParallelBackend
 from embodyrl.errors import RunError, UserError
-from embodyrl.placement.ranks import RankInfo, shards_of
+from embodyrl.placement.ranks import TCP, RankInfo, shards_of
 from embodyrl.placement.topology import visible_names
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Ranks:
 
     def introduce(self) -> None:
         """Exchange process ids, so that a rank that has ended can be distinguished from one that is slow."""
-        own = {"machine": _machine(), "pid": os.getpid()}
+        own = {"machine": machine_here(), "pid": os.getpid()}
         for rank, other in enumerate(self.gather_values(own)):
             if rank != self.rank:
                 self._peers[rank] = psutil.Process(other["pid"]) if other["machine"] == own["machine"] else None
@@ -229,7 +229,9 @@ SINGLE_PROCESS = Ranks()
 
 
 @contextmanager
-def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Check) -> Iterator[Ranks]:
+def connected(
+    place: RankInfo, device: torch.device, timeout_s: float, check: Check, listening: int | None = None
+) -> Iterator[Ranks]:
     """Connect this rank with the others for the length of a block.
 
     Args:
@@ -237,6 +239,7 @@ def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Ch
         device: that it computes on: CUDA tensors are exchanged by NCCL, all others by gloo.
         timeout_s: longest time to wait for the others [s].
         check: raises if one of these ranks (None: any) is known to have ended.
+        listening: on the first rank, socket of the meeting point `tcp://...`; owned from now on.
 
     Raises:
         RankLost: another rank ended or hangs.
@@ -247,7 +250,7 @@ def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Ch
         return
     timeout = timedelta(seconds=timeout_s)
     try:
-        _join(place, device, timeout, check)
+        _join(place, device, timeout, check, listening)
         ranks = Ranks(place, timeout_s=timeout_s, group=dist.new_group(backend="gloo", timeout=timeout))
         with ranks.naming_failures(check):
             ranks.introduce()
@@ -261,9 +264,7 @@ def connected(place: RankInfo, device: torch.device, timeout_s: float, check: Ch
     _leave()
 
 
-def _join(
-    place: RankInfo, device: torch.device, timeout: timedelta, check: Callable[[Sequence[int] | None], None]
-) -> None:
+def _join(place: RankInfo, device: torch.device, timeout: timedelta, check: Check, listening: int | None) -> None:
     """Wait for the other ranks, and make the default process group.
 
     Raises:
@@ -274,7 +275,7 @@ def _join(
     if device.type == "cuda":  # one device is visible to a rank, unless nothing said which is its own
         gpu = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(gpu)
-    store = _open_store(place, timeout)
+    store = _open_store(place, timeout, listening)
     store.set_timeout(timeout)
     store.set(f"here/{place.rank}", "cpu" if gpu is None else _identity(gpu))
     deadline = time.monotonic() + timeout.total_seconds()
@@ -295,8 +296,14 @@ def _join(
     )
 
 
-def _open_store(place: RankInfo, timeout: timedelta) -> dist.Store:
-    """Return the key-value store through which the ranks meet: torchrun's, or a file."""
+def _open_store(place: RankInfo, timeout: timedelta, listening: int | None) -> dist.Store:
+    """Return the key-value store through which the ranks meet: torchrun's, a file, or one at an address of the first
+    rank's machine."""
+    if place.meeting is not None and place.meeting.startswith(TCP):
+        host, _, port = place.meeting.removeprefix(TCP).rpartition(":")
+        return dist.TCPStore(
+            host, int(port), place.size, place.is_first, timeout, wait_for_workers=False, master_listen_fd=listening
+        )
     if place.meeting is not None:
         return dist.FileStore(place.meeting, place.size)
     store: dist.Store = next(rendezvous("env://", timeout=timeout))[0]
@@ -310,7 +317,7 @@ def _identity(gpu: torch.device) -> str:
     names = visible_names(os.environ)
     assert gpu.index is not None
     name = names[gpu.index] if gpu.index < len(names) else str(gpu.index)
-    return f"cuda {name} {torch.cuda.get_device_properties(gpu).uuid} {_machine()}"
+    return f"cuda {name} {torch.cuda.get_device_properties(gpu).uuid} {machine_here()}"
 
 
 def check_devices(devices: Sequence[str]) -> None:
@@ -341,7 +348,7 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _machine() -> str:
+def machine_here() -> str:
     """Return an identifier of this machine or container; processes with the same one can see each other."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     space = os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,15 @@ class SimulatorSpec:
     """Names of the `V` cameras in the order of `Observation.images`."""
     image_size: tuple[int, int] = (0, 0)
     """`(H, W)` of every camera [pixels]."""
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> SimulatorSpec:
+        """Return a spec from what `dataclasses.asdict` makes of it, after JSON made lists of its tuples."""
+        actions = [
+            ActionField(**each | {name: tuple(each[name]) for name in ("low", "high")}) for each in plain["actions"]
+        ]
+        sizes = {name: tuple(plain[name]) for name in ("cameras", "image_size")}
+        return cls(**{**plain, **sizes, "actions": tuple(actions)})
 
     @property
     def action_dim(self) -> int:

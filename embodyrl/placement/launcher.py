@@ -165,6 +165,18 @@ class WorkerDied(WorkerError):
     """Raised when a worker's process ended; names signal or exit code, the last request and the end of its output."""
 
 
+class MachineLost(WorkerDied):
+    """Raised when a worker's machine is gone.
+
+    Attributes:
+        machine: its name.
+    """
+
+    def __init__(self, message: str, *, machine: str, role: str, rank: int, pid: int) -> None:
+        super().__init__(message, role=role, rank=rank, pid=pid)
+        self.machine = machine
+
+
 class WorkerTimeout(WorkerError):
     """Raised when a worker did not answer in time and was killed; the text ends with the stacks of its threads."""
 

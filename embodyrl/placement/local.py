@@ -47,6 +47,9 @@ from embodyrl.placement.startup_lock import make_startup_lock
 
 _MAIN = "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 
+_A_DAY_S = 86400.0
+"""Longest wait [s]: the kernel takes no more than 24 days."""
+
 _logger = logging.getLogger(__name__)
 
 W = TypeVar("W")
@@ -99,16 +102,16 @@ class Ears(Generic[W]):
 
         Returns:
             The workers that sent a message or ended (answers to rings are not among them), and whether anything
-            happened.
+            happened, if only that a day has passed.
         """
         said: dict[W, None] = {}
-        events = self._epoll.poll(max(0.0, timeout)) if self._owners else []
+        events = self._epoll.poll(max(0.0, min(timeout, _A_DAY_S))) if self._owners else []
         for fd, _ in events:
             if fd in self._armed:
                 self._armed.discard(fd)
             else:
                 said[self._owners[fd]] = None
-        return list(said), bool(events)
+        return list(said), bool(events) or timeout > _A_DAY_S
 
 
 class LocalWorker:
@@ -274,6 +277,10 @@ class LocalWorker:
             f"{self} sent what is no reply during {self._doing!r} ({error!r}), and was killed: something in it "
             f"writes to file descriptors that are not its own{output}",
         )
+
+    def output(self) -> str:
+        """Return the end of its output, as errors quote it."""
+        return "" if self._is_gone else end_of(self._log)
 
     def ask_for_stacks(self) -> None:
         """Make a hung worker write the stacks of its threads to its log, which takes a moment."""

@@ -32,6 +32,10 @@ SINGLE_THREADED = {
 }
 """Environment of a simulator process: there is one process per core already, so libraries must not start threads."""
 
+THIS_MACHINE = "local"
+"""Name of the machine of a run on one."""
+_TITLES = {"rank": "rank", "simulators": "simulator host"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
@@ -61,7 +65,7 @@ class WorkerSpec:
     """One worker process."""
 
     role: str
-    """Its task: `env` (simulators), `rollout`, or `rank` (learning)."""
+    """Its task: `env` (simulators), `simulators` (a host of them), `rollout`, or `rank` (learning)."""
     rank: int
     """Its number among the workers of its role, from 0."""
     slots: range = range(0)
@@ -85,9 +89,14 @@ class WorkerSpec:
     """It is forked from a process that has imported these (see `child.preload`); None: it is a fresh interpreter."""
 
     @property
+    def title(self) -> str:
+        """Its name on its machine: `env worker 1`."""
+        return f"{_TITLES.get(self.role, f'{self.role} worker')} {self.rank}"
+
+    @property
     def label(self) -> str:
-        """Its name in messages: `env worker 1`."""
-        return f"{self.role} worker {self.rank}"
+        """Its name in messages: `env worker 1`, with its machine if there are several."""
+        return self.title + (f" on machine {self.machine}" if self.machine not in ("", THIS_MACHINE) else "")
 
 
 def inventory(root: Path = ROOT, cpus: Sequence[int] | None = None) -> Inventory:

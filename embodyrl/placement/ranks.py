@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ from embodyrl.config.rules import shares_of_ranks
 from embodyrl.config.schema import Config, Device, EnvConfig, ParallelBackend
 from embodyrl.errors import UserError
 from embodyrl.placement.launcher import WorkerDied
-from embodyrl.placement.plan import Inventory, largest_divisor
+from embodyrl.placement.plan import THIS_MACHINE, Inventory, largest_divisor
 from embodyrl.placement.process import EXIT_S, Process, end_of, spawn
 from embodyrl.placement.signals import STOPPED_CODES
 from embodyrl.placement.topology import visible_names
 
 MEETING_FILE = ".ranks"
 """File of the run directory through which ranks of one machine find each other."""
+TCP = "tcp://"
+"""Begins the address of a meeting point of ranks on several machines."""
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 """Environment variables that torchrun and similar launchers set."""
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -50,7 +53,13 @@ class RankInfo:
     """Its number among the ranks of its machine."""
     local_size: int = 1
     meeting: str | None = None
-    """File through which the ranks find each other; None: by torchrun's environment, or there is only one."""
+    """File, or `tcp://host:port`, through which the ranks find each other; None: by torchrun's environment, or there is
+    only one."""
+    machine: str = ""
+    """Name of its machine in the plan; empty where there is none, because all processes are on one machine, or torchrun
+    has placed them."""
+    address: str | None = None
+    """IP address at which processes of other machines reach it; None: there are none."""
 
     @property
     def is_first(self) -> bool:
@@ -107,11 +116,13 @@ def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> R
         )
     for finding in shares_of_ranks(config, size):  # of the config's own number a rule has said so
         raise RanksError(f"{finding.message}: {finding.hint}")
+    several = local_size != size
     return RankInfo(
         rank=int(environ["RANK"]),
         size=size,
         local_rank=int(environ.get("LOCAL_RANK", "0")),
         local_size=local_size,
+        address=socket.gethostbyname(environ["MASTER_ADDR"]) if several and environ["RANK"] == "0" else None,
     )
 
 
@@ -175,7 +186,8 @@ def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
     Raises:
         RanksError: this machine has fewer GPUs than ranks.
     """
-    if place.local_size == 1 or device is Device.cpu:
+    on_cluster = place.machine not in ("", THIS_MACHINE)  # whose launcher has shown it its own
+    if place.local_size == 1 or device is Device.cpu or on_cluster:
         return
     names = gpu_names(machine, place.local_size)
     if not names:
@@ -273,23 +285,31 @@ class _Peer:
 
 
 class Peers:
-    """The ranks that this process started. They write to `rank-<n>.log`, leave Ctrl-C to this process, and die with
-    it."""
+    """The ranks that this process starts on its machine. They write to `rank-<n>.log`, leave Ctrl-C to this process,
+    and die with it.
 
-    def __init__(self) -> None:
+    Args:
+        run_dir: of the run, through which they get the config and find each other.
+        log_dir: for their output.
+    """
+
+    listening: int | None = None
+    """Socket of the meeting point, which is a file."""
+
+    def __init__(self, run_dir: Path, log_dir: Path) -> None:
+        self._run_dir, self._log_dir = run_dir, log_dir
         self._peers: list[_Peer] = []
         self._meeting: Path | None = None
 
-    def start(self, place: RankInfo, run_dir: Path, log_dir: Path) -> RankInfo:
-        """Start all other ranks on the config in `run_dir`, unless torchrun did; returns the place of this one.
+    def start(self, place: RankInfo) -> RankInfo:
+        """Start all other ranks on the config of the run, unless torchrun did; returns the place of this one.
 
         Args:
             place: of this process, which is the first.
-            run_dir: of the run, through which they get the config and find each other.
-            log_dir: for their output.
         """
         if place.size == 1 or is_launched():
             return place
+        run_dir, log_dir = self._run_dir, self._log_dir
         self._meeting = meeting = run_dir / MEETING_FILE
         meeting.unlink(missing_ok=True)
         log_dir.mkdir(parents=True, exist_ok=True)

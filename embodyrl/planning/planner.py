@@ -197,6 +197,7 @@ class Planner:
             "learning": asdict(batches_of(config)),
             "traffic": self._traffic(config, look.traced),
             "rollout_traffic": self._rollout_traffic(config, look.traced),
+            "simulator_traffic": self._simulator_traffic(config),
             "lag": ahead(config) if config.rollout.mode is RolloutMode.async_ else None,
             "needs": {place: {phase: _in_mib(need) for phase, need in at.items()} for place, at in needs.items()},
             "limits": {place: None if limit is None else _mib(limit) for place, limit in self.limits.items()},
@@ -377,6 +378,17 @@ class Planner:
             return {}
         learned = workers * traced.weights.gradient_bytes  # in the types that weights are held in
         return {"batch": _mib(self._batch_bytes(config, traced)), "weights": _mib(learned)}
+
+    def _simulator_traffic(self, config: Config) -> float:
+        """Return the MiB of observations that come from simulators on other machines in an iteration; 0: there are
+        none."""
+        if config.placement.simulators.nodes is None:
+            return 0.0
+        spec = self._spec(config)
+        height, width = spec.image_size
+        observation = len(spec.cameras) * height * width * 3 + FLOAT * spec.proprio_dim
+        each = 1 + config.rollout.chunk_size * (config.rollout.observe is Observe.every_step)
+        return _mib(observation * each * batches_of(config).decisions_per_iteration)
 
     def _traffic(self, config: Config, traced: Traced) -> dict[str, float]:
         """Return the MiB that a rank gets from others in an iteration, without shards of weights and gradients; empty

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.schema import Config, Device, Observe
+from embodyrl.config.schema import Config, Device, Observe, PlacementConfig
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.manager.memory import layout
 from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
@@ -47,13 +47,21 @@ def read_machine(folder: Path | None, cpus: str | None) -> Inventory:
     return inventory(ROOT if folder is None else folder, chosen)
 
 
-def plan_processes(config: Config, machine: Inventory) -> dict[str, Any]:
+def plan_processes(config: Config, machine: Inventory, machines: Sequence[Machine] = ()) -> dict[str, Any]:
     """Return everything that is known before the start, as plain data.
 
+    Args:
+        config: of the run.
+        machine: the first one.
+        machines: all of them; empty: the run is planned as if there were only the first.
+
     Raises:
-        UserError: the envs cannot be distributed over the workers.
+        UserError: the envs cannot be distributed over the workers, or no machine has a label.
     """
-    machines = [Machine(inventory=machine)]
+    if not machines:
+        machines = [Machine(inventory=machine)]
+        rollout = replace(config.placement.rollout, nodes=None)
+        config = replace(config, placement=PlacementConfig(rollout=rollout))
     too_few_gpus = None
     try:
         layout = plan_run(config, machines, ranks_of(config))
@@ -85,11 +93,12 @@ def _on_machine(name: str, layout: Plan) -> dict[str, Any]:
     """Return what a machine has of a run: roles with their blocks, GPUs, envs, and number of processes."""
     specs = [spec for spec in layout.specs if spec.machine == name]
     roles = []
-    for role in ("rank", "rollout"):
+    acting = layout.acting[0].role
+    for role, title in (("rank", "rank"), ("rollout", "rollout"), ("simulators", f"simulators of {acting}")):
         group = [spec for spec in specs if spec.role == role]
         if group:
             blocks = _numbered("block", [number for spec in group for number in spec.blocks])
-            roles.append(_numbered(role, [spec.rank for spec in group]) + (f" ({blocks})" if blocks else ""))
+            roles.append(_numbered(title, [spec.rank for spec in group]) + (f" ({blocks})" if blocks else ""))
     return {
         "machine": name,
         "roles": "; ".join(roles),

@@ -112,6 +112,9 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         batch, weights = (_size(exchanged[what]) for what in ("batch", "weights"))
         title = "" if plan["traffic"] else "traffic"
         yield title, f"rollout workers give ranks a batch of {batch} per iteration, and get {weights} of weights"
+    if plan["simulator_traffic"]:
+        title = "" if plan["traffic"] or plan["rollout_traffic"] else "traffic"
+        yield title, f"simulators send observations of {_size(plan['simulator_traffic'])} per iteration"
     if (lag := plan["lag"]) is not None:
         longer = f"{lag} iteration{'s' * (lag != 1)} ahead: an iteration takes the longer of rollout and learning"
         yield "lag", f"async, rollouts are {longer}" if lag else "async, but no rollout is ahead of learning"

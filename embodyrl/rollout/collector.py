@@ -15,7 +15,7 @@ from torch import Tensor
 from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig, Schedule
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.envs.manager import EnvManager, StepResult
+from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Rollout
@@ -98,7 +98,7 @@ class Collector:
 
     def __init__(
         self,
-        manager: EnvManager,
+        manager: Simulators,
         engine: HybridEngine,
         *,
         env: EnvConfig,
@@ -388,7 +388,7 @@ class Scheduler(Protocol):
         ...
 
 
-def make_scheduler(manager: EnvManager, config: RolloutConfig, block: NDArray[np.int64]) -> Scheduler:
+def make_scheduler(manager: Simulators, config: RolloutConfig, block: NDArray[np.int64]) -> Scheduler:
     """Return the scheduler for `rollout.schedule`, given the block of each slot."""
     if config.schedule is Schedule.ready_batch:
         # Fewer ready slots mean less waiting but smaller batches for the policy; a quarter is a compromise.
@@ -405,7 +405,7 @@ class InTurn:
     One group is lockstep. With more, one group simulates while the policy computes for another.
     """
 
-    def __init__(self, manager: EnvManager, groups: Sequence[NDArray[np.int64]]) -> None:
+    def __init__(self, manager: Simulators, groups: Sequence[NDArray[np.int64]]) -> None:
         self.groups: Sequence[NDArray[np.int64]] = groups
         self._manager = manager
         self._under_way: deque[NDArray[np.int64]] = deque()
@@ -425,7 +425,7 @@ class InTurn:
 class ReadyFirst:
     """Receives slots as soon as `at_least` of them are ready, or as many as are left."""
 
-    def __init__(self, manager: EnvManager, at_least: int) -> None:
+    def __init__(self, manager: Simulators, at_least: int) -> None:
         self.groups: Sequence[NDArray[np.int64]] = [np.arange(manager.num_envs)]
         self._manager = manager
         self._at_least = at_least

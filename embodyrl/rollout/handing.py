@@ -1,4 +1,5 @@
-"""Rollouts for other processes of this machine: collected in memory that they map, so that nothing is copied.
+"""Rollouts for other processes: collected in memory that those of this machine map, so that nothing is copied, and
+that those of other machines read.
 
 The memory has no name (a memfd), so that nothing is left behind however the processes end.
 """
@@ -20,8 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.errors import RunError
+from embodyrl.placement.lending import Borrower, Lender, Lent
 from embodyrl.rollout.batch import TrajectoryBatch, leaves, type_name
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.spread import is_large
 
 _NAME = "embodyrl-rollout"
 
@@ -36,6 +39,10 @@ class Handed:
 
     address: str
     """Path at which processes of the same user on the same machine find the memory, while its owner holds it."""
+    machine: str
+    """Name of that machine in the plan."""
+    lent: Mapping[str, Any] | None
+    """Fields of the `Lent` for other machines; None: there are none."""
     size: Sequence[int]
     """`[K, B]`."""
     columns: Mapping[str, Sequence[Any]]
@@ -47,9 +54,17 @@ class Handed:
 
 
 class SharedColumns:
-    """Memory for the columns of one rollout. Close it once the others have mapped it."""
+    """Memory for the columns of one rollout. Close it once the others have mapped or read it.
 
-    def __init__(self) -> None:
+    Args:
+        machine: name of this one.
+        lender: lends the memory to other machines; None: there are none.
+    """
+
+    def __init__(self, machine: str = "", lender: Lender | None = None) -> None:
+        self._machine = machine
+        self._lender = lender
+        self._lent: Lent | None = None
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         self._end = 0
         self._offsets: dict[int, int] = {}
@@ -68,13 +83,17 @@ class SharedColumns:
     def hand_over(self, rollout: Rollout) -> Handed:
         """Return what others need to map a rollout; columns that are elsewhere are copied here first."""
         batch = rollout.batch
+        columns = {
+            name: [type_name(leaf.dtype), list(leaf.shape), self._offset(leaf)] for name, leaf in leaves(batch).items()
+        }
+        if self._lender is not None:
+            self._lent = self._lender.lend(self._fd)
         return Handed(
             address=f"/proc/{os.getpid()}/fd/{self._fd}",
+            machine=self._machine,
+            lent=None if self._lent is None else dataclasses.asdict(self._lent),
             size=list(batch.size),
-            columns={
-                name: [type_name(leaf.dtype), list(leaf.shape), self._offset(leaf)]
-                for name, leaf in leaves(batch).items()
-            },
+            columns=columns,
             task_descriptions=list(batch.task_descriptions),
             finished=[dataclasses.asdict(episode) for episode in rollout.finished],
             env_steps=rollout.env_steps,
@@ -82,26 +101,50 @@ class SharedColumns:
 
     def _offset(self, leaf: Tensor) -> int:
         """Return where a column is, whose rows are the first ones of what was allocated."""
-        column = leaf.numpy()
-        if column.ctypes.data not in self._offsets:
-            room = self.zeros(column.shape, column.dtype)
-            room[...] = column
-            column = room
-        return self._offsets[column.ctypes.data]
+        place = leaf.data_ptr()
+        if place not in self._offsets:
+            content = leaf.contiguous().flatten().view(torch.uint8).numpy()  # numpy does not know every type
+            room = self.zeros(content.shape, content.dtype)
+            room[...] = content
+            place = room.ctypes.data
+        return self._offsets[place]
 
     def close(self) -> None:
         """Release the memory; it is freed once nobody maps it any more. May be called again."""
+        if self._lender is not None and self._lent is not None:
+            self._lender.withdraw(self._lent)
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
 
-def take_over(handed: Handed) -> Rollout:
-    """Map a rollout that another process has handed over. What is changed in it changes only here.
+def take_over(handed: Handed, machine: str = "", *, share: range | None = None, timeout_s: float = 60.0) -> Rollout:
+    """Return a rollout that another process has handed over: mapped, or read if it is on another machine. What is
+    changed in it changes only here.
+
+    Args:
+        handed: the rollout.
+        machine: name of this one.
+        share: slots whose large columns are needed; from another machine no others are read. None: all.
+        timeout_s: longest time for another machine to answer [s].
 
     Raises:
         HandingError: the process that collected it has ended, or the address is not that of a rollout.
+        LineError: the same on another machine.
     """
+    if handed.machine == machine or handed.lent is None:
+        columns = _map_all(handed)
+    else:
+        columns = _read_all(handed, share, timeout_s)
+    return Rollout(
+        batch=TrajectoryBatch.from_leaves(columns, torch.Size(handed.size), handed.task_descriptions),
+        finished=[FinishedEpisode(**episode) for episode in handed.finished],
+        env_steps=handed.env_steps,
+    )
+
+
+def _map_all(handed: Handed) -> dict[str, Tensor]:
+    """Map the columns of a rollout of this machine."""
     try:
         fd = os.open(handed.address, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -109,14 +152,34 @@ def take_over(handed: Handed) -> Rollout:
     try:
         if _NAME not in str(Path(f"/proc/self/fd/{fd}").readlink()):
             raise HandingError(f"{handed.address} is not the memory of a rollout")
-        columns = {name: _mapped(fd, *place) for name, place in handed.columns.items()}
+        return {name: _mapped(fd, *place) for name, place in handed.columns.items()}
     finally:
         os.close(fd)
-    return Rollout(
-        batch=TrajectoryBatch.from_leaves(columns, torch.Size(handed.size), handed.task_descriptions),
-        finished=[FinishedEpisode(**episode) for episode in handed.finished],
-        env_steps=handed.env_steps,
-    )
+
+
+def _read_all(handed: Handed, share: range | None, timeout_s: float) -> dict[str, Tensor]:
+    """Read the columns of a rollout of another machine `[K, B, ...]`; of large ones only the slots `share`."""
+    assert handed.lent is not None
+    # What is not read takes no memory.
+    columns = {
+        name: torch.zeros(*shape, dtype=getattr(torch, kind)) for name, (kind, shape, _) in handed.columns.items()
+    }
+    starts: list[int] = []
+    rooms: list[memoryview] = []
+    for name, column in columns.items():
+        if not column.numel():
+            continue
+        content, offset = column.flatten().view(torch.uint8).numpy().data, handed.columns[name][2]
+        wanted, inside = column.nbytes, [0]
+        if share is not None and is_large(name, column):
+            row, slot = column[0].nbytes, column[0, 0].nbytes
+            wanted, inside = len(share) * slot, [step * row + share.start * slot for step in range(len(column))]
+        starts += [offset + start for start in inside]
+        rooms += [content[start : start + wanted] for start in inside]
+    lent = Lent.from_plain(handed.lent)
+    with Borrower(lent.line, timeout_s=timeout_s) as borrower:
+        borrower.read(lent, starts, rooms)  # all at once: a question for each column would cost a latency each
+    return columns
 
 
 def _mapped(fd: int, kind: str, shape: Sequence[int], offset: int) -> Tensor:

@@ -146,13 +146,19 @@ def leave_share(batch: TrajectoryBatch, exchange: Exchange) -> TrajectoryBatch:
     large = [name for name, leaf in columns.items() if is_large(name, leaf)]
     if ranks.size == 1 or not large:
         return batch
-    owner = torch.arange(batch.size[1]) * ranks.size // batch.size[1]
-    own = torch.nonzero(owner == ranks.rank).squeeze(1)
-    held = {name: columns.pop(name)[:, own].flatten(0, 1) for name in large}
+    share = share_here(batch.size[1], ranks)
+    own = slice(share.start, share.stop)
+    # A copy, so that what the batch is in need not be kept.
+    held = {name: columns.pop(name)[:, own].clone().flatten(0, 1) for name in large}
     address = torch.zeros(batch.size, dtype=torch.int64)
-    address[:, own] = exchange.put(held).view(batch.size[0], len(own))
+    address[:, own] = exchange.put(held).view(batch.size[0], len(share))
     columns[ADDRESS] = ranks.sum(address)  # the others left 0 in this rank's slots
     return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
+
+
+def share_here(slots: int, ranks: Ranks) -> range:
+    """Return the slots of a batch whose large columns this rank gets by `leave_share`."""
+    return range(-(-slots * ranks.rank // ranks.size), -(-slots * (ranks.rank + 1) // ranks.size))
 
 
 def leave_out(batch: TrajectoryBatch, names: Collection[str]) -> TrajectoryBatch:

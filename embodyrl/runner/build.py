@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.manager import EnvManager, Simulators
+from embodyrl.envs.manager.remote import RemoteManager
 from embodyrl.files import write_whole
 from embodyrl.models.saved import from_own_folder, stands_alone, stored_type, weight_type, with_kept
 from embodyrl.models.vla.config import WeightType
 from embodyrl.pipelines.pipeline import build_pipeline
-from embodyrl.placement.plan import WorkerSpec, inventory, policy_gpu
+from embodyrl.placement.line import Address
+from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of, own_blocks, own_share
 from embodyrl.registry import LOSSES, SINKS
 from embodyrl.runner.checkpoint import POLICY, TRAINER
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks
     from embodyrl.rollout.rollouts import Rollouts
     from embodyrl.runner.runner import Runner
+    from embodyrl.runner.workers import RolloutWorkers
+
+    WorkersStart = Callable[[], RolloutWorkers]
 
 CONSOLE = "console"
 """The sink that shows a run on the screen."""
@@ -67,7 +72,8 @@ def open_runner(
     checkpoint: Path | None = None,
     place: RankInfo = SINGLE_RANK,
     ranks: Ranks | None = None,
-    workers: Sequence[WorkerSpec] = (),
+    simulators: Address | None = None,
+    start_workers: WorkersStart | None = None,
     host: Host = PROGRAM,
 ) -> Iterator[Runner]:
     """Start simulators and sinks, build policy, engine and pipeline, and close everything at the end.
@@ -79,16 +85,17 @@ def open_runner(
         checkpoint: verified checkpoint folder to continue from, or None.
         place: this rank and their number; only the first writes.
         ranks: of the run, if there are several.
-        workers: rollout workers to start, on the first rank.
+        simulators: those of this rank on another machine; None: it starts them itself.
+        start_workers: starts the rollout workers, on the first rank.
         host: settings of the program that the run is part of.
     """
     with ExitStack() as stack:
         config = loaded.config
         weights = None if checkpoint is None else checkpoint / POLICY
         engine, rollouts = stack.enter_context(
-            disaggregated(loaded, directory, weights, ranks, workers)
+            disaggregated(loaded, directory, weights, place, ranks, start_workers)
             if config.placement.rollout.workers
-            else collocated(loaded, directory, weights, place, ranks)
+            else collocated(loaded, directory, weights, place, ranks, simulators)
         )
 
         from embodyrl.runner.runner import Runner
@@ -122,13 +129,19 @@ def open_runner(
 
 @contextmanager
 def collocated(
-    loaded: LoadedConfig, directory: RunDir, weights: Path | None, place: RankInfo, ranks: Ranks | None
+    loaded: LoadedConfig,
+    directory: RunDir,
+    weights: Path | None,
+    place: RankInfo,
+    ranks: Ranks | None,
+    simulators: Address | None,
 ) -> Iterator[tuple[HybridEngine, Rollouts]]:
     """Open a rank that plays its share of the envs itself. For the arguments see `open_runner`; `weights` is a folder
     of saved ones."""
     config = loaded.config
+    logs = worker_logs(directory.path, place)
     # Simulators first: their processes start while torch is imported.
-    with open_simulators(loaded, worker_logs(directory.path, place), place) as manager, settings_of_torch_kept():
+    with open_simulators(loaded, logs, place, simulators) as manager, settings_of_torch_kept():
         from embodyrl.runner.share import EnvShare, OwnRollouts
 
         blocks = blocks_here(config, place)
@@ -138,16 +151,21 @@ def collocated(
 
 @contextmanager
 def disaggregated(
-    loaded: LoadedConfig, directory: RunDir, weights: Path | None, ranks: Ranks | None, specs: Sequence[WorkerSpec]
+    loaded: LoadedConfig,
+    directory: RunDir,
+    weights: Path | None,
+    place: RankInfo,
+    ranks: Ranks | None,
+    start_workers: WorkersStart | None,
 ) -> Iterator[tuple[HybridEngine, Rollouts]]:
     """Open a rank that learns from what rollout workers play; the first starts these. For the arguments see
     `collocated`."""
-    from embodyrl.runner.workers import RolloutWorkers, share_spec
+    from embodyrl.runner.workers import share_spec
 
     config = loaded.config
     with ExitStack() as stack:
         with torch_imported():
-            workers = stack.enter_context(RolloutWorkers(loaded, directory.path, specs)) if specs else None
+            workers = None if start_workers is None else stack.enter_context(start_workers())
         stack.enter_context(settings_of_torch_kept())
 
         from embodyrl.engine.compute import Blocks
@@ -156,12 +174,13 @@ def disaggregated(
 
         ranks = ranks or SINGLE_PROCESS
         offered = share_spec(workers, ranks, config.placement.rollout.timeout_s)
-        loading = [] if workers is None else workers.begin("load", weights)
         blocks = Blocks(here=range(0), count=blocks_of(config, ranks.size))
-        engine = build_engine(config, offered, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
-        if workers is not None:
-            workers.finish(loading)
-        yield engine, WorkersRollouts(config, engine, offered.spec, workers)
+        with nullcontext(None) if workers is None else workers.lent(weights) as lent:
+            loading = [] if workers is None else workers.begin("load", weights, lent)
+            engine = build_engine(config, offered, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
+            if workers is not None:
+                workers.finish(loading)
+        yield engine, WorkersRollouts(config, engine, offered.spec, workers, place.machine)
 
 
 @contextmanager
@@ -175,25 +194,41 @@ def torch_imported() -> Iterator[None]:
 
 
 @contextmanager
-def open_simulators(loaded: LoadedConfig, log_dir: Path, place: RankInfo = SINGLE_RANK) -> Iterator[EnvManager]:
-    """Start the simulators of one of several processes, and import torch meanwhile."""
-    config = loaded.config
-    log_dir.mkdir(parents=True, exist_ok=True)
-    machine = inventory()
+def open_simulators(
+    loaded: LoadedConfig, log_dir: Path | None, place: RankInfo = SINGLE_RANK, elsewhere: Address | None = None
+) -> Iterator[Simulators]:
+    """Start the simulators of one of several processes, and import torch meanwhile.
+
+    Args:
+        loaded: config of the run.
+        log_dir: folder for their output; None: it is kept only while they run.
+        place: of the process.
+        elsewhere: a host on another machine that has started them.
+    """
     with ExitStack() as stack:
         with torch_imported():
-            manager = stack.enter_context(
-                EnvManager(
-                    own_share(config.env, place, machine),
-                    chunk_size=config.rollout.chunk_size,
-                    every_step=config.rollout.observe is Observe.every_step,
-                    plugins=config.plugins,
-                    plugin_path=str(loaded.plugin_dir),
-                    log_dir=log_dir,
-                    near=policy_gpu(config.engine.device, machine),
-                )
-            )
-        yield manager
+            simulators: Simulators
+            if elsewhere is not None:
+                simulators = stack.enter_context(RemoteManager(elsewhere))
+            else:
+                simulators = stack.enter_context(_start_simulators(loaded, log_dir, place))
+        yield simulators
+
+
+def _start_simulators(loaded: LoadedConfig, log_dir: Path | None, place: RankInfo) -> EnvManager:
+    """Start the simulators of one of several processes on this machine; see `open_simulators`."""
+    config, machine = loaded.config, inventory()
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    return EnvManager(
+        own_share(config.env, place, machine),
+        chunk_size=config.rollout.chunk_size,
+        every_step=config.rollout.observe is Observe.every_step,
+        plugins=config.plugins,
+        plugin_path=str(loaded.plugin_dir),
+        log_dir=log_dir,
+        near=policy_gpu(config.engine.device, machine),
+    )
 
 
 @contextmanager

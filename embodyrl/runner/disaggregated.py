@@ -14,30 +14,38 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.sync import SharedSender
 from embodyrl.envs import SimulatorSpec
 from embodyrl.placement.launcher import Request
+from embodyrl.placement.lending import copy_file
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.handing import Handed, take_over
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_states
-from embodyrl.rollout.spread import join_rollouts, leave_large
+from embodyrl.rollout.spread import join_rollouts, leave_large, share_here
 from embodyrl.runner.workers import Orders, Report, RolloutWorkers
 from embodyrl.tracking.clock import Phase
 
 
 class WorkersRollouts(Rollouts):
-    """Rollouts of workers. The first rank talks to them; all ranks map what they have collected.
+    """Rollouts of workers. The first rank talks to them; all ranks map or read what they have collected.
 
     Args:
         config: of the run.
         engine: of this rank; its weights are sent before they are acted with.
         spec: of the simulators.
         workers: on the first rank, whose policies have been built; None on the others.
+        machine: name of this rank's.
     """
 
     def __init__(
-        self, config: Config, engine: HybridEngine, spec: SimulatorSpec, workers: RolloutWorkers | None
+        self,
+        config: Config,
+        engine: HybridEngine,
+        spec: SimulatorSpec,
+        workers: RolloutWorkers | None,
+        machine: str = "",
     ) -> None:
         super().__init__(engine)
         self._spec = spec
+        self._machine = machine
         self._engine = engine
         self._workers = workers
         self._several = config.placement.rollout.workers > 1
@@ -67,7 +75,9 @@ class WorkersRollouts(Rollouts):
         self._idle = {"async/learning_waited_s": 0.0, "async/rollout_waited_s": 0.0}
         self._asynchronous = asynchronous
         if workers is not None:
-            workers.ask("listen", [sender.address for sender in self._senders])
+            lender = workers.lender
+            lent = [] if lender is None else [sender.lend(lender) for sender in self._senders]
+            workers.ask("listen", [sender.address for sender in self._senders], lent)
             engine.watch = workers.raise_if_dead
 
     @property
@@ -107,12 +117,17 @@ class WorkersRollouts(Rollouts):
         self._under_way -= 1
         handed = [Handed(**each) for each in self._shared(reports, dataclasses.asdict)]
         with self.clock.measure(Phase.sync):
-            rollouts = [take_over(each) for each in handed]
+            rollouts = [self._take_over(each) for each in handed]
             parts = [dataclasses.replace(rollout, batch=self._spread(rollout.batch)) for rollout in rollouts]
             self.ranks.barrier()  # workers free the memory of rollouts when they are asked for later ones
             self.waiting.append(join_rollouts(parts, self._episodes_per_slot))
         if reports is not None:
             self._idle["async/rollout_waited_s"] += max(report.idle_s for report in reports)
+
+    def _take_over(self, handed: Handed) -> Rollout:
+        """Map a rollout, or read from another machine what this rank needs of it."""
+        share = share_here(handed.size[1], self.ranks) if self.ranks.size > 1 else None
+        return take_over(handed, self._machine, share=share, timeout_s=self._timeout_s)
 
     def _spread(self, whole: TrajectoryBatch) -> TrajectoryBatch:
         """See `Rollouts`. A single rank, too, leaves large columns apart if they come from several workers, because
@@ -127,6 +142,9 @@ class WorkersRollouts(Rollouts):
         reports = None
         if self._workers is not None:
             reports = self._reports(self._workers.begin("evaluate", orders, recorded, video), after=self._under_way)
+            for lent in (report.video for report in reports if report.video is not None):
+                video.parent.mkdir(parents=True, exist_ok=True)
+                copy_file(lent, video, timeout_s=self._timeout_s)
         every = self._shared(reports, _episodes_as_json)
         return [FinishedEpisode(**episode) for each in every for episode in each]
 

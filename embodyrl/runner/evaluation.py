@@ -20,7 +20,7 @@ from embodyrl.config.schema import Config
 from embodyrl.engine.compute import Blocks, block_indices
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.envs.manager import EnvManager, StepResult
+from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
@@ -123,7 +123,7 @@ class VideoRecorder:
         episodes: to record, the first of the evaluation; each is a tile.
     """
 
-    def __init__(self, manager: EnvManager, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
+    def __init__(self, manager: Simulators, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
         self.count = len(episodes)
         self.path = path
         self._manager = manager
@@ -177,7 +177,7 @@ def evaluation_noise(config: Config, engine: HybridEngine) -> list[torch.Generat
 
 
 def evaluate(
-    manager: EnvManager,
+    manager: Simulators,
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
     video: VideoRecorder | None = None,
@@ -190,7 +190,7 @@ def evaluate(
 
 
 def play_share(
-    manager: EnvManager,
+    manager: Simulators,
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
     recorded: int = 0,
@@ -235,7 +235,7 @@ def share_of_episodes(count: int, recorded: int, blocks: Blocks) -> dict[int, li
 
 
 def _play(
-    manager: EnvManager,
+    manager: Simulators,
     engine: HybridEngine,
     noise: Sequence[torch.Generator] | None,
     episodes: Sequence[EpisodeSpec],
@@ -292,7 +292,7 @@ def _decide(
 
 
 @contextmanager
-def borrowed(manager: EnvManager, clock: Clock, in_progress: bool) -> Iterator[None]:
+def borrowed(manager: Simulators, clock: Clock, in_progress: bool) -> Iterator[None]:
     """Save the training episodes before a block that uses their simulators, and restore them after it."""
     slots = list(range(manager.num_envs))
     with clock.measure(Phase.simulate):

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from embodyrl.config.schema import Config, EnvConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
-from embodyrl.envs.manager import EnvManager, StepResult
+from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.errors import UserError
 from embodyrl.models.policy import Policy
 from embodyrl.rollout.episodes import EpisodeSource
@@ -78,7 +78,7 @@ class Envs:
         seed: of the training episodes that the envs play.
     """
 
-    manager: EnvManager
+    manager: Simulators
     """The interface below this one: single envs, states, rendering, asynchronous steps."""
     spec: SimulatorSpec
     """Task descriptions, action fields and limits, cameras, frequency."""
@@ -87,7 +87,7 @@ class Envs:
     chunk_size: int
     """`C`, actions per step."""
 
-    def __init__(self, manager: EnvManager, config: EnvConfig, *, seed: int) -> None:
+    def __init__(self, manager: Simulators, config: EnvConfig, *, seed: int) -> None:
         self.manager = manager
         self.spec = manager.spec
         self.num_envs = manager.num_envs

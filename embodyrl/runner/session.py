@@ -16,22 +16,25 @@ from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
 from embodyrl.config.rules import fact
-from embodyrl.config.schema import Config, Device, Precision, RolloutMode
+from embodyrl.config.schema import Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, without_controls
 from embodyrl.models.saved import other_options, weight_type
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_allocator, why_no_cuda
-from embodyrl.placement.plan import WorkerSpec, describe_binding, inventory, plan_env_workers, policy_gpu
+from embodyrl.placement.launcher import MachineLost
+from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
-from embodyrl.placement.run_plan import Machine, describe_run_binding, plan_run
+from embodyrl.placement.run_plan import Machine, Plan, describe_run_binding, plan_run
 from embodyrl.planning.choices import is_large
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
-from embodyrl.runner.checkpoint import Manifest, find
+from embodyrl.runner.checkpoint import Manifest, find, published
+from embodyrl.runner.deployment import Deployment, deployed, lending
 from embodyrl.runner.fitting import fit, refuse_without_cuda, told
 from embodyrl.runner.ranks import follow, leading
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config, restore_files, sources_not_needed, write_config
 from embodyrl.runner.stopping import Interrupted
+from embodyrl.runner.workers import RolloutWorkers
 from embodyrl.tracking.report import SummaryError, read_summary
 from embodyrl.version import __version__
 
@@ -110,14 +113,39 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
 def _train(
     loaded: LoadedConfig, directory: RunDir, place: RankInfo, host: Host, *, started: float, checkpoint: Path | None
 ) -> Ending:
+    """Train to the end, if `placement.on_loss` says so on ever fewer machines."""
     refuse_without_cuda(loaded.config.engine.device)
     set_up_allocator()
-    workers: Sequence[WorkerSpec] = ()
-    if loaded.config.placement.rollout.workers:
-        workers = plan_run(loaded.config, [Machine(inventory=inventory())], place.size).role("rollout")
+    lost: set[str] = set()
+    while True:
+        try:
+            with deployed(loaded, place, directory.path, lost) as deployment:
+                return _train_on(deployment, directory, place, host, started=started, checkpoint=checkpoint)
+        except MachineLost as error:
+            if loaded.config.placement.on_loss is OnLoss.fail:
+                raise
+            lost.add(error.machine)
+            found = find(directory.path) if published(directory.path) else None
+            checkpoint = None if found is None else found.place
+            where = "the start, since nothing was saved yet" if checkpoint is None else str(checkpoint)
+            show(directory, f"warning: {error}\nnote: placement.on_loss is resume: going on from {where}", host)
+
+
+def _train_on(
+    deployment: Deployment,
+    directory: RunDir,
+    place: RankInfo,
+    host: Host,
+    *,
+    started: float,
+    checkpoint: Path | None,
+) -> Ending:
+    loaded, place = deployment.loaded, deployment.place or place
+    for line in machines(deployment.plan):
+        show(directory, line, host)
     if host.progress:
         print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
-    with leading(loaded.config, place, directory.path, checkpoint) as ranks:
+    with lending(place) as lender, leading(deployment, place, directory.path, checkpoint, lender) as ranks:
         if host.progress and is_large(loaded.config.model):
             print(f"  {'planning':<11}the memory of a large model, up to a minute ...", flush=True)
         fitted = fit(loaded, place, directory.path)
@@ -132,10 +160,13 @@ def _train(
             checkpoint=checkpoint,
             place=place,
             ranks=ranks,
-            workers=workers,
+            simulators=deployment.simulators_here,
+            start_workers=lambda: RolloutWorkers(deployment, lender),
             host=host,
         ) as runner:
-            exit_code = runner.run()
+            # Before anything is closed: what has ended by itself can then still be told from what we end.
+            with deployment.naming_losses():
+                exit_code = runner.run()
             summary, spec = runner.summary(), runner.rollouts.spec
     show(directory, closing_lines(summary, directory.path), host)
     return Ending(run_dir=directory.path, exit_code=exit_code, spec=spec)
@@ -273,7 +304,10 @@ def _held_in(config: Config, *, on_gpu: bool) -> str | None:
 
 
 def placement(config: Config) -> str:
-    """Return the row on rollout workers, ranks, simulator processes and NUMA nodes."""
+    """Return the row on rollout workers, ranks, simulator processes and NUMA nodes; of machines elsewhere, what the
+    settings say of them."""
+    if config.placement.backend is PlacementBackend.ray:
+        return _on_cluster(config)
     here, place, envs = inventory(), rank_info_here(config), config.env.num_envs
     if count := config.placement.rollout.workers:
         plan = plan_run(config, [Machine(inventory=here)], place.size)
@@ -288,6 +322,32 @@ def placement(config: Config) -> str:
     ranks = "" if place.size == 1 else f"{place.size} ranks, each with {envs // place.size} envs in "
     processes = counted(len(workers), "simulator process")
     return f"{ranks}{processes}; {describe_binding(config.env.numa, here, workers, near)}"
+
+
+def _on_cluster(config: Config) -> str:
+    """Return what is known of a run on a cluster before this is joined."""
+    placement, ranks = config.placement, rank_info_here(config).size
+    workers = placement.rollout.workers
+    parts = [(counted(ranks, "rank"), placement.ranks.nodes)]
+    parts += [(counted(workers, "rollout worker"), placement.rollout.nodes)] * (workers > 0)
+    parts += [("simulators", placement.simulators.nodes)] * (placement.simulators.nodes is not None)
+    said = ", ".join(name + ("" if label is None else f" on {label!r}") for name, label in parts)
+    return f"Ray at {placement.address}: {said}"
+
+
+def machines(plan: Plan) -> list[str]:
+    """Return a row for each machine of a run on several, with its processes."""
+    if not plan.is_spread:
+        return []
+    rows = []
+    for machine in plan.machines:
+        specs = [spec for spec in plan.specs if spec.machine == machine.name]
+        roles = [spec.title for spec in specs if spec.role in ("rank", "rollout")]
+        roles += [f"simulators of {plan.acting[spec.rank].title}" for spec in specs if spec.role == "simulators"]
+        simulators = sum(spec.role == "env" for spec in specs)
+        roles += [counted(simulators, "simulator process")] * (simulators > 0)
+        rows.append(f"  {'processes':<11}{machine.name}: {', '.join(roles) or 'none'}")
+    return rows
 
 
 def counted(number: int, what: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.manager import Simulators
 from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.collector import Collector, Zeros
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
@@ -30,7 +30,7 @@ class EnvShare:
         engine: chooses the actions; knows the blocks.
     """
 
-    def __init__(self, config: Config, manager: EnvManager, engine: HybridEngine) -> None:
+    def __init__(self, config: Config, manager: Simulators, engine: HybridEngine) -> None:
         self.config = config
         self.manager = manager
         self.engine = engine

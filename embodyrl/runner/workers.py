@@ -1,28 +1,27 @@
 """Rollout workers: processes that play for the ranks, which only learn.
 
 The first rank starts them and asks them by small messages, see `placement.launcher`. Weights and rollouts travel
-through memory that both sides map, see `engine.sync.shared` and `rollout.handing`.
+through memory that both sides map, or that the other machine reads, see `engine.sync.shared` and `rollout.handing`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from embodyrl.config import LoadedConfig
-from embodyrl.envs import ActionField, SimulatorSpec
-from embodyrl.placement.launcher import Request, Worker
-from embodyrl.placement.local import LocalLauncher
-from embodyrl.placement.plan import WorkerSpec
-from embodyrl.placement.ranks import RankInfo
+from embodyrl.envs import SimulatorSpec
+from embodyrl.placement.launcher import Request
+from embodyrl.placement.lending import Lender, Lent, LentFolder, copy_folder
 from embodyrl.runner.build import Elsewhere, build_acting, open_simulators
-from embodyrl.runner.rundir import WORKER_LOGS
+from embodyrl.runner.deployment import Deployment, Post, lending
 from embodyrl.tracking.clock import Phase
 
 if TYPE_CHECKING:  # the processes of simulators start while torch is imported
@@ -50,6 +49,8 @@ class Report:
     """How long it waited for the request [s]."""
     warning: str | None = None
     """About CUDA graphs."""
+    video: Lent | None = None
+    """One that was recorded on another machine than the first rank's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +70,16 @@ class RolloutWorker:
 
     Args:
         loaded: config of the run.
-        place: of this worker among all of them.
-        log_dir: folder for the output of its simulator processes.
+        post: of this worker.
     """
 
-    def __init__(self, loaded: LoadedConfig, place: RankInfo, log_dir: Path) -> None:
+    def __init__(self, loaded: LoadedConfig, post: Post) -> None:
+        post.enter()
         self.config = loaded.config
-        self.place = place
+        self.post = post
         self._stack = ExitStack()
-        self.manager = self._stack.enter_context(open_simulators(loaded, log_dir, place))
+        self._lender = self._stack.enter_context(lending(post.place))
+        self.manager = self._stack.enter_context(open_simulators(loaded, post.log_dir, post.place, post.simulators))
         self._share: EnvShare | None = None
         self._receivers: Sequence[SharedReceiver] = ()
         self._handed: deque[SharedColumns] = deque()
@@ -89,12 +91,21 @@ class RolloutWorker:
         """Return the spec of the simulators."""
         return self.manager.spec
 
-    def load(self, weights: Path | None) -> None:
+    def load(self, weights: Path | None, lent: LentFolder | None) -> None:
         """Build the policy as the ranks do, from the weights of a saved one or those that the config names. What
-        learning has changed since comes later."""
+        learning has changed since comes later.
+
+        Args:
+            weights: folder of the saved one at the first rank.
+            lent: the same for other machines.
+        """
         from embodyrl.runner.share import EnvShare
 
-        engine = build_acting(self.config, self.manager, weights, place=self.place)
+        with TemporaryDirectory(prefix="embodyrl-") if lent and not self.post.is_beside_first else nullcontext() as own:
+            if lent is not None and own is not None:
+                weights = Path(own)
+                copy_folder(lent, weights, timeout_s=self.config.placement.rollout.timeout_s)
+            engine = build_acting(self.config, self.manager, weights, place=self.post.place)
         self._share = EnvShare(self.config, self.manager, engine)
 
     @property
@@ -103,12 +114,18 @@ class RolloutWorker:
         assert self._share is not None, "load comes first"
         return self._share
 
-    def listen(self, addresses: Sequence[str]) -> None:
-        """Take weights from the memory at these addresses from now on."""
+    def listen(self, addresses: Sequence[str], lent: Sequence[Lent]) -> None:
+        """Take weights from memory of the first rank from now on.
+
+        Args:
+            addresses: of the memory on its machine.
+            lent: the same for other machines.
+        """
         from embodyrl.engine.sync import SharedReceiver
 
         policy, timeout_s = self.share.engine.policy, self.config.placement.rollout.timeout_s
-        self._receivers = [SharedReceiver(policy, address, timeout_s=timeout_s) for address in addresses]
+        places: Sequence[str | Lent] = addresses if self.post.is_beside_first else lent
+        self._receivers = [SharedReceiver(policy, place, timeout_s=timeout_s) for place in places]
 
     def collect(self, orders: Orders) -> Report:
         """Collect a rollout; the result is a `Handed`."""
@@ -118,14 +135,20 @@ class RolloutWorker:
             # Whoever asks for a rollout has mapped all but as many of the earlier ones as are collected ahead.
             if len(self._handed) == len(self._receivers):
                 self._handed.popleft().close()
-            self._handed.append(SharedColumns())
+            self._handed.append(SharedColumns(self.post.place.machine, self._lender))
             return self._handed[-1].hand_over(self.share.collect(self._handed[-1].zeros))
 
         return self._reported(work, orders)
 
     def evaluate(self, orders: Orders, recorded: int, video: Path) -> Report:
-        """Play its part of an evaluation; the result is a list of episodes. See `Rollouts.evaluate`."""
-        return self._reported(lambda: self.share.evaluate(recorded, video), orders)
+        """Play its part of an evaluation; the result is a list of episodes. See `Rollouts.evaluate`; on another machine
+        than the first rank's the video is lent."""
+        if self.post.is_beside_first or self._lender is None:
+            return self._reported(lambda: self.share.evaluate(recorded, video), orders)
+        with TemporaryDirectory(prefix="embodyrl-") as folder:
+            own = Path(folder) / video.name
+            report = self._reported(lambda: self.share.evaluate(recorded, own), orders)
+            return dataclasses.replace(report, video=self._lender.lend_file(own)) if own.exists() else report
 
     def _reported(self, work: Callable[[], Any], orders: Orders) -> Report:
         """Work as ordered; returns the result with what happened meanwhile."""
@@ -180,22 +203,16 @@ class RolloutWorkers:
     """The rollout workers of a run, seen from the first rank.
 
     Args:
-        loaded: config of the run.
-        run_dir: of the run, for their output.
-        specs: their places, see `run_plan`.
+        deployment: of the run; has their places.
+        lender: lends weights and files to those on other machines; None: there are none.
     """
 
-    def __init__(self, loaded: LoadedConfig, run_dir: Path, specs: Sequence[WorkerSpec]) -> None:
-        settings = loaded.config.placement.rollout
-        self.timeout_s = settings.timeout_s
-        logs = run_dir / WORKER_LOGS
-        self._launcher = LocalLauncher(plugins=loaded.config.plugins, plugin_path=str(loaded.plugin_dir), log_dir=logs)
-        count = len(specs)
-        arguments = [
-            (loaded, RankInfo(rank=rank, size=count, local_rank=rank, local_size=count), logs / f"rollout-{rank}")
-            for rank in range(count)
-        ]
-        self._workers: Sequence[Worker] = self._launcher.start(specs, RolloutWorker, arguments, timeout=self.timeout_s)
+    def __init__(self, deployment: Deployment, lender: Lender | None) -> None:
+        self.timeout_s = deployment.loaded.config.placement.rollout.timeout_s
+        self.lender = lender
+        self._deployment = deployment
+        specs = deployment.plan.role("rollout")
+        self._workers = deployment.start(specs, RolloutWorker, self.timeout_s)
 
     def begin(self, method: str, *args: object) -> list[Request]:
         """Ask all of them to call a method of `RolloutWorker`, and return at once."""
@@ -211,20 +228,28 @@ class RolloutWorkers:
         Raises:
             WorkerError: one of them died, hangs, or raised an exception.
         """
-        return self._launcher.gather(requests, timeout=(after + 1) * self.timeout_s)
+        return self._deployment.launcher.gather(requests, timeout=(after + 1) * self.timeout_s)
 
     def ask(self, method: str, *args: object, after: int = 0) -> list[Any]:
         """Call a method of all of them; returns the results in their order."""
         return self.finish(self.begin(method, *args), after)
 
+    @contextmanager
+    def lent(self, folder: Path | None) -> Iterator[LentFolder | None]:
+        """Lend a folder to workers on other machines for the length of a block, if there are any."""
+        if self.lender is None or folder is None:
+            yield None
+            return
+        with self.lender.folder(folder) as lent:
+            yield lent
+
     def raise_if_dead(self) -> None:
-        """Check the processes without waiting.
+        """Check all processes of the run without waiting.
 
         Raises:
             WorkerDied: one of them has ended.
         """
-        for worker in self._workers:
-            worker.raise_if_dead()
+        self._deployment.raise_if_dead()
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +257,7 @@ class RolloutWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._launcher.close(timeout=CLOSE_S if error is None else 1.0)
+        self._deployment.stop(self._workers, timeout_s=CLOSE_S if error is None else 1.0)
 
 
 def share_spec(workers: RolloutWorkers | None, ranks: Ranks, patience_s: float) -> Elsewhere:
@@ -245,11 +270,4 @@ def share_spec(workers: RolloutWorkers | None, ranks: Ranks, patience_s: float) 
     """
     own: Mapping[str, Any] = {} if workers is None else dataclasses.asdict(workers.ask("spec")[0])
     ranks.barrier(patience_s)
-    return Elsewhere(_spec_of(ranks.broadcast_from_rank0(own)))
-
-
-def _spec_of(plain: Mapping[str, Any]) -> SimulatorSpec:
-    """Return a spec from its fields, as JSON has them."""
-    actions = [ActionField(**each | {name: tuple(each[name]) for name in ("low", "high")}) for each in plain["actions"]]
-    sizes = {name: tuple(plain[name]) for name in ("cameras", "image_size")}
-    return SimulatorSpec(**{**plain, **sizes, "actions": tuple(actions)})
+    return Elsewhere(SimulatorSpec.from_plain(ranks.broadcast_from_rank0(own)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,21 @@ from embodyrl.engine.sync import (
     VersionError,
     held_by,
 )
+from embodyrl.placement.lending import Lender, Lent
+from embodyrl.placement.line import LineLost
 
 SOON = 0.3
+Reach = Callable[[SharedSender], str | Lent]
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
+    """How a receiver of this machine, and one of another, finds what a sender offers."""
+    if request.param == "here":
+        yield lambda sender: sender.address
+        return
+    with Lender("127.0.0.3") as lender:
+        yield lambda sender: sender.lend(lender)
 
 
 def test_a_policy_in_another_process_decides_like_the_one_that_learns() -> None:
@@ -54,10 +68,10 @@ def test_a_policy_in_another_process_decides_like_the_one_that_learns() -> None:
     assert all(not np.array_equal(one, other) for one, other in itertools.pairwise(seen)), "nothing was learned"
 
 
-def test_float32_weights_arrive_as_bfloat16_where_those_are_held() -> None:
+def test_float32_weights_arrive_as_bfloat16_where_those_are_held(reach: Reach) -> None:
     sender_policy, policy = make_policy(), other_policy().to(torch.bfloat16)
     sender = SharedSender(sender_policy, held=held_by(policy), timeout_s=SOON)
-    receiver = SharedReceiver(policy, sender.address, timeout_s=SOON)
+    receiver = SharedReceiver(policy, reach(sender), timeout_s=SOON)
     for version in (0, 1):
         sender.send(version)
         receiver.receive(version)
@@ -83,10 +97,10 @@ def test_weights_go_from_gpu_to_gpu_and_from_gpu_to_cpu() -> None:
         torch.nn.init.normal_(next(module.parameters()))
 
 
-def test_later_transfers_carry_what_learns_and_buffers_alone() -> None:
+def test_later_transfers_carry_what_learns_and_buffers_alone(reach: Reach) -> None:
     module, receiving = Adapted(1.0, torch.float32), Adapted(2.0, torch.float32)
     sender = SharedSender(module, timeout_s=SOON)
-    receiver = SharedReceiver(receiving, sender.address, timeout_s=SOON)
+    receiver = SharedReceiver(receiving, reach(sender), timeout_s=SOON)
     sizes = []
     for version in (0, 1):
         sizes.append(sender.send(version))
@@ -102,10 +116,10 @@ def test_later_transfers_carry_what_learns_and_buffers_alone() -> None:
     assert not torch.equal(module.base, receiving.base)
 
 
-def test_a_receiver_that_skips_versions_has_the_whole_of_the_newest() -> None:
+def test_a_receiver_that_skips_versions_has_the_whole_of_the_newest(reach: Reach) -> None:
     module, receiving = Adapted(1.0, torch.float32), Adapted(2.0, torch.float32)
     sender = SharedSender(module, timeout_s=SOON)
-    receiver = SharedReceiver(receiving, sender.address, timeout_s=SOON)
+    receiver = SharedReceiver(receiving, reach(sender), timeout_s=SOON)
     assert receiver.newest is None
     for version in range(4):
         module.adapter.data[version] = float(version)
@@ -119,12 +133,12 @@ def test_a_receiver_that_skips_versions_has_the_whole_of_the_newest() -> None:
         receiver.receive(3)
 
 
-def test_frozen_weights_that_both_sides_have_do_not_travel() -> None:
+def test_frozen_weights_that_both_sides_have_do_not_travel(reach: Reach) -> None:
     module, receiving = Adapted(1.0, torch.float32), Adapted(2.0, torch.float32).to(torch.bfloat16)
     receiving.base.data.fill_(1.0)
     held = held_by(receiving.requires_grad_(False))  # it is the sender who knows what learns
     sender = SharedSender(module, held=held, timeout_s=SOON, whole=False)
-    receiver = SharedReceiver(receiving, sender.address, timeout_s=SOON)
+    receiver = SharedReceiver(receiving, reach(sender), timeout_s=SOON)
     for version in (0, 4):
         module.adapter.data.add_(0.5)
         module.get_buffer("count").add_(1)
@@ -135,20 +149,20 @@ def test_frozen_weights_that_both_sides_have_do_not_travel() -> None:
     assert len(sender._segment.bytes) < 300 * 300 * 2
 
 
-def test_frozen_weights_that_differ_are_named() -> None:
+def test_frozen_weights_that_differ_are_named(reach: Reach) -> None:
     sender = SharedSender(Adapted(1.0, torch.float32), timeout_s=SOON, whole=False)
     sender.send(0)
     receiving = Adapted(1.0, torch.float32)
     receiving.base.data[299, 299] += 1e-7
     receiving.adapter.data.fill_(3.0)
-    receiver = SharedReceiver(receiving, sender.address, timeout_s=SOON)
+    receiver = SharedReceiver(receiving, reach(sender), timeout_s=SOON)
     with pytest.raises(ChecksumError, match=r"the frozen weights of .* differ, first in base: .*did model\.checkpoint"):
         receiver.receive(0)
     assert receiver.version is None and receiving.adapter.unique().tolist() == [3.0]
     receiving.base.data.fill_(1.0)
     receiver.receive(0)
     with pytest.raises(LayoutError, match="the receiver lacks adapter"):
-        SharedReceiver(torch.nn.Linear(2, 2), sender.address, timeout_s=SOON)
+        SharedReceiver(torch.nn.Linear(2, 2), reach(sender), timeout_s=SOON)
 
 
 def test_versions_are_sent_once_and_in_order() -> None:
@@ -181,7 +195,7 @@ def test_bytes_that_changed_on_the_way_are_not_taken() -> None:
     before = decide(policy)
     sender.send(0)
     sender._segment.bytes[-200] ^= 4
-    with pytest.raises(ChecksumError, match="the shared memory does not hold what was sent as version 0"):
+    with pytest.raises(ChecksumError, match="the memory does not hold what was sent as version 0"):
         receiver.receive(0)
     assert np.array_equal(decide(policy), before) and receiver.version is None
 
@@ -268,3 +282,20 @@ def wait_until_stopped(peer: Peer) -> None:
 
     process = psutil.Process(peer.process.pid)
     wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 60, lambda: "the process does not stop")
+
+
+def test_a_sender_on_another_machine_that_ends_is_noticed_and_half_a_version_never_taken() -> None:
+    sender, receiving = SharedSender(make_policy(), timeout_s=SOON), other_policy()
+    with Lender("127.0.0.3") as lender:
+        receiver = SharedReceiver(receiving, sender.lend(lender), timeout_s=SOON)
+        sender.send(0)
+        receiver.receive(0)
+        before = [tensor.clone() for tensor in receiving.parameters()]
+        sender.send(1)
+        assert sender._segment is not None
+        sender._segment.bytes[-100] ^= 1
+        with pytest.raises(ChecksumError, match="the memory does not hold what was sent as version 1"):
+            receiver.receive(1)
+        assert all(torch.equal(one, other) for one, other in zip(before, receiving.parameters(), strict=True))
+    with pytest.raises(LineLost, match=r"127\.0\.0\.3:\d+ is gone"):
+        receiver.receive(2)

@@ -82,7 +82,7 @@ def test_what_a_worker_raises_is_told_and_names_both_processes(start: Callable[.
     simulator.kill()
     code, err = run.ending(within_s=10)
     assert code == 1 and "Traceback" not in err
-    assert f"(pid {run.workers[0].pid}, envs" in err and "'collect' raised WorkerDied: env worker" in err
+    assert f"(pid {run.workers[0].pid}, envs" in err and "' raised WorkerDied: env worker" in err
     assert any(f"pid {pid}" in err for pid in simulators)
 
 

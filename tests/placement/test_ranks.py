@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -81,6 +82,11 @@ def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     use_own_gpu(RankInfo(), Device.auto, machine)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     use_own_gpu(place, Device.auto, machine)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    show_all_gpus(monkeypatch)
+    use_own_gpu(dataclasses.replace(place, machine="10.0.0.1"), Device.auto, machine)  # its launcher chooses
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    use_own_gpu(dataclasses.replace(place, machine="local"), Device.auto, machine)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     with pytest.raises(RanksError, match=r"2 ranks on this machine, but 1 GPU\(s\).*engine\.device=cpu"):
         use_own_gpu(place, Device.cuda, Inventory(cpus=(0,), cores=1, gpus=GPUS[:1]))

@@ -226,3 +226,97 @@ def test_gpus_of_rollout_workers_are_not_idle() -> None:
         "2 of them would stay idle, because the run has 1 rank and 1 rollout worker",
         "set engine.parallel.world_size or placement.rollout.workers to more",
     )
+
+
+def labelled(*labels: str, cards: int = 0) -> list[Machine]:
+    return [
+        Machine(
+            name=f"m{number}",
+            inventory=inventory_of(4, cards, number * cards),
+            labels=(label,) if label else (),
+            address=f"10.0.0.{number}",
+        )
+        for number, label in enumerate(labels)
+    ]
+
+
+def on_machines(
+    config: Config, *, ranks: str | None = None, rollout: str | None = None, simulators: str | None
+) -> Config:
+    placement = config.placement
+    return replace(
+        config,
+        placement=replace(
+            placement,
+            ranks=replace(placement.ranks, nodes=ranks),
+            rollout=replace(placement.rollout, nodes=rollout),
+            simulators=replace(placement.simulators, nodes=simulators),
+        ),
+    )
+
+
+def where(plan: Plan, role: str) -> list[str]:
+    return [spec.machine for spec in plan.role(role)]
+
+
+def test_labels_say_which_machines_are_for_what() -> None:
+    machines = labelled("train", "gpu", "gpu", "sim", "sim")
+    plan = plan_run(on_machines(settings(8, 4), ranks="train", rollout="gpu", simulators="sim"), machines, 2)
+    assert where(plan, "rank") == ["m0", "m0"] and where(plan, "rollout") == ["m1", "m1", "m2", "m2"]
+    assert where(plan, "simulators") == ["m3", "m3", "m4", "m4"]
+    assert {spec.machine for spec in plan.role("env")} == {"m3", "m4"}
+    for number, process in enumerate(plan.role("rollout")):
+        host = plan.role("simulators")[number]
+        assert host.slots == process.slots and host.rank == process.rank
+        assert {spec.machine for spec in plan.simulators_of(process)} == {host.machine}
+    last = plan.role("rollout")[3]
+    assert plan.place_of(last) == RankInfo(rank=3, size=4, local_rank=1, local_size=2, machine="m2", address="10.0.0.2")
+    assert plan.is_spread
+
+
+def test_machines_without_a_word_are_those_that_nobody_else_is_meant_for() -> None:
+    machines = labelled("", "sim", "")
+    plan = plan_run(on_machines(settings(4, 0), simulators="sim"), machines, 2)
+    assert where(plan, "rank") == ["m0", "m2"] and set(where(plan, "env")) == {"m1"}
+    plan = plan_run(on_machines(settings(4, 0), simulators=None), machines[:1], 1)
+    assert not plan.is_spread and plan.place_of(plan.role("rank")[0]).address is None
+
+
+def test_more_machines_for_simulators_than_hosts_stay_idle() -> None:
+    plan = plan_run(on_machines(settings(4, 0), simulators="sim"), labelled("", "sim", "sim"), 1)
+    assert where(plan, "simulators") == ["m1"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted", "message"),
+    [
+        (
+            ("", "a"),
+            {"simulators": "b"},
+            r"no machine has the label 'b' of placement\.simulators\.nodes \(labels: m0: none",
+        ),
+        (
+            ("a", "a"),
+            {"simulators": "a"},
+            "every machine is labelled for something else, and placement.ranks.nodes is null",
+        ),
+        (
+            ("a", "b"),
+            {"ranks": "b", "simulators": None},
+            "the first rank is this process, on machine m0, but the ranks be",
+        ),
+    ],
+)
+def test_machines_that_are_missing_are_named(
+    labels: tuple[str, ...], wanted: dict[str, str | None], message: str
+) -> None:
+    with pytest.raises(RanksError, match=message):
+        plan_run(on_machines(settings(4, 0), **{"simulators": None, **wanted}), labelled(*labels), 1)
+
+
+def test_gpus_of_machines_for_ranks_and_for_workers_are_counted_apart() -> None:
+    machines = labelled("train", "gpu", cards=2)
+    plan = plan_run(on_machines(settings(4, 2), ranks="train", rollout="gpu", simulators=None), machines, 2)
+    assert [spec.env_vars["CUDA_VISIBLE_DEVICES"] for spec in plan.specs[:4]] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    with pytest.raises(RanksError, match=r"4 processes need a GPU each, .* \(placement\.rollout\.nodes\) have 2"):
+        plan_run(on_machines(settings(4, 4), ranks="train", rollout="gpu", simulators=None), machines, 2)

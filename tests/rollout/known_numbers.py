@@ -26,7 +26,7 @@ from embodyrl.config.schema import (
 )
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.manager import EnvManager, Simulators
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.registry import LOSSES
 from embodyrl.rollout.collector import Collector
@@ -76,10 +76,11 @@ def make_collector(
     observe: str = "chunk_end",
     on_worker_death: str = "fail",
     policy: Callable[[SimulatorSpec, int], Policy] | None = None,
+    simulators: Callable[..., Simulators] = EnvManager,
     **options: int | str,
 ) -> Iterator[Collector]:
     """A collector; `schedule`, `observe` and `options` are those of the rollout. `policy` builds another policy for a
-    simulator and a size of chunks."""
+    simulator and a size of chunks. `simulators` starts them."""
     env = EnvConfig(
         name=simulator,
         tasks=list(TASKS),
@@ -98,7 +99,7 @@ def make_collector(
         schedule=Schedule(schedule),
         observe=Observe(observe),
     )
-    with EnvManager(
+    with simulators(
         env,
         chunk_size=chunk_size,
         every_step=rollout.observe is Observe.every_step,

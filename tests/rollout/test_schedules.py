@@ -12,6 +12,7 @@ import torch
 sys.path.append(str(Path(__file__).parent))
 
 from counter_simulator import shade
+from far_away import far
 from known_numbers import make_collector
 
 from embodyrl.rollout.collector import Rollout
@@ -44,6 +45,14 @@ def test_all_schedules_play_the_same_episodes(whole: bool, episodes_per_slot: in
     assert_same(lockstep, collect(**options, schedule="pipeline"))
     for ready_slots in (1, 3, "auto"):
         assert_same(lockstep, collect(**options, schedule="ready_batch", ready_slots=ready_slots))
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "pipeline", "ready_batch"])
+@pytest.mark.parametrize("whole", [False, True], ids=["continuous", "whole"])
+def test_simulators_of_another_machine_play_the_same(schedule: str, whole: bool) -> None:
+    options = {"num_envs": 4, "workers": 2, "chunk_size": 2, "cameras": ("front",), "schedule": schedule}
+    options |= {"whole": whole, "observe": "chunk_end" if whole else "every_step"}
+    assert_same(collect(**options), collect(**options, simulators=far))
 
 
 @pytest.mark.parametrize("ready_slots", [1, 4])

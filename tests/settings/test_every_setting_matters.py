@@ -19,6 +19,7 @@ from embodyrl.config.schema import (
     EngineConfig,
     GuardConfig,
     LoraConfig,
+    MachinesConfig,
     OptimizerConfig,
     PlacementConfig,
     RolloutConfig,
@@ -126,6 +127,13 @@ ELSEWHERE = {
     "rollout.max_staleness": "tests/runner/test_async.py",
     "placement.rollout.workers": "tests/placement/test_run_plan.py: who rolls out, not what is learned",
     "placement.rollout.share_gpus": "tests/placement/test_run_plan.py: on which GPUs, not what is learned",
+    "placement.backend": "tests/cluster/inside/test_runs.py: what starts processes, not what is learned",
+    "placement.address": "tests/cluster/inside/test_runs.py",
+    "placement.ranks.nodes": "tests/placement/test_run_plan.py: on which machines, not what is learned",
+    "placement.rollout.nodes": "tests/placement/test_run_plan.py: on which machines, not what is learned",
+    "placement.simulators.nodes": "tests/cluster/inside/test_runs.py: on which machines, not what is learned",
+    "placement.on_loss": "tests/cluster/inside/test_runs.py: what follows when a machine is lost",
+    "placement.start_timeout_s": "tests/cluster/inside/test_runs.py: how long one waits",
     "placement.rollout.timeout_s": "tests/faults/test_rollout_workers_that_fail.py: how long one waits",
     "algorithm.old_logprobs": "tests/engine/test_old_logprobs.py: another rounding",
     "engine.threads": "how fast, not what is learned",
@@ -245,7 +253,9 @@ def test_no_setting_was_forgotten() -> None:
         "engine.lora": LoraConfig,
         "engine.optimizer": OptimizerConfig,
         "placement": PlacementConfig,
+        "placement.ranks": MachinesConfig,
         "placement.rollout": RolloutWorkersConfig,
+        "placement.simulators": MachinesConfig,
     }
     every = {f"{section}.{field.name}" for section, kind in sections.items() for field in dataclasses.fields(kind)}
     for path, base in COMPONENTS.items():

@@ -1,4 +1,4 @@
-"""Weights for other processes of this machine, through memory that all of them map.
+"""Weights for other processes, through memory that those of this machine map and those of other machines read.
 
 One process sends, any number receive. The memory has no name (a memfd), so that nothing is left behind however they
 end. It holds one version. Whoever writes or copies it holds a lock meanwhile, which the kernel takes from a process
@@ -11,6 +11,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from embodyrl.engine.sync.checksum import checksum
 from embodyrl.engine.sync.errors import ChecksumError, PeerLost, SyncError, VersionError
 from embodyrl.engine.sync.layout import Entry
 from embodyrl.engine.sync.locks import ByteLock, wait_until
+from embodyrl.placement.lending import Borrower, Lender, Lent
 
 _MAGIC = 0x656D626F64790002
 _NONE = -1
@@ -64,10 +66,67 @@ class _Segment:
     def __setitem__(self, word: int, value: int) -> None:
         self._head[word] = value
 
+    def text(self) -> bytes:
+        """The entries as JSON."""
+        return bytes(self.bytes[_HEAD : _HEAD + self[_TEXT]].numpy().tobytes())
+
+    def has_sender(self) -> bool:
+        """Whether whoever made the memory lives."""
+        return self.alive.held_elsewhere()
+
+    def reading(self, timeout_s: float, why_not: str) -> AbstractContextManager[None]:
+        """Keep the sender from writing for the length of a block."""
+        return self.content.held(timeout_s, why_not, exclusive=False)
+
     def parts(self, fixed: int) -> tuple[Tensor, Tensor]:
         """The data: `fixed` bytes of what never changes, and what does."""
         data = self.bytes[self[_DATA] :]
         return data[:fixed], data[fixed:]
+
+
+class _LentSegment:
+    """The same memory on another machine. Nothing keeps its sender from writing while it is read: checksums tell.
+
+    Args:
+        lent: the memory.
+        timeout_s: longest time for the other machine to answer [s].
+    """
+
+    def __init__(self, lent: Lent, timeout_s: float) -> None:
+        self._lent = lent
+        self._line = Borrower(lent.line, timeout_s=timeout_s)
+        self._data = torch.empty(lent.size - self[_DATA], dtype=torch.uint8)
+        if self[_KIND] != _MAGIC:
+            raise SyncError(f"{lent.line} lends no memory of this version's sender of weights")
+
+    def _read(self, start: int, room: Tensor) -> Tensor:
+        if len(room):
+            self._line.read(self._lent, [start], [room.numpy().data])
+        return room
+
+    def __getitem__(self, word: int) -> int:
+        return int(self._read(8 * word, torch.empty(8, dtype=torch.uint8)).view(torch.int64))
+
+    def text(self) -> bytes:
+        """See `_Segment`."""
+        return bytes(self._read(_HEAD, torch.empty(self[_TEXT], dtype=torch.uint8)).numpy().tobytes())
+
+    def has_sender(self) -> bool:
+        """See `_Segment`: it has answered."""
+        return True
+
+    def reading(self, timeout_s: float, why_not: str) -> AbstractContextManager[None]:
+        """See the class."""
+        return nullcontext()
+
+    def parts(self, fixed: int) -> tuple[Tensor, Tensor]:
+        """See `_Segment`."""
+        data = self._read(self[_DATA], self._data)
+        return data[:fixed], data[fixed:]
+
+    def close(self) -> None:
+        """Close the line."""
+        self._line.close()
 
 
 class SharedSender:
@@ -131,6 +190,16 @@ class SharedSender:
             raise SyncError(f"weights are offered by the first rank, and this is rank {dist.get_rank()}")
         return f"/proc/{os.getpid()}/fd/{self._segment.fd}"
 
+    def lend(self, lender: Lender) -> Lent:
+        """Lend the memory to receivers on other machines; a version must stay until they have taken it.
+
+        Raises:
+            SyncError: this is not the first rank.
+        """
+        if self._segment is None:
+            raise SyncError(f"weights are offered by the first rank, and this is rank {dist.get_rank()}")
+        return lender.lend(self._segment.fd)
+
     def send(self, version: int) -> int:
         """Put the module's weights of this moment there; returns the bytes that this rank wrote.
 
@@ -184,21 +253,19 @@ class SharedReceiver:
 
     Args:
         module: whose weights to replace.
-        address: `SharedSender.address`.
+        address: `SharedSender.address`; on another machine what `SharedSender.lend` returned.
         timeout_s: longest time to wait for a version [s].
 
     Raises:
-        PeerLost: the sender has ended.
+        PeerLost, LineError: the sender has ended.
         LayoutError: it sends other tensors than the module has.
     """
 
-    def __init__(self, module: nn.Module, address: str, *, timeout_s: float) -> None:
+    def __init__(self, module: nn.Module, address: str | Lent, *, timeout_s: float) -> None:
         self._module = module
         self._timeout_s = timeout_s
-        self._segment = _open(address)
-        begin = _HEAD
-        text = self._segment.bytes[begin : begin + self._segment[_TEXT]].numpy().tobytes()
-        entries = plan.from_json(text)
+        self._segment = _LentSegment(address, timeout_s) if isinstance(address, Lent) else _open(address)
+        entries = plan.from_json(self._segment.text())
         plan.check_fit(entries, plan.held_by(module))
         self._frozen = [each for each in entries if each.sum is not None]
         self._entries = entries[len(self._frozen) :]
@@ -232,7 +299,7 @@ class SharedReceiver:
         if self.version is None:
             plan.check_same(self._frozen, plan.weights_of(self._module))
         why_not = f"weights of version {version} cannot be copied, because the sender has not finished writing"
-        with self._segment.content.held(self._timeout_s, why_not, exclusive=False):
+        with self._segment.reading(self._timeout_s, why_not):
             self._take(version)
         self.version = version
 
@@ -240,7 +307,7 @@ class SharedReceiver:
         newest = self.newest
         if newest is not None and newest >= version:
             return True
-        if not self._segment.alive.held_elsewhere():
+        if not self._segment.has_sender():
             raise PeerLost(f"the process that sends weights ended before version {version}; the newest one is {newest}")
         return False
 
@@ -257,7 +324,7 @@ class SharedReceiver:
             parts.insert(0, (fixed, segment[_SUM_FIXED], False))
         for data, expected, _ in parts:
             if checksum(data) != expected:
-                raise ChecksumError(f"the shared memory does not hold what was sent as version {version}")
+                raise ChecksumError(f"the memory does not hold what was sent as version {version}")
         weights = plan.weights_of(self._module)
         for data, _, changes in parts:
             plan.unpack([each for each in self._entries if each.changes is changes], data, weights)

@@ -2,5 +2,6 @@
 
 from embodyrl.envs.manager.manager import EnvManager, InvalidResult
 from embodyrl.envs.manager.memory import StepResult
+from embodyrl.envs.manager.simulators import Simulators
 
-__all__ = ["EnvManager", "InvalidResult", "StepResult"]
+__all__ = ["EnvManager", "InvalidResult", "Simulators", "StepResult"]

@@ -7,7 +7,7 @@ the caller chooses the episode of each slot, when it steps and with which action
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -70,6 +70,8 @@ class EnvManager:
         log_dir: folder for the processes' output; None: kept only while they run.
         launcher: starts the processes; None: on this machine. If given, the three above are not used.
         near: the GPU to which observations go, so that processes run close to it.
+        on_restart: called during a call before a process that died is replaced, which may take
+            `env.startup_timeout_s`.
 
     Raises:
         UserError: the slots cannot be divided evenly among the processes, or the simulator cannot be built for a reason
@@ -93,6 +95,7 @@ class EnvManager:
         log_dir: Path | None = None,
         launcher: Launcher | None = None,
         near: Gpu | None = None,
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self.num_envs = config.num_envs
         self.chunk_size = chunk_size
@@ -114,7 +117,7 @@ class EnvManager:
         try:
             check_importable(config)
             launcher = launcher or LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=log_dir)
-            self._start(config, launcher, near)
+            self._start(config, launcher, near, on_restart)
         except BaseException as error:
             # Also on Ctrl-C: the caller gets no object that could end the processes that have started.
             self.close()
@@ -122,9 +125,9 @@ class EnvManager:
                 raise UserError(error.remote_message) from None
             raise
 
-    def _start(self, config: EnvConfig, launcher: Launcher, near: Gpu | None) -> None:
+    def _start(self, config: EnvConfig, launcher: Launcher, near: Gpu | None, on_restart: Callable[[], None]) -> None:
         # The memory is laid out by what the simulator offers, which only the started processes know.
-        pool = self._pool = WorkerPool(config, launcher, near, self._lose)
+        pool = self._pool = WorkerPool(config, launcher, near, on_restart, self._lose)
         pool.start()
         self.spec = with_task_descriptions(self._agreed_spec(pool), config.task_descriptions)
         check_images_shown(config, self.spec)

@@ -39,6 +39,7 @@ class WorkerPool:
         config: the simulator, the number of processes, the deadlines, and `env.on_worker_death`.
         launcher: starts the processes.
         near: the GPU to which observations go.
+        on_restart: called before a process that died is replaced.
         on_replaced: called with the slots of a process that died, once another one serves them; they play no episode.
     """
 
@@ -46,10 +47,16 @@ class WorkerPool:
     selections: Selections
 
     def __init__(
-        self, config: EnvConfig, launcher: Launcher, near: Gpu | None, on_replaced: Callable[[range], None]
+        self,
+        config: EnvConfig,
+        launcher: Launcher,
+        near: Gpu | None,
+        on_restart: Callable[[], None],
+        on_replaced: Callable[[range], None],
     ) -> None:
         self._config = config
         self._launcher = launcher
+        self._on_restart = on_restart
         self._on_replaced = on_replaced
         self._plan = plan_env_workers(config, inventory(), near)
         self._memory: Segment | None = None
@@ -177,6 +184,7 @@ class WorkerPool:
                 pid=error.pid,
             ) from error
         self.deaths.append(error)
+        self._on_restart()
 
     def _until_started(self, start: Callable[[], None]) -> None:
         """Call `start` until no process dies meanwhile. Each of these deaths counts, so `env.max_restarts` ends it."""

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from far_away import far
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.envs.manager import EnvManager
@@ -15,9 +16,9 @@ from embodyrl.placement.local import LocalWorker
 ALL = range(4)
 
 
-def start(num_envs=4, workers=2, chunk_size=1, **options):
+def start(num_envs=4, workers=2, chunk_size=1, *, kind=EnvManager, **options):
     config = ToyConfig(num_envs=num_envs, workers=workers, **{"max_episode_steps": 5, **options})
-    return EnvManager(config, chunk_size=chunk_size, plugins=["toy_simulator"])
+    return kind(config, chunk_size=chunk_size, plugins=["toy_simulator"])
 
 
 def same(left, right):
@@ -28,16 +29,28 @@ def same(left, right):
 
 
 @pytest.fixture(scope="module")
-def manager():
+def local():
     with start() as running:
         yield running
 
 
-def test_spec_and_workers(manager):
+@pytest.fixture(scope="module", params=["local", "remote"])
+def manager(request):
+    if request.param == "local":
+        yield request.getfixturevalue("local")
+    else:
+        with start(kind=far) as running:
+            yield running
+
+
+def test_spec(manager):
     assert manager.spec.proprio_dim == 3
-    assert manager.num_envs == 4
-    assert [worker.spec.slots for worker in manager.workers] == [range(0, 2), range(2, 4)]
-    assert len({worker.pid for worker in manager.workers}) == 2
+    assert (manager.num_envs, manager.chunk_size) == (4, 1)
+
+
+def test_workers(local):
+    assert [worker.spec.slots for worker in local.workers] == [range(0, 2), range(2, 4)]
+    assert len({worker.pid for worker in local.workers}) == 2
 
 
 def test_reset_returns_the_episodes_that_were_asked_for(manager):
@@ -180,7 +193,7 @@ def test_send_and_receive_in_different_groupings(manager):
     np.testing.assert_array_equal(apart[1].rewards, together.rewards[[1, 0]])
 
 
-def test_steps_are_rung_for_and_wait_their_turn_as_messages_where_a_process_is_busy(manager, monkeypatch):
+def test_steps_are_rung_for_and_wait_their_turn_as_messages_where_a_process_is_busy(local, monkeypatch):
     sent = []
     request = LocalWorker.request
 
@@ -188,28 +201,28 @@ def test_steps_are_rung_for_and_wait_their_turn_as_messages_where_a_process_is_b
         sent.append((worker.spec.rank, method, args))
         return request(worker, method, *args, **options)
 
-    manager.reset(ALL, [episode(10 * slot) for slot in ALL])
+    local.reset(ALL, [episode(10 * slot) for slot in ALL])
     monkeypatch.setattr(LocalWorker, "request", noting)
     for slots in (ALL, [3, 0], [1], ALL):
-        manager.step(slots, actions(len(slots)))
+        local.step(slots, actions(len(slots)))
     assert sent == []
-    assert manager.observe(ALL).proprio[:, 1].tolist() == [3, 3, 2, 3]
+    assert local.observe(ALL).proprio[:, 1].tolist() == [3, 3, 2, 3]
     sent.clear()
-    manager.send([0], actions(1))
-    manager.send([1, 2], actions(2))
+    local.send([0], actions(1))
+    local.send([1, 2], actions(2))
     assert sent == [(0, "step", (1,))]
-    assert manager.receive(ALL[:3]).observation.proprio[:, 1].tolist() == [4, 4, 3]
+    assert local.receive(ALL[:3]).observation.proprio[:, 1].tolist() == [4, 4, 3]
 
 
-def test_a_slow_slot_holds_nobody_up_who_does_not_wait_for_it(manager):
-    manager.reset(ALL, [episode(1)] * 4)
-    manager.send([0, 1], actions(2, slot0=Do.SLOW))
+def test_a_slow_slot_holds_nobody_up_who_does_not_wait_for_it(local):
+    local.reset(ALL, [episode(1)] * 4)
+    local.send([0, 1], actions(2, slot0=Do.SLOW))
     steps = 0
-    while manager._requests[0] is not None and steps < 3:
-        manager.step([2, 3], actions(2))
+    while local._requests[0] is not None and steps < 3:
+        local.step([2, 3], actions(2))
         steps += 1
     assert steps == 3
-    assert manager.receive([0, 1]).steps.tolist() == [1, 1]
+    assert local.receive([0, 1]).steps.tolist() == [1, 1]
 
 
 def test_ready_slots_are_served_while_a_slow_one_is_under_way():

@@ -1,0 +1,279 @@
+"""RemoteManager: simulators on another machine, with the methods of an EnvManager."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embodyrl.envs.manager.memory import NEXT_FIELDS, Slots, StepResult, Work
+from embodyrl.envs.manager.messages import Message, Place, Results, error_of, own_memory
+from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
+from embodyrl.placement.launcher import WorkerError
+from embodyrl.placement.line import Address, LineError, connect
+
+SLACK_S = 10.0
+"""Time that a call may take beyond the deadlines of the simulators [s]."""
+_CLOSE_S = 8.0
+"""Longest time for the simulators to close [s]."""
+_WITHOUT_PROCESSES = ("offload", "take_deaths", "take_mismatches", "take_work", "count_restarts")
+"""Methods that do not start the processes again after `offload`."""
+
+
+class RemoteManager:
+    """The simulators of a `SimulatorHost`, which end with this object.
+
+    It has the methods, results, errors and deadlines of `EnvManager`, and images stay valid as long. An error of a
+    simulator process says on which machine it was. If the host dies, hangs or cannot be reached, a call raises a
+    `LineError` that names its address, and only `close` still works.
+
+    Args:
+        address: of the host.
+        timeout_s: longest time to reach it [s].
+
+    Raises:
+        LineError: it cannot be reached, or refuses the token.
+    """
+
+    spec: SimulatorSpec
+    num_envs: int
+    chunk_size: int
+
+    def __init__(self, address: Address, *, timeout_s: float = 30.0) -> None:
+        self.address = address
+        self._closed = self._offloaded = False
+        self._line = connect(address, timeout_s)
+        self._step_timeout_s = self._startup_timeout_s = 0.0
+        try:
+            offered = self._ask("describe").header
+        except BaseException:
+            self._line.close()
+            raise
+        self.spec = SimulatorSpec.from_plain(offered["spec"])
+        self.num_envs, self.chunk_size = offered["num_envs"], offered["chunk_size"]
+        self._step_timeout_s, self._startup_timeout_s = offered["step_timeout_s"], offered["startup_timeout_s"]
+        self._results = Results(list(self.spec.tasks.values()))
+        self._images = _Images(self.num_envs)
+        self._told: dict[int, EpisodeSpec | None] = {}
+        """Episode of each slot that the host knows: it is not sent again until it changes."""
+        self._under_way = np.zeros(self.num_envs, np.int64)
+        """Number of the `send` whose chunk a slot executes; 0: none."""
+        self._sent = 0
+
+    def reset(self, slots: Slots, episodes: Sequence[EpisodeSpec]) -> Observation:
+        """Start an episode in each slot; see `EnvManager.reset`."""
+        chosen = _numbers(slots)
+        told = self._telling(chosen, episodes)
+        answer = self._ask("reset", {"slots": chosen, "episodes": told}, place=self._images.of(chosen))
+        return self._results.observation(answer)
+
+    def step(
+        self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
+    ) -> StepResult:
+        """Execute a chunk in each slot and wait for the result; see `EnvManager.step`."""
+        return self._results.step(self._chunk("step", slots, actions, next_episodes))
+
+    def send(self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None) -> None:
+        """Start executing a chunk in each slot; see `EnvManager.send`. Waits until the host has taken it, not more."""
+        self._chunk("send", slots, actions, next_episodes)
+        self._sent += 1
+        self._under_way[_numbers(slots)] = self._sent
+
+    def receive(self, slots: Slots) -> StepResult:
+        """Wait for the chunks of these slots; see `EnvManager.receive`."""
+        chosen = _numbers(slots)
+        answer = self._ask("receive", {"slots": chosen}, place=self._images.of(chosen))
+        self._under_way[chosen] = 0
+        return self._results.step(answer)
+
+    def receive_ready(self, at_least: int) -> tuple[NDArray[np.int64], StepResult]:
+        """Wait for the chunks of any slots; see `EnvManager.receive_ready`."""
+        # A process executes what it was sent one after the other, each within the deadline.
+        rounds = len(np.unique(self._under_way[self._under_way > 0]))
+        answer = self._ask("receive_ready", {"at_least": at_least}, rounds=rounds, place=self._images.of(None))
+        ready = np.array(answer.header["slots"], np.int64)
+        self._under_way[ready] = 0
+        return ready, self._results.step(answer)
+
+    def step_recorded(
+        self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
+    ) -> tuple[StepResult, list[NDArray[np.uint8]]]:
+        """Step and record a video; see `EnvManager.step_recorded`."""
+        answer = self._chunk("step_recorded", slots, actions, next_episodes)
+        return self._results.step(answer), [answer.arrays[f"video_{number}"] for number in range(len(slots))]
+
+    def get_state(self, slots: Slots) -> list[bytes]:
+        """Return one state per slot; see `EnvManager.get_state`."""
+        return [bytes(blob) for blob in self._ask("get_state", {"slots": _numbers(slots)}).blobs]
+
+    def set_state(self, slots: Slots, states: Sequence[bytes]) -> list[int]:
+        """Continue slots from states; see `EnvManager.set_state`."""
+        different: list[int] = self._value("set_state", {"slots": _numbers(slots)}, states)
+        return different
+
+    def observe(self, slots: Slots) -> Observation:
+        """Return the current observations of slots; see `EnvManager.observe`."""
+        chosen = _numbers(slots)
+        return self._results.observation(self._ask("observe", {"slots": chosen}, place=self._images.of(chosen)))
+
+    def render(self, slots: Slots) -> NDArray[np.uint8]:
+        """Return images of slots for people; see `EnvManager.render`."""
+        return self._ask("render", {"slots": _numbers(slots)}).arrays["images"]
+
+    def offload(self) -> int:
+        """End the processes until they are needed again; returns the bytes that this frees on the other machine."""
+        freed: int = self._value("offload")
+        return freed
+
+    def onload(self) -> None:
+        """Start the processes again; see `EnvManager.onload`."""
+        self._ask("onload")
+
+    def take_deaths(self) -> list[WorkerError]:
+        """Return the errors of processes that died and were replaced since the last call."""
+        found = (error_of(plain, self.address.host) for plain in self._value("take_deaths"))
+        return [error for error in found if isinstance(error, WorkerError)]
+
+    def take_mismatches(self) -> list[int]:
+        """Return the slots that were not restored bit for bit since the last call; one entry each time."""
+        slots: list[int] = self._value("take_mismatches")
+        return slots
+
+    def count_restarts(self, restarts: int) -> None:
+        """Set how many processes were replaced in the run so far, by all who play."""
+        self._ask("count_restarts", {"restarts": restarts})
+
+    def take_work(self) -> Work:
+        """Return the processes' working time since the last call."""
+        return Work(*self._value("take_work"))
+
+    def close(self) -> None:
+        """End the processes, within a few seconds even if they hang. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(LineError), self._line:  # without a line they end by themselves
+            Message({"method": "close"}).send(self._line, timeout_s=1.0)
+            Message.receive(self._line, timeout_s=_CLOSE_S, place=own_memory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- talking to the host
+
+    def _chunk(
+        self, method: str, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None
+    ) -> Message:
+        chosen, chunk = _numbers(slots), {"actions": np.asarray(actions, np.float32)}
+        told = None if next_episodes is None else self._telling(chosen, next_episodes)
+        return self._ask(method, {"slots": chosen, "episodes": told}, arrays=chunk, place=self._images.of(chosen))
+
+    def _value(self, method: str, header: dict[str, Any] | None = None, blobs: Sequence[bytes] = ()) -> Any:
+        return self._ask(method, header, blobs=blobs).header["value"]
+
+    def _ask(
+        self,
+        method: str,
+        header: dict[str, Any] | None = None,
+        *,
+        arrays: dict[str, NDArray[Any]] | None = None,
+        blobs: Sequence[bytes] = (),
+        place: Place = own_memory,
+        rounds: int = 1,
+    ) -> Message:
+        """Call a method of the other side's manager; returns the answer.
+
+        Args:
+            method: its name.
+            header, arrays, blobs: its arguments.
+            place: memory for arrays of the answer.
+            rounds: times that a simulator may take its longest.
+        """
+        if self._closed:
+            raise RuntimeError("this RemoteManager is closed")
+        timeout_s = max(1, rounds) * self._step_timeout_s + SLACK_S
+        if self._offloaded and method not in _WITHOUT_PROCESSES:  # they are started first
+            timeout_s += self._startup_timeout_s + self._step_timeout_s
+        try:
+            Message({"method": method, **(header or {})}, arrays or {}, blobs).send(self._line, timeout_s=timeout_s)
+            answer = Message.receive(self._line, timeout_s=timeout_s, place=place)
+            while (more_s := answer.header.get("more_s")) is not None:  # it replaces a process that died
+                answer = Message.receive(self._line, timeout_s=more_s + SLACK_S, place=place)
+        except LineError as error:
+            raise type(error)(f"the simulators at {self.address} failed in {method!r}: {error}") from None
+        except BaseException:
+            # The answer that is still to come would be taken for that of the next call.
+            self._line.interrupt()
+            raise
+        self._offloaded = method == "offload" or (self._offloaded and method in _WITHOUT_PROCESSES)
+        if "error" in answer.header:
+            raise error_of(answer.header["error"], self.address.host)
+        return answer
+
+    def _telling(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec | None]) -> list[Any]:
+        """Return episodes for a message: their fields, None for none, True for one that the host has."""
+        if len(episodes) != len(slots):
+            raise ValueError(f"got {len(episodes)} episodes for {len(slots)} envs")
+        told: list[Any] = []
+        for slot, episode in zip(slots, episodes, strict=True):
+            known = slot in self._told and self._told[slot] is episode
+            told.append(True if known else None if episode is None else _fields(episode))
+            self._told[slot] = episode
+        return told
+
+
+def _fields(episode: EpisodeSpec) -> dict[str, Any]:
+    # They may be numbers of numpy.
+    return {"task": episode.task, **{name: int(getattr(episode, name)) for name in NEXT_FIELDS}}
+
+
+def _numbers(slots: Slots) -> list[int]:
+    index = np.asarray(slots, np.int64)
+    if index.ndim != 1:
+        raise ValueError(f"slots must be a list of different slots, got {list(slots)}")
+    numbers: list[int] = index.tolist()
+    return numbers
+
+
+class _Images:
+    """Memory in which images land: two buffers for each slot, which take turns as those of an EnvManager do, so that no
+    page is touched for the first time in every step.
+
+    Args:
+        num_envs: number of slots.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._turn = np.zeros(num_envs, np.int8)
+        """Which buffer of a slot holds its last images."""
+        self._buffers: list[NDArray[np.uint8]] = []
+
+    def of(self, slots: Sequence[int] | None) -> Place:
+        """Return where the images of these slots go, if they are consecutive; None: it is not known which come."""
+
+        def place(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+            if name != "images" or not slots or list(slots) != list(range(slots[0], slots[0] + len(slots))):
+                return np.empty(shape, dtype)
+            return self._next(slice(slots[0], slots[0] + len(slots)), shape[1:])
+
+        return place
+
+    def _next(self, slots: slice, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        if not self._buffers:
+            self._buffers = [np.zeros((self._num_envs, *shape), np.uint8) for _ in range(2)]
+        self._turn[slots] ^= 1
+        turns = self._turn[slots]
+        if turns.min() != turns.max():
+            return np.empty((slots.stop - slots.start, *shape), np.uint8)
+        images: NDArray[np.uint8] = self._buffers[turns[0]][slots]
+        return images

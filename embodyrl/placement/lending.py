@@ -1,0 +1,194 @@
+"""Memory and files of a process, lent to processes of other machines, which read from them over lines.
+
+What is written meanwhile is not locked: whoever lends sees to it that what others read stays as it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from embodyrl.errors import RunError
+from embodyrl.files import replacing
+from embodyrl.placement.line import Address, Listener, Service, connect
+
+_PIECE = 64 << 20
+"""Bytes of a file that are asked for at once."""
+_PATIENCE_S = 600.0
+"""Longest time for a borrower to take what it has asked for [s]; one whose machine is gone is noticed much earlier."""
+
+
+class LendingError(RunError):
+    """Raised when what was lent is not there."""
+
+
+@dataclass(frozen=True)
+class Lent:
+    """Memory or a file that a process lends; plain data that may be given to others."""
+
+    line: Address
+    number: int
+    size: int
+    """[bytes]"""
+
+    @classmethod
+    def from_plain(cls, fields: Mapping[str, Any]) -> Lent:
+        """Return what `dataclasses.asdict` made plain."""
+        return cls(line=Address(**fields["line"]), number=fields["number"], size=fields["size"])
+
+
+@dataclass(frozen=True)
+class LentFolder:
+    """Files that a process lends."""
+
+    line: Address
+    files: Mapping[str, Lent]
+    """By their paths in the folder."""
+
+    @classmethod
+    def from_plain(cls, fields: Mapping[str, Any]) -> LentFolder:
+        """Return what `dataclasses.asdict` made plain."""
+        files = {name: Lent.from_plain(each) for name, each in fields["files"].items()}
+        return cls(line=Address(**fields["line"]), files=files)
+
+
+class Lender:
+    """Lends memory and files of this process to whoever has been given their `Lent`.
+
+    Args:
+        host: address of this machine to listen at.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._lent: dict[int, mmap.mmap | bytes] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+        self._service = Service(Listener(host), self._answer, timeout_s=_PATIENCE_S)
+
+    def lend(self, fd: int) -> Lent:
+        """Lend all that a file descriptor of memory or of a file holds now, until `withdraw`."""
+        size = os.fstat(fd).st_size
+        content = mmap.mmap(fd, size, access=mmap.ACCESS_READ) if size else b""  # nothing cannot be mapped
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._lent[number] = content
+        return Lent(self._service.address, number, size)
+
+    def lend_file(self, path: Path) -> Lent:
+        """Lend what a file holds now."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return self.lend(fd)
+        finally:
+            os.close(fd)
+
+    def withdraw(self, lent: Lent) -> None:
+        """Lend something no more. Whoever is reading it may finish."""
+        with self._lock:
+            self._lent.pop(lent.number, None)
+
+    @contextmanager
+    def folder(self, folder: Path) -> Iterator[LentFolder]:
+        """Lend the files of a folder, which do not change, for the length of a block."""
+        paths = sorted(each for each in folder.rglob("*") if each.is_file())
+        files = {str(path.relative_to(folder)): self.lend_file(path) for path in paths}
+        try:
+            yield LentFolder(self._service.address, files)
+        finally:
+            for lent in files.values():
+                self.withdraw(lent)
+
+    def _answer(self, wanted: Mapping[str, Any], _: Sequence[memoryview]) -> tuple[dict[str, Any], list[memoryview]]:
+        """Return parts of something that is lent."""
+        with self._lock:
+            content = self._lent.get(wanted["number"])
+        if content is None:
+            raise LendingError("that is not lent any more")
+        view = memoryview(content)
+        return {}, [view[start : start + length] for start, length in wanted["parts"]]
+
+    def close(self) -> None:
+        """Lend nothing any more. May be called again."""
+        self._service.close()
+        self._lent.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Borrower:
+    """A line to a process that lends.
+
+    Args:
+        line: `Lent.line`.
+        timeout_s: longest time for it to answer, and between two pieces of its answer [s].
+    """
+
+    def __init__(self, line: Address, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._line = connect(line, timeout_s)
+
+    def read(self, lent: Lent, starts: Sequence[int], rooms: Sequence[memoryview]) -> None:
+        """Read parts of something that is lent.
+
+        Args:
+            lent: of this line.
+            starts: where each part begins.
+            rooms: writable bytes, as many for each part as are wanted of it.
+
+        Raises:
+            LineError: the process that lends it is gone, hangs, or lends it no more.
+        """
+        parts = [[start, room.nbytes] for start, room in zip(starts, rooms, strict=True)]
+        wanted = {"number": lent.number, "parts": parts}
+        self._line.ask(wanted, timeout_s=self._timeout_s, room=lambda header, sizes: rooms)
+
+    def close(self) -> None:
+        """Close the line."""
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def copy_folder(lent: LentFolder, folder: Path, *, timeout_s: float) -> None:
+    """Copy the files of another machine's folder.
+
+    Args:
+        lent: of `Lender.folder`.
+        folder: for the copies; made if it does not exist.
+        timeout_s: longest time for an answer [s].
+
+    Raises:
+        LineError: see `Borrower.read`.
+    """
+    with Borrower(lent.line, timeout_s=timeout_s) as borrower:
+        for name, file in lent.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            _copy(borrower, file, folder / name)
+
+
+def copy_file(lent: Lent, path: Path, *, timeout_s: float) -> None:
+    """Copy a file of another machine; see `copy_folder`."""
+    with Borrower(lent.line, timeout_s=timeout_s) as borrower, replacing(path) as temporary:
+        _copy(borrower, lent, temporary)
+
+
+def _copy(borrower: Borrower, lent: Lent, path: Path) -> None:
+    with path.open("wb") as out:
+        for start in range(0, lent.size, _PIECE):
+            piece = bytearray(min(_PIECE, lent.size - start))
+            borrower.read(lent, [start], [memoryview(piece)])
+            out.write(piece)

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent / "inside"))
+
+# What is inside needs a network of its own, which `test_cluster.py` makes.
+collect_ignore_glob = [] if "EMBODYRL_IN_NETWORK" in os.environ else ["inside/*"]

@@ -1,0 +1,90 @@
+"""A Ray cluster of two machines on this one: two raylets at addresses of the loopback device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+HEAD, OTHER = "127.0.0.2", "127.0.0.3"
+ADDRESS = f"{HEAD}:6399"
+LABELS = {HEAD: "a", OTHER: "b"}
+_PORTS = {HEAD: (20000, 20200), OTHER: (21000, 21200)}
+_COMMON = ["--num-cpus=4", "--object-store-memory=80000000", "--disable-usage-stats"]
+
+
+class Raylets:
+    """Both machines. `close` ends them by process id and leaves nothing."""
+
+    def __init__(self) -> None:
+        # Short, because a socket's path has at most 107 characters.
+        self.folder = Path(tempfile.mkdtemp(prefix="er-", dir="/tmp"))
+        self._before = {process.pid for process in psutil.process_iter()}
+        self._shm = set(os.listdir("/dev/shm"))
+        self._start(
+            HEAD,
+            *("--head", f"--node-ip-address={HEAD}", f"--port={ADDRESS.rpartition(':')[2]}"),
+            *("--include-dashboard=false", f"--temp-dir={self.folder}"),
+        )
+        self.add_other()
+
+    def _start(self, host: str, *arguments: str) -> None:
+        low, high = _PORTS[host]
+        ports = [f"--min-worker-port={low}", f"--max-worker-port={high}", f"--labels=embodyrl={LABELS[host]}"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *ports, *_COMMON]
+        environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd="/tmp")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def add_other(self, *, gpus: int = 0) -> None:
+        """Start the second machine."""
+        self._start(OTHER, f"--address={ADDRESS}", f"--node-ip-address={OTHER}", f"--num-gpus={gpus}")
+
+    def raylet(self, host: str) -> psutil.Process:
+        """Return the process that makes a machine part of the cluster."""
+        [found] = [
+            process
+            for process in self._own()
+            if process.name() == "raylet" and f"--node_ip_address={host}" in process.cmdline()
+        ]
+        return found
+
+    def kill_other(self) -> float:
+        """Take the second machine away; returns `time.monotonic()` of that moment."""
+        raylet = self.raylet(OTHER)
+        rest = raylet.children(recursive=True)
+        raylet.kill()
+        moment = time.monotonic()
+        psutil.wait_procs([raylet, *rest], timeout=20)
+        return moment
+
+    def _own(self) -> list[psutil.Process]:
+        """Return the processes of the cluster."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid not in self._before and str(self.folder) in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def close(self) -> None:
+        """End everything."""
+        while own := self._own():
+            for process in own:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(own, timeout=10)
+        shutil.rmtree(self.folder)
+        for name in set(os.listdir("/dev/shm")) - self._shm:
+            if name.startswith("plasma") or "ray" in name:
+                Path("/dev/shm", name).unlink()

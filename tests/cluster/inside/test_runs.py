@@ -1,0 +1,169 @@
+"""The same YAML gives the same numbers on this machine and on two, whoever plays where, and after one was lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from raylets import ADDRESS, HEAD, OTHER, Raylets
+from safetensors.torch import load_file
+
+BASE = [
+    *("experiment/gym_pendulum", "run.iterations=3", "run.eval_every=0", "run.save_every=1", "eval.episodes=4"),
+    *("env.num_envs=4", "env.workers=2", "env.max_episode_steps=40", "rollout.blocks=2", "rollout.num_chunks=64"),
+    "tracking.sinks=[console,jsonl]",
+]
+ON_RAY = ["placement.backend=ray", f"placement.address={ADDRESS}"]
+WORKERS = ["placement.rollout.workers=2"]
+WAYS = {
+    "collocated": ["engine.parallel.world_size=2"],
+    "separate": [*WORKERS, "engine.parallel.world_size=2", "rollout.mode=async", "tracking.video.episodes=2"],
+}
+HYBRID = ["placement.simulators.nodes=b"]
+LONG = ["run.iterations=40"]
+
+
+def program(run_dir: Path, *settings: str, command: str = "run") -> subprocess.Popen[str]:
+    words = [*BASE, f"run.dir={run_dir}"] if command == "run" else [str(run_dir)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "embodyrl", command, *words, *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=run_dir.parent,
+    )
+
+
+def finished(running: subprocess.Popen[str], code: int = 0) -> str:
+    said, _ = running.communicate(timeout=120)
+    assert running.returncode == code, said
+    return said
+
+
+def results(run_dir: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """Metrics but times, and weights."""
+    timed = ("time/", "wall", "per_s", "_s", "steps/s", "memory", "share")
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{name: value for name, value in row.items() if not any(part in name for part in timed)} for row in rows]
+    weights = load_file(run_dir / "checkpoints/last/policy/model.safetensors")
+    return metrics, {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Results of runs on this machine alone, by their settings."""
+
+    @cache
+    def run(*settings: str) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+        run_dir = tmp_path_factory.mktemp("here") / "run"
+        finished(program(run_dir, *settings))
+        return results(run_dir)
+
+    return run
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_machines_give_the_numbers_of_one(way: str, raylets: Raylets, here: Any, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    said = finished(program(run_dir, *ON_RAY, *WAYS[way]))
+    assert f"processes  {HEAD}: rank 0" in said and f"processes  {OTHER}: " in said
+    assert "(raylet)" not in said and "[W" not in said
+    assert results(run_dir) == here(*WAYS[way])
+    assert (way == "separate") is (run_dir / "videos/iteration_000003.mp4").exists()
+
+
+def wait_for(run_dir: Path, iterations: int) -> None:
+    deadline, metrics = time.monotonic() + 60, run_dir / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < iterations:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def left_over() -> list[str]:
+    """Processes of a run on either machine, a moment after its end."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = " ".join(process.cmdline())
+            except psutil.NoSuchProcess:
+                continue
+            if "embodyrl.placement.child" in words or words.startswith("ray::Keeper"):
+                found.append(words)
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def test_a_run_that_loses_its_simulators_is_resumed_to_the_same_end(
+    raylets: Raylets, here: Any, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    running = program(run_dir, *ON_RAY, *HYBRID, *LONG)
+    wait_for(run_dir, 3)
+    killed = raylets.kill_other()
+    said = finished(running, code=1)
+    assert time.monotonic() - killed < 20
+    assert f"error: machine {OTHER} is lost, with simulator host 0: Ray there does not answer any more" in said
+    assert "Traceback" not in said and "(raylet)" not in said
+    assert left_over() == []
+    raylets.add_other()
+    finished(program(run_dir, command="resume"))
+    assert results(run_dir) == here(*LONG)
+
+
+def test_a_run_plans_again_on_what_is_left(raylets: Raylets, here: Any, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    running = program(run_dir, *ON_RAY, *WORKERS, *LONG, "placement.on_loss=resume")
+    wait_for(run_dir, 3)
+    raylets.kill_other()
+    said = finished(running)
+    raylets.add_other()
+    assert f"warning: machine {OTHER} is lost, with rollout worker 1" in said
+    assert f"placement.on_loss is resume: going on from {run_dir}/checkpoints/0000" in said
+    assert results(run_dir) == here(*LONG)
+
+
+def test_a_worker_elsewhere_that_is_killed_is_named_and_nothing_is_left(raylets: Raylets, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    running = program(run_dir, *ON_RAY, *WORKERS, *LONG)
+    wait_for(run_dir, 2)
+    [worker] = [each for each in psutil.process_iter() if "rollout worker 1 on" in " ".join(each.cmdline())]
+    worker.kill()
+    said = finished(running, code=1)
+    assert f"error: rollout worker 1 on machine {OTHER} (pid {worker.pid}" in said
+    assert "was killed by SIGKILL" in said
+    assert left_over() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["placement.address=127.0.0.2:6398"], "no Ray cluster answers at 127.0.0.2:6398: on the machine that is to"),
+        (["placement.ranks.nodes=b"], f"the first rank is this process, on machine {HEAD}, but the ranks belong on"),
+    ],
+)
+def test_what_a_cluster_does_not_have_is_said_at_once(
+    settings: list[str], message: str, raylets: Raylets, tmp_path: Path
+) -> None:
+    start = time.monotonic()
+    said = finished(program(tmp_path / "run", *ON_RAY, *settings), code=2)
+    assert f"error: {message}" in said and "Traceback" not in said
+    assert time.monotonic() - start < 20
+
+
+def test_a_plan_shows_the_machines(raylets: Raylets, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "embodyrl", "plan", *BASE, *ON_RAY, *HYBRID]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"}, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"{HEAD}  rank 0 (blocks 0-1)" in done.stdout and f"{OTHER}  simulators of rank 0" in done.stdout
+    assert "simulators send observations of" in done.stdout

@@ -1,0 +1,73 @@
+"""Rollouts that one process hands over to others, of its machine and of other ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from embodyrl.placement.lending import Lender
+from embodyrl.placement.line import LineError
+from embodyrl.rollout.batch import COLUMNS, TrajectoryBatch, leaves
+from embodyrl.rollout.episodes import Rollout
+from embodyrl.rollout.handing import Handed, HandingError, SharedColumns, take_over
+from embodyrl.rollout.spread import is_large
+
+K, B = 3, 4
+
+
+@pytest.fixture
+def lender() -> Iterator[Lender]:
+    with Lender("127.0.0.3") as lender:
+        yield lender
+
+
+def rollout(columns: SharedColumns) -> Rollout:
+    """One whose images were collected in the memory, and whose small columns were not."""
+    images = torch.from_numpy(columns.zeros((K, B, 1, 16, 16, 3), torch.zeros(0, dtype=torch.uint8).numpy().dtype))
+    images[:] = torch.arange(K * B).view(K, B, 1, 1, 1, 1)
+    own: dict[str, Any] = {
+        "images": images,
+        "values": torch.arange(K * B, dtype=torch.float32).view(K, B),
+        "valid": torch.arange(K * B).view(K, B) % 3 > 0,
+        "trace": {"features": torch.arange(K * B * 300).view(K, B, 300).to(torch.bfloat16)},
+    }
+    letters = {"K": K, "B": B, "C": 1, "N": 1, "D": 2}
+    for name, column in COLUMNS.items():
+        if column.required and name not in own:
+            own[name] = torch.zeros([letters[letter] for letter in column.shape.split()], dtype=column.dtype)
+    return Rollout(batch=TrajectoryBatch(own, ["push"]), finished=[], env_steps=7)
+
+
+def test_another_machine_reads_what_this_one_maps(lender: Lender) -> None:
+    columns = SharedColumns("a", lender)
+    given = rollout(columns)
+    handed = Handed(**json.loads(json.dumps(dataclasses.asdict(columns.hand_over(given)))))
+    for machine in ("a", "b"):
+        found = take_over(handed, machine, timeout_s=5.0)
+        assert found.env_steps == 7 and found.batch.task_descriptions == given.batch.task_descriptions
+        for name, leaf in leaves(given.batch).items():
+            other = leaves(found.batch)[name]
+            assert other.dtype is leaf.dtype and torch.equal(other, leaf), (machine, name)
+    columns.close()
+    with pytest.raises(HandingError, match="is gone with its process"):
+        take_over(handed, "a")
+    with pytest.raises(LineError, match="not lent any more"):
+        take_over(handed, "b", timeout_s=5.0)
+
+
+def test_of_large_columns_only_the_share_travels(lender: Lender) -> None:
+    columns = SharedColumns("a", lender)
+    given = rollout(columns)
+    found = take_over(columns.hand_over(given), "b", share=range(1, 3), timeout_s=5.0)
+    large = {name for name, leaf in leaves(given.batch).items() if is_large(name, leaf)}
+    assert large == {"images", "trace/features"}
+    for name, leaf in leaves(given.batch).items():
+        other = leaves(found.batch)[name]
+        assert torch.equal(other[:, 1:3], leaf[:, 1:3])
+        assert torch.equal(other, leaf) is (name not in large)
+    columns.close()
