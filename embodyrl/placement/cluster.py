@@ -6,10 +6,13 @@ Nothing here waits without a deadline, and no cluster but the one that is named 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -20,6 +23,7 @@ from embodyrl.errors import UserError
 from embodyrl.placement.plan import WorkerSpec, inventory
 from embodyrl.placement.ray_keeper import Keeper, Look, look
 from embodyrl.placement.run_plan import Machine, Plan
+from embodyrl.placement.signals import STOPPING
 from embodyrl.version import __version__
 
 LABEL = "embodyrl"
@@ -91,13 +95,14 @@ class RayCluster:
         # On the head's machine its address says which raylet is ours; elsewhere Ray finds the only one there is.
         leads = host in own or host.startswith("127.")
         try:
-            ray.init(
-                address=self.address,
-                namespace=f"embodyrl-{os.getpid()}-{time.time_ns()}",
-                log_to_driver=False,
-                configure_logging=False,
-                **({"_node_ip_address": host} if leads else {}),
-            )
+            with _signals_kept():
+                ray.init(
+                    address=self.address,
+                    namespace=f"embodyrl-{os.getpid()}-{time.time_ns()}",
+                    log_to_driver=False,
+                    configure_logging=False,
+                    **({"_node_ip_address": host} if leads else {}),
+                )
         except Exception as error:  # Ray has no common class for what can go wrong here
             raise ClusterError(
                 f"this machine cannot join the Ray cluster at {self.address} ({first_line(error)}): run `ray start "
@@ -318,6 +323,32 @@ def _actor_class(ray: Any) -> type:
         stacks = ray.method(concurrency_group="beside")(Keeper.stacks)
 
     return KeeperActor
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Restore at the end of a block what signals to this program do: Ray would end it by SIGTERM, and print a trace."""
+    if threading.current_thread() is not threading.main_thread():  # where nobody can change it
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def signals_through() -> Iterator[None]:
+    """Let what the handler of a signal raises in a block through; Ray makes a SystemError of it while it waits."""
+    try:
+        yield
+    except SystemError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, Exception):
+            raise
+        raise error.__cause__ from None
 
 
 def _import_ray() -> Any:

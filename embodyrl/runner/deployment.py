@@ -198,9 +198,10 @@ def deployed(loaded: LoadedConfig, place: RankInfo, run_dir: Path, lost: Collect
     with ExitStack() as stack:
         launcher: Launcher
         if config.placement.backend is PlacementBackend.ray:
-            from embodyrl.placement.cluster import RayCluster
+            from embodyrl.placement.cluster import RayCluster, signals_through
             from embodyrl.placement.ray import RayLauncher
 
+            stack.enter_context(signals_through())
             timeout_s = config.placement.start_timeout_s
             cluster = stack.enter_context(RayCluster(str(config.placement.address), timeout_s=timeout_s))
             plan = plan_run(config, [each for each in cluster.machines() if each.name not in lost], place.size)

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from raylets import ADDRESS, HEAD, OTHER, Raylets
+from raylets import ADDRESS, HEAD, OTHER, Raylets, of_runs
 
 from embodyrl.config import load_config
 from embodyrl.placement.cluster import ClusterError, RayCluster
@@ -191,11 +191,11 @@ def test_an_exit_names_code_and_output(launcher: Launcher, victim: Worker) -> No
 
 
 def test_what_fails_at_the_start_leaves_nobody(launcher: Launcher) -> None:
-    before = {each.pid for each in psutil.process_iter()}
+    before = of_runs()
     with pytest.raises(RemoteError, match=r"'start' raised TypeError: .*missing 1 required positional argument"):
         launcher.start(specs(launcher, 2), Service, [(0,), ()], timeout=60)
     deadline = time.monotonic() + 10
-    while left := [each for each in psutil.process_iter() if each.pid not in before and _is_a_child(each)]:
+    while left := [each for each in of_runs() if each not in before]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
@@ -212,13 +212,6 @@ def test_stopping_lets_the_service_close(launcher: Launcher, tmp_path: Path) -> 
     assert not psutil.pid_exists(workers[0].pid)
     with pytest.raises(WorkerDied, match="has been closed"):
         workers[0].request("echo", 1)
-
-
-def _is_a_child(process: psutil.Process) -> bool:
-    try:
-        return "embodyrl.placement.child" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return False
 
 
 # ---- a cluster alone

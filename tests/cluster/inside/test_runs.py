@@ -11,9 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from raylets import ADDRESS, HEAD, OTHER, Raylets
+from raylets import ADDRESS, HEAD, OTHER, Raylets, left_over, of_runs
 from safetensors.torch import load_file
 
 BASE = [
@@ -87,23 +86,6 @@ def wait_for(run_dir: Path, iterations: int) -> None:
         time.sleep(0.02)
 
 
-def left_over() -> list[str]:
-    """Processes of a run on either machine, a moment after its end."""
-    deadline = time.monotonic() + 10
-    while True:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                words = " ".join(process.cmdline())
-            except psutil.NoSuchProcess:
-                continue
-            if "embodyrl.placement.child" in words or words.startswith("ray::Keeper"):
-                found.append(words)
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
-
-
 def test_a_run_that_loses_its_simulators_is_resumed_to_the_same_end(
     raylets: Raylets, here: Any, tmp_path: Path
 ) -> None:
@@ -137,11 +119,23 @@ def test_a_worker_elsewhere_that_is_killed_is_named_and_nothing_is_left(raylets:
     run_dir = tmp_path / "run"
     running = program(run_dir, *ON_RAY, *WORKERS, *LONG)
     wait_for(run_dir, 2)
-    [worker] = [each for each in psutil.process_iter() if "rollout worker 1 on" in " ".join(each.cmdline())]
+    [worker] = [each for each in of_runs() if "rollout worker 1 on" in " ".join(each.cmdline())]
     worker.kill()
     said = finished(running, code=1)
     assert f"error: rollout worker 1 on machine {OTHER} (pid {worker.pid}" in said
     assert "was killed by SIGKILL" in said
+    assert left_over() == []
+
+
+def test_a_signal_while_a_run_starts_ends_it_and_leaves_nothing(raylets: Raylets, tmp_path: Path) -> None:
+    running = program(tmp_path / "run", *ON_RAY, *WORKERS, *LONG)
+    assert running.stdout is not None
+    while "starting" not in running.stdout.readline():
+        assert running.poll() is None
+    time.sleep(0.5)  # it waits for Ray
+    running.terminate()
+    said = finished(running, code=143)
+    assert said.endswith("stopped by SIGTERM\n") and "Traceback" not in said and "***" not in said
     assert left_over() == []
 
 
