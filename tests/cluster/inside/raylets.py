@@ -28,12 +28,16 @@ class Raylets:
         self.folder = Path(tempfile.mkdtemp(prefix="er-", dir="/tmp"))
         self._before = {process.pid for process in psutil.process_iter()}
         self._shm = set(os.listdir("/dev/shm"))
-        self._start(
-            HEAD,
-            *("--head", f"--node-ip-address={HEAD}", f"--port={ADDRESS.rpartition(':')[2]}"),
-            *("--include-dashboard=false", f"--temp-dir={self.folder}"),
-        )
-        self.add_other()
+        try:
+            self._start(
+                HEAD,
+                *("--head", f"--node-ip-address={HEAD}", f"--port={ADDRESS.rpartition(':')[2]}"),
+                *("--include-dashboard=false", f"--temp-dir={self.folder}"),
+            )
+            self.add_other()
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, host: str, *arguments: str) -> None:
         low, high = _PORTS[host]
