@@ -67,7 +67,7 @@ def remote(config: ZeroCostConfig) -> Iterator[RemoteManager]:
     options: dict[str, Any] = {"chunk_size": 1, "plugins": ["zero_cost_simulator"], "plugin_path": HERE}
     launcher = LocalLauncher(plugins=["zero_cost_simulator"], plugin_path=HERE)
     try:
-        factory = functools.partial(SimulatorHost, **options)
+        factory = functools.partial(SimulatorHost, patience_s=60.0, **options)
         [worker] = launcher.start(
             [WorkerSpec(role="simulators", rank=0)], factory, [(config, HOST)], timeout=config.startup_timeout_s
         )

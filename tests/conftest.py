@@ -62,11 +62,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle the tests: none may depend on what ran before."""
+    """Begin with the files that have slow tests, so that none of these is left when all others are done; or shuffle the
+    tests: none may depend on what ran before."""
 
     def place(text: str) -> bytes:
         return hashlib.sha256(f"{config.getoption('--shuffle')} {text}".encode()).digest()
 
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if config.getoption("--shuffle") is not None:
         items.sort(key=lambda item: (place(str(item.path)), place(item.nodeid)))
 

@@ -22,12 +22,12 @@ class Far(RemoteManager):
         self.launcher.close()
 
 
-def launch(config, **manager):
+def launch(config, *, patience_s=60.0, **manager):
     """A host's launcher and worker, and its address."""
     launcher = LocalLauncher(plugins=manager.get("plugins", ()), plugin_path=manager.get("plugin_path"))
     [worker] = launcher.start(
         [WorkerSpec(role="simulators", rank=0)],
-        functools.partial(SimulatorHost, **manager),
+        functools.partial(SimulatorHost, patience_s=patience_s, **manager),
         [(config, HOST)],
         timeout=60,
     )

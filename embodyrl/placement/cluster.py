@@ -72,9 +72,13 @@ class RayCluster:
         self.gpu_here: str | None = None
         """GPU that Ray has assigned to the first rank, for CUDA_VISIBLE_DEVICES; None: none."""
         self._joined = self._join()
-        self._nodes = self._find_nodes()
-        self.here: str = self.ray.util.get_node_ip_address()
-        """Name of this machine."""
+        try:
+            self.here: str = self.ray.util.get_node_ip_address()
+            """Name of this machine."""
+            self._nodes = self._find_nodes()
+        except BaseException:
+            self.close()
+            raise
 
     def _join(self) -> bool:
         """Join; returns whether it is for us to leave."""
@@ -113,18 +117,27 @@ class RayCluster:
 
     def _find_nodes(self) -> dict[str, Any]:
         """Return what Ray knows of each machine, by its address. Those that do not answer are left out: Ray takes a
-        quarter of a minute to count a machine as lost, which may have come back meanwhile."""
+        quarter of a minute to count a machine as lost, which may have come back meanwhile.
+
+        Raises:
+            ClusterError: this machine is not among them.
+        """
         found = {}
         for node in self.ray.nodes():
             if node["Alive"] and _answers(node["NodeManagerAddress"], node["NodeManagerPort"]):
                 found[node["NodeManagerAddress"]] = node
+        if self.here not in found:
+            raise ClusterError(
+                f"this machine, {self.here}, is not among those of the Ray cluster at {self.address} that answer "
+                f"({', '.join(sorted(found, key=_in_order)) or 'none'}): run `ray start --address={self.address}` here"
+            )
         return found
 
     def machines(self) -> list[Machine]:
         """Return the machines that are up, this one first, the others by address.
 
         Raises:
-            ClusterError: embodyrl is missing on one of them, or is another version.
+            ClusterError: embodyrl is missing on one of them, or is another version, or Ray there fails.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -147,15 +160,13 @@ class RayCluster:
                     f"machine {name} of the cluster did not answer within placement.start_timeout_s = "
                     f"{self._timeout_s:g} s"
                 ) from None
-            except self.ray.exceptions.NodeDiedError:
-                continue
             except self.ray.exceptions.RayError as error:
-                if isinstance(error, self.ray.exceptions.RayTaskError | self.ray.exceptions.RaySystemError):
-                    raise ClusterError(
-                        f"machine {name} of the cluster cannot run embodyrl ({_last_line(error)}): install embodyrl "
-                        f"{__version__} with `embodyrl[ray]` in the Python that runs Ray there"
-                    ) from None
-                continue  # it has gone meanwhile
+                if not self.is_up(name):
+                    continue  # it has gone meanwhile
+                raise ClusterError(
+                    f"machine {name} of the cluster cannot run embodyrl ({_last_line(error)}): install embodyrl "
+                    f"{__version__} with `embodyrl[ray]` in the Python that runs Ray there; if it is, see Ray's logs"
+                ) from None
             if found[name].version != __version__:
                 raise ClusterError(
                     f"machine {name} has embodyrl {found[name].version}, and this is {__version__}: install the same"
@@ -196,7 +207,7 @@ class RayCluster:
         }
         if self._places[("rank", 0)].gpus:
             self._holder = self.actor("rank", 0)
-            self.gpu_here = self.get(self._holder.gpus.remote(), timeout_s)
+            self.gpu_here = self.ray.get(self._holder.gpus.remote(), timeout=timeout_s)
 
     def _missing(self, bundles: Sequence[dict[str, float]]) -> str:
         """Return what there is not enough of, by machine."""
@@ -279,10 +290,6 @@ class RayCluster:
         variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
         gpus = 0.0 if place is None else place.gpus
         return kind.options(num_gpus=gpus, scheduling_strategy=strategy).remote(variables)
-
-    def get(self, pending: Any, timeout_s: float) -> Any:
-        """Return the result of a call."""
-        return self.ray.get(pending, timeout=timeout_s)
 
     def is_up(self, machine: str) -> bool:
         """Return whether Ray's process on a machine answers; Ray itself takes longer to count one as lost."""

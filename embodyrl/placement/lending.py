@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from embodyrl.errors import RunError
 from embodyrl.files import replacing
 from embodyrl.placement.line import Address, Listener, Service, connect
 
@@ -22,10 +21,6 @@ _PIECE = 64 << 20
 """Bytes of a file that are asked for at once."""
 _PATIENCE_S = 600.0
 """Longest time for a borrower to take what it has asked for [s]; one whose machine is gone is noticed much earlier."""
-
-
-class LendingError(RunError):
-    """Raised when what was lent is not there."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ class Lender:
         with self._lock:
             content = self._lent.get(wanted["number"])
         if content is None:
-            raise LendingError("that is not lent any more")
+            raise LookupError("that is not lent any more")
         view = memoryview(content)
         return {}, [view[start : start + length] for start, length in wanted["parts"]]
 

@@ -7,6 +7,7 @@ machine.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import os
 import socket
@@ -15,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from embodyrl.config.rules import shares_of_ranks
 from embodyrl.config.schema import Config, Device, EnvConfig, ParallelBackend
@@ -122,8 +125,25 @@ def rank_info_here(config: Config, environ: Mapping[str, str] = os.environ) -> R
         size=size,
         local_rank=int(environ.get("LOCAL_RANK", "0")),
         local_size=local_size,
-        address=socket.gethostbyname(environ["MASTER_ADDR"]) if several and environ["RANK"] == "0" else None,
+        address=address_of(environ["MASTER_ADDR"]) if several and environ["RANK"] == "0" else None,
     )
+
+
+def address_of(host: str) -> str:
+    """Return the IP address at which other machines reach this one.
+
+    Args:
+        host: its address, or its name. Debian's installer has the name mean 127.0.1.1 on the machine itself: then it is
+            the first IPv4 address of a network card, if there is one.
+    """
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        found = socket.gethostbyname(host)
+    if not ipaddress.ip_address(found).is_loopback:
+        return found
+    own = [one.address for card in psutil.net_if_addrs().values() for one in card if one.family == socket.AF_INET]
+    return next((each for each in own if not ipaddress.ip_address(each).is_loopback), found)
 
 
 def shards_of(backend: ParallelBackend, size: int, local_size: int) -> int:

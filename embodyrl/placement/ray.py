@@ -47,9 +47,8 @@ class RayWorker:
     @property
     def is_idle(self) -> bool:
         """True if it has answered every request."""
-        return not self._launcher.ready([each.ref for each in self.pending.values()], len(self.pending)) < len(
-            self.pending
-        )
+        refs = [request.ref for request in self.pending.values()]
+        return self._launcher.ready(refs, len(refs)) == len(refs)
 
     def request(self, method: str, *args: object, fds: Sequence[int] = (), timeout: float = 60.0) -> Request:
         """Request a call; see `launcher.Worker.request`.
@@ -94,6 +93,18 @@ class RayRequest(Request):
 
     worker: RayWorker
     ref: Any = None
+    error: WorkerError | None = None
+    """With which it failed, instead of a reply."""
+
+    def result(self) -> Any:
+        """Return the reply.
+
+        Raises:
+            WorkerError: the call failed.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.reply
 
 
 class RayLauncher:
@@ -166,7 +177,7 @@ class RayLauncher:
                 for request in [request for request in waiting if request.ref in done]:
                     self._file(request)
                     waiting.remove(request)
-            return [request.reply for request in chosen]
+            return [request.result() for request in chosen]
         except BaseException:
             for request in chosen:
                 request.worker.forget(request)
@@ -196,7 +207,7 @@ class RayLauncher:
         return set(self._ray.wait(list(refs), num_returns=1, timeout=None if forever else max(0.0, timeout_s))[0])
 
     def _file(self, request: RayRequest) -> None:
-        """Take the result of a call that has ended.
+        """Take the result of a call that has ended, or its error.
 
         Raises:
             WorkerError: it failed.
@@ -206,12 +217,16 @@ class RayLauncher:
         try:
             outcome: Outcome = self._ray.get(request.ref, timeout=GRACE_S)
         except self._ray.exceptions.RayError as error:
-            worker.end = self._lost(worker.spec, worker.pid, repr(request.method), error)
-            raise worker.end from error
+            if worker.end is None:  # else it was killed, for a reason that is known
+                worker.end = self._lost(worker.spec, worker.pid, repr(request.method), error)
+            request.error = worker.end
+            raise request.error from error
         try:
             request.reply = pickle.loads(outcome.get())
-        except (WorkerDied, WorkerTimeout) as error:
-            worker.end = error
+        except WorkerError as error:
+            request.error = error
+            if isinstance(error, WorkerDied | WorkerTimeout):
+                worker.end = error
             raise
 
     def explain_end(self, worker: RayWorker) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from embodyrl.placement.child import STACKS_SIGNAL
 from embodyrl.placement.launcher import RemoteError, Worker, WorkerDied, WorkerError, WorkerTimeout
@@ -23,7 +23,6 @@ from embodyrl.placement.plan import Inventory, WorkerSpec, inventory
 from embodyrl.placement.process import STACKS_S
 from embodyrl.version import __version__
 
-T = TypeVar("T")
 CUDA = "CUDA_VISIBLE_DEVICES"
 _SET_BY_RAY = ("OMP_NUM_THREADS",)
 """Variables with which Ray limits its own processes."""

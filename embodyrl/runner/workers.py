@@ -84,6 +84,8 @@ class RolloutWorker:
         self._receivers: Sequence[SharedReceiver] = ()
         self._handed: deque[SharedColumns] = deque()
         """Memory of rollouts that may not have been mapped yet."""
+        self._video: Lent | None = None
+        """That of the last evaluation: the first rank has copied it when it asks for the next."""
         self._version: int | None = None
         """Of the weights; None: none have come."""
 
@@ -145,10 +147,13 @@ class RolloutWorker:
         than the first rank's the video is lent."""
         if self.post.is_beside_first or self._lender is None:
             return self._reported(lambda: self.share.evaluate(recorded, video), orders)
+        if self._video is not None:
+            self._lender.withdraw(self._video)
         with TemporaryDirectory(prefix="embodyrl-") as folder:
             own = Path(folder) / video.name
             report = self._reported(lambda: self.share.evaluate(recorded, own), orders)
-            return dataclasses.replace(report, video=self._lender.lend_file(own)) if own.exists() else report
+            self._video = self._lender.lend_file(own) if own.exists() else None
+        return dataclasses.replace(report, video=self._video)
 
     def _reported(self, work: Callable[[], Any], orders: Orders) -> Report:
         """Work as ordered; returns the result with what happened meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,6 +211,11 @@ def test_other_tensors_and_other_memory_are_refused() -> None:
         SharedReceiver(make_policy(), "/proc/1234567890/fd/3", timeout_s=SOON)
     with pytest.raises(SyncError, match="/dev/zero is not memory that a sender of weights made"):
         SharedReceiver(make_policy(), "/dev/zero", timeout_s=SOON)
+    fd = os.memfd_create("embodyrl-test", os.MFD_CLOEXEC)
+    os.write(fd, b"\x7f" * 4096)
+    with Lender("127.0.0.3") as lender, pytest.raises(SyncError, match="lends no memory of this version's sender"):
+        SharedReceiver(make_policy(), lender.lend(fd), timeout_s=SOON)
+    os.close(fd)
 
 
 def test_nobody_ever_sees_a_mixture_of_versions() -> None:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_machine import make_machine, write
 
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config, Device
 from embodyrl.placement.plan import Inventory, inventory
-from embodyrl.placement.ranks import RankInfo, RanksError, is_follower, own_share, rank_info_here, use_own_gpu
+from embodyrl.placement.ranks import (
+    RankInfo,
+    RanksError,
+    address_of,
+    is_follower,
+    own_share,
+    rank_info_here,
+    use_own_gpu,
+)
 from embodyrl.placement.topology import Gpu
 
 GPUS = tuple(Gpu(index=index, address=f"0000:0{index}:00.0", uuid=f"GPU-{index}", node=0) for index in range(2))
@@ -53,6 +63,21 @@ def test_torchrun_says_which_rank_a_process_is() -> None:
     groups = ["rollout.group_size=4", "algorithm=grpo", "rollout.episodes=whole", "rollout.num_chunks=200"]
     with pytest.raises(RanksError, match=r"by 4 ranks in whole groups of rollout\.group_size = 4: set env"):
         rank_info_here(config_for(*groups), launched(0, 4))
+
+
+def test_a_name_that_means_loopback_is_an_address_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = psutil.net_if_addrs()["lo"][0]._replace(family=socket.AF_INET, address="192.0.2.7")
+    loopback = card._replace(address="127.0.0.1")
+    monkeypatch.setattr(socket, "gethostbyname", {"node": "127.0.1.1", "known": "192.0.2.9"}.__getitem__)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [loopback], "eth0": [card]})
+    named = {name: address_of(name) for name in ("node", "known", "127.0.0.2", "192.0.2.1", "::1")}
+    assert named == {"node": "192.0.2.7", "known": "192.0.2.9", "127.0.0.2": "127.0.0.2"} | {
+        name: name for name in ("192.0.2.1", "::1")
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [loopback]})
+    assert address_of("node") == "127.0.1.1"
+    environ = launched(0, 4) | {"MASTER_ADDR": "192.0.2.1"}
+    assert rank_info_here(config_for(), environ).address == "192.0.2.1"
 
 
 def test_rollout_workers_need_all_ranks_on_their_machine() -> None:

@@ -95,9 +95,10 @@ class _LentSegment:
     def __init__(self, lent: Lent, timeout_s: float) -> None:
         self._lent = lent
         self._line = Borrower(lent.line, timeout_s=timeout_s)
-        self._data = torch.empty(lent.size - self[_DATA], dtype=torch.uint8)
         if self[_KIND] != _MAGIC:
+            self.close()
             raise SyncError(f"{lent.line} lends no memory of this version's sender of weights")
+        self._data = torch.empty(lent.size - self[_DATA], dtype=torch.uint8)
 
     def _read(self, start: int, room: Tensor) -> Tensor:
         if len(room):

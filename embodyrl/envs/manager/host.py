@@ -26,6 +26,9 @@ from embodyrl.placement.ranks import RankInfo, own_share
 
 FRAME_S = 30.0
 """Longest time for a message to come or to go, once it has begun [s]."""
+PATIENCE_S = 7200.0
+"""Longest time until a process of a run opens its line [s]: before that it joins the others, copies a checkpoint and
+plans. Hosts of a run that has ended do not wait for so long: they end with the program that started them."""
 CLOSE_S = 8.0
 """Longest time for the simulators to end when the host is closed [s]."""
 
@@ -43,6 +46,7 @@ def host_simulators(loaded: LoadedConfig, place: RankInfo, host: str, log_dir: P
     return SimulatorHost(
         own_share(config.env, place, inventory()),
         host,
+        patience_s=PATIENCE_S,
         chunk_size=config.rollout.chunk_size,
         every_step=config.rollout.observe is Observe.every_step,
         plugins=config.plugins,
@@ -55,8 +59,9 @@ class SimulatorHost:
     """Simulators that serve the first line that is opened, and end with it. Built in a worker process.
 
     Args:
-        config: see `EnvManager`; if nobody opens a line for `env.startup_timeout_s`, the simulators end as well.
+        config: see `EnvManager`.
         host: address of this machine to listen on.
+        patience_s: time after which the simulators end if nobody has opened a line [s].
         manager: other arguments of `EnvManager`.
 
     Raises:
@@ -64,8 +69,9 @@ class SimulatorHost:
         LineError: this machine does not have the address.
     """
 
-    def __init__(self, config: EnvConfig, host: str, **manager: Any) -> None:
+    def __init__(self, config: EnvConfig, host: str, *, patience_s: float, **manager: Any) -> None:
         self._config, self._options = config, manager
+        self._patience_s = patience_s
         self._listener = Listener(host)
         self._line: Line | None = None
         self._started = threading.Event()
@@ -93,7 +99,7 @@ class SimulatorHost:
         with manager:
             try:
                 with self._listener:
-                    self._line = self._listener.accept(self._config.startup_timeout_s)
+                    self._line = self._listener.accept(self._patience_s)
                 with self._line:
                     _Server(manager, self._line, self._config).run()
             except LineError as error:

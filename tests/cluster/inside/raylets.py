@@ -27,7 +27,6 @@ class Raylets:
         # Short, because a socket's path has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="er-", dir="/tmp"))
         self._before = {process.pid for process in psutil.process_iter()}
-        self._shm = set(os.listdir("/dev/shm"))
         try:
             self._start(
                 HEAD,
@@ -42,6 +41,8 @@ class Raylets:
     def _start(self, host: str, *arguments: str) -> None:
         low, high = _PORTS[host]
         ports = [f"--min-worker-port={low}", f"--max-worker-port={high}", f"--labels=embodyrl={LABELS[host]}"]
+        # Its shared memory in our folder: in /dev/shm nobody could tell it from that of another cluster.
+        ports.append(f"--plasma-directory={self.folder}")
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *ports, *_COMMON]
         environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
         # Ray gives a node half a minute to start, which a machine that is busy with other tests may exceed.
@@ -102,9 +103,6 @@ class Raylets:
                     continue
             psutil.wait_procs(own, timeout=10)
         shutil.rmtree(self.folder)
-        for name in set(os.listdir("/dev/shm")) - self._shm:
-            if name.startswith("plasma") or "ray" in name:
-                Path("/dev/shm", name).unlink()
 
 
 def of_runs() -> list[psutil.Process]:

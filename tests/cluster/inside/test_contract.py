@@ -117,6 +117,10 @@ def test_exceptions_are_told_and_late_replies_dropped(launcher: Launcher, pair: 
     assert str(error).startswith(f"{name(launcher, pair[1])}: 'fail' raised KeyError: 'early'\n")
     assert "placement_services.py" in error.remote_traceback and not error.is_user_error
     assert call(launcher, pair[0], "echo", "new") == "new"
+    failing = pair[0].request("fail", "twice")
+    for take in (launcher.wait_any, launcher.wait_any, lambda requests: launcher.gather(requests, timeout=60)):
+        with pytest.raises(RemoteError, match="KeyError: 'twice'"):
+            launcher.gather(take([failing]), timeout=60)
     with pytest.raises(RemoteError, match="has no attribute 'no_such'"):
         call(launcher, pair[0], "no_such")
     with pytest.raises(RemoteError, match="not a public method"):
@@ -132,10 +136,16 @@ def test_a_worker_that_lives_is_looked_at_in_no_time(launcher: Launcher, pair: l
     assert sorted(times)[25] < 2e-3
 
 
-def test_file_descriptors_do_not_travel_between_machines(launcher: Launcher, pair: list[Worker]) -> None:
-    if isinstance(launcher, RayLauncher):
+def test_file_descriptors_do_not_travel_between_machines(
+    launcher: Launcher, pair: list[Worker], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    with (tmp_path / "file").open("rb") as file:
+        if isinstance(launcher, LocalLauncher):
+            assert launcher.gather([pair[0].request("read", fds=[file.fileno()])], timeout=60) == [b"content"]
+            return
         with pytest.raises(TypeError, match="is not on this machine: it cannot be given file descriptors"):
-            pair[0].request("read", fds=[0])
+            pair[0].request("read", fds=[file.fileno()])
 
 
 def test_a_ring(launcher: Launcher) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from raylets import ADDRESS, HEAD, OTHER, Raylets, left_over, of_runs
 from safetensors.torch import load_file
+from small_runs import Run
 
 BASE = [
     *("experiment/gym_pendulum", "run.iterations=3", "run.eval_every=0", "run.save_every=1", "eval.episodes=4"),
@@ -22,10 +22,8 @@ BASE = [
 ]
 ON_RAY = ["placement.backend=ray", f"placement.address={ADDRESS}"]
 WORKERS = ["placement.rollout.workers=2"]
-WAYS = {
-    "collocated": ["engine.parallel.world_size=2"],
-    "separate": [*WORKERS, "engine.parallel.world_size=2", "rollout.mode=async", "tracking.video.episodes=2"],
-}
+RANKS = ["engine.parallel.world_size=2"]
+SEPARATE = [*WORKERS, *RANKS, "rollout.mode=async", "tracking.video.episodes=2"]
 HYBRID = ["placement.simulators.nodes=b"]
 LONG = ["run.iterations=40"]
 
@@ -48,11 +46,12 @@ def finished(running: subprocess.Popen[str], code: int = 0) -> str:
 
 
 def results(run_dir: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """Metrics but times, and weights."""
-    timed = ("time/", "wall", "per_s", "_s", "steps/s", "memory", "share")
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    metrics = [{name: value for name, value in row.items() if not any(part in name for part in timed)} for row in rows]
+    """Metrics but times and what is sent to other machines, and weights."""
     weights = load_file(run_dir / "checkpoints/last/policy/model.safetensors")
+    metrics = [
+        {name: row[name] for name in row if not name.startswith("traffic/") and not name.endswith("waited_s")}
+        for row in Run(run_dir).metrics()
+    ]
     return metrics, {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
 
 
@@ -69,14 +68,27 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_machines_give_the_numbers_of_one(way: str, raylets: Raylets, here: Any, tmp_path: Path) -> None:
+def test_two_machines_give_the_numbers_of_one(raylets: Raylets, here: Any, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    said = finished(program(run_dir, *ON_RAY, *WAYS[way]))
+    said = finished(program(run_dir, *ON_RAY, *SEPARATE))
     assert f"processes  {HEAD}: rank 0" in said and f"processes  {OTHER}: " in said
     assert "(raylet)" not in said and "[W" not in said
-    assert results(run_dir) == here(*WAYS[way])
-    assert (way == "separate") is (run_dir / "videos/iteration_000003.mp4").exists()
+    assert results(run_dir) == here(*SEPARATE)
+    assert (run_dir / "videos/iteration_000003.mp4").exists()
+
+
+def test_ranks_of_two_machines_stop_at_a_signal_and_go_on_from_what_was_saved(
+    raylets: Raylets, here: Any, tmp_path: Path
+) -> None:
+    run_dir, iterations = tmp_path / "run", "run.iterations=10"
+    running = program(run_dir, *ON_RAY, *RANKS, iterations)
+    wait_for(run_dir, 3)
+    running.terminate()
+    said = finished(running, code=143)
+    assert f"processes  {HEAD}: rank 0" in said and f"{OTHER}: rank 1" in said
+    assert "(raylet)" not in said and "[W" not in said and "Traceback" not in said
+    finished(program(run_dir, command="resume"))
+    assert results(run_dir) == here(*RANKS, iterations)
 
 
 def wait_for(run_dir: Path, iterations: int) -> None:

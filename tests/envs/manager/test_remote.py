@@ -348,9 +348,9 @@ def test_a_wrong_token():
 
 
 def test_nobody_comes():
-    config = ToyConfig(num_envs=1, workers=1, startup_timeout_s=8.0)
-    launcher, worker, address = launch(config, chunk_size=1, plugins=["toy_simulator"])
-    gone([child.pid for child in psutil.Process(worker.pid).children(recursive=True)], 16.0)
+    config = ToyConfig(num_envs=1, workers=1)
+    launcher, worker, address = launch(config, patience_s=2.0, chunk_size=1, plugins=["toy_simulator"])
+    gone([child.pid for child in psutil.Process(worker.pid).children(recursive=True)], 10.0)
     with pytest.raises(LineLost, match="cannot open a line"):
         RemoteManager(address)
     launcher.close()
