@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-COOLER: dict[str, tuple[float, ...]] = {"oft": (0.8, 0.65), "pi0": (), "gr00t": ()}
+COOLER: dict[str, tuple[float, ...]] = {"oft": (0.8, 0.65), "pi0": (), "gr00t": (), "smolvla": ()}
 """Temperatures below that of training at which the final policy is evaluated as well."""
 
 Seconds = dict[str, dict[str, float]]

@@ -33,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig
+from embodyrl.data.batch import Batch
 from embodyrl.engine.compute import computing_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
@@ -66,7 +67,8 @@ def count_flops(policy: Policy, observe: Callable[[int], Observation]) -> tuple[
     with Assuming():
         prepared = policy.preprocess(PolicyObservation.of(observe(samples)))
     give_bodies(policy, mode)
-    run = DryRun(policy, {name: fake(tensor, mode) for name, tensor in prepared.items()}, samples, torch.float32)
+    inputs = {name: fake(tensor, mode) for name, tensor in prepared.items()}
+    run = DryRun(policy, inputs, inputs, samples, torch.float32)
     counts = []
     with mode, Assuming(), torch.no_grad():
         for step in (run.decide, run.score):
@@ -263,7 +265,7 @@ def measure_learning(
         observation = setup.observe(options.samples)
         batch = decisions(engine, observation)
         shape = (options.samples, setup.kind.chunk, engine.policy.spec.action_dim)
-        demonstrations = [(observation, np.zeros(shape, np.float32))]
+        demonstrations = [Batch(observation=observation, actions=np.zeros(shape, np.float32))]
         steps = {"sft": lambda: engine.sft_step(demonstrations)}
         setup.peak_memory()
         with engine.train_mode():

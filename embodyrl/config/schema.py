@@ -624,7 +624,7 @@ class LoraConfig:
     """Adapters are scaled by alpha / rank."""
     targets: list[str] = setting([])
     """Endings of the names of the layers that get adapters, as in [q_proj, v_proj]; []: all layers that the model
-    declares."""
+    declares, or those of them that are usual for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,26 +6,16 @@ Shapes: `M` samples of a minibatch, `C` actions in a chunk, `D` action dims, `V`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import AtEnd, DataConfig
+from embodyrl.data.batch import Batch
 from embodyrl.data.layout import DatasetError
 from embodyrl.data.reader import Dataset
 from embodyrl.envs import Observation
 from embodyrl.seeding import derive_seed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A minibatch: observations, and the chunks of actions that follow them."""
-
-    observation: Observation
-    """Observations of `M` samples."""
-    actions: NDArray[np.float32]
-    """`[M, C, D]` in the simulator's units."""
 
 
 class Demonstrations:
@@ -143,7 +133,8 @@ class Demonstrations:
         episode, frame = chosen.T
         begin, end = window.begin[episode], window.end[episode]
         row = begin + frame
-        following = np.minimum(row[:, None] + np.arange(self._chunk_size), end[:, None] - 1)
+        wanted = row[:, None] + np.arange(self._chunk_size)
+        following = np.minimum(wanted, end[:, None] - 1)
         images = None if window.images is None else self._shifted(window.images[row], number)
         return Batch(
             observation=Observation(
@@ -152,6 +143,7 @@ class Demonstrations:
                 task_descriptions=[window.tasks[each] for each in episode.tolist()],
             ),
             actions=window.actions[following],
+            repeated=wanted > following,
         )
 
     def _shifted(self, images: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ from embodyrl.algorithms.losses import (
     value_loss,
 )
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Offload, OldLogprobs, Proximal
+from embodyrl.data.batch import Batch
 from embodyrl.engine.compute import (
     Blocks,
     Streams,
@@ -48,6 +49,7 @@ from embodyrl.engine.minibatch import (
     Step,
     Total,
     absent,
+    action_weights,
     draw_minibatches,
     length,
     mean_kl,
@@ -67,7 +69,7 @@ from embodyrl.engine.optimizer import Guard, NumericsError, Optimizer, explain_a
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, is_sharded, parallelize
 from embodyrl.engine.reference import reference_of
 from embodyrl.envs import Observation
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyObservation
+from embodyrl.models.policy import ACTION_WEIGHTS, ActOutput, EvalOutput, Inputs, Policy, PolicyObservation
 from embodyrl.placement.ranks import shards_of
 from embodyrl.tracking.clock import Clock, Phase
 
@@ -511,11 +513,8 @@ class HybridEngine:
 
     # ---- learning from demonstrations
 
-    def sft_step(self, batches: Iterable[tuple[Observation, NDArray[np.float32]]]) -> dict[str, float]:
+    def sft_step(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Learn from demonstrations, one optimiser step per minibatch.
-
-        Args:
-            batches: observations of `M` samples, and the demonstrated actions `[M, C, D]` in the simulator's units.
 
         Returns:
             Metrics, each the mean over the optimiser steps.
@@ -523,10 +522,11 @@ class HybridEngine:
         rate = self.optimizer.set_learning_rate(self.version)
         history: list[Metrics] = []
         with self.train_mode(), self.clock.measure(Phase.train):
-            for observation, actions in self.clock.pulling(Phase.preprocess, batches):
-                inputs = self._preprocess(PolicyObservation.of(observation))
+            for batch in self.clock.pulling(Phase.preprocess, batches):
+                inputs = self._preprocess(PolicyObservation.of(batch.observation))
                 self.policy.update_statistics(inputs)
-                wanted = torch.from_numpy(actions).to(self.device)
+                wanted = torch.from_numpy(batch.actions).to(self.device)
+                inputs = inputs | {ACTION_WEIGHTS: torch.from_numpy(action_weights(batch)).to(self.device)}
                 loss = self._sft_backward(inputs, wanted)
                 grad_norm = self.optimizer_step(loss, {"inputs": inputs, "actions": wanted})
                 if grad_norm is not None:

@@ -96,12 +96,13 @@ def _without_bitsandbytes() -> Iterator[None]:
 
 def choose_layers(policy: Policy, targets: list[str]) -> list[str]:
     """Return the layers that get adapters: those that the policy calls adaptable, that are not frozen, and whose
-    names end in one of `targets` (none: all).
+    names end in one of `targets` (none: those that it adapts unless told otherwise).
 
     Raises:
         PolicyError: there are none.
     """
-    adaptable = policy.parallel_plan().adaptable
+    plan = policy.parallel_plan()
+    adaptable = plan.adaptable if targets else plan.adapted or plan.adaptable
     learning = [name for name in adaptable if policy.get_parameter(f"{name}.weight").requires_grad]
     if not learning:
         raise PolicyError(

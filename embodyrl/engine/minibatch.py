@@ -12,9 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from embodyrl.data.batch import Batch
 from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.parallel import Ranks
 from embodyrl.models.policy import PolicyObservation
@@ -106,6 +109,15 @@ def observation_from(columns: Columns, task_descriptions: Sequence[str]) -> Poli
         proprio=columns.get("proprio"),
         task_descriptions=[task_descriptions[index] for index in columns["task_index"].tolist()],
     )
+
+
+def action_weights(batch: Batch) -> NDArray[np.float32]:
+    """Return the weights `[M, C]` of demonstrated actions: 0 for repeated ones, and a mean of 1 over the minibatch."""
+    if batch.repeated is None:
+        return np.ones(batch.actions.shape[:2], np.float32)
+    counts = ~batch.repeated
+    weights: NDArray[np.float32] = np.divide(counts, counts.mean(), dtype=np.float32)
+    return weights
 
 
 def draw_minibatches(

@@ -86,3 +86,16 @@ SupportedModel.register(
     published="the published pi0.5 (3.6B)",
     summary="pi0.5 (3B): images and a task description that may tell the robot state; a chunk of actions out of noise",
 )
+SupportedModel.register(
+    "smolvla",
+    target="embodyrl.models.smolvla.policy:SmolVLAPolicy",
+    options="embodyrl.models.smolvla.config:SmolVLAConfig",
+    requires=[Requirement(module="tokenizers", install="pip install 'embodyrl[vla]'")],
+    critic=True,
+    usual_chunk=50,
+    blocks=True,
+    standalone=True,
+    check="embodyrl.models.smolvla.check:check",
+    published="the published SmolVLA (0.45B)",
+    summary="SmolVLA (450M): images, robot state and a task description; a chunk of actions out of noise",
+)

@@ -27,6 +27,8 @@ from embodyrl.models.weights import read_tensors
 Inputs = dict[str, Tensor]
 """Network inputs, as `preprocess` returns them; every tensor is `[B, ...]`."""
 
+ACTION_WEIGHTS = "action_weights"
+"""Name of a further input of `sft_loss`."""
 PUBLISHED = "<published>"
 """Value of `checkpoint` that stands for the published size without weights, for planning and benchmarks."""
 WEIGHTS_FILE = "model.safetensors"
@@ -97,6 +99,8 @@ class ParallelPlan:
     unit with gradient checkpointing."""
     adaptable: tuple[str, ...] = ()
     """Linear layers that LoRA adapters may be added to."""
+    adapted: tuple[str, ...] = ()
+    """Those of them that get adapters where `engine.lora.targets` names none; empty: all."""
     heads: tuple[str, ...] = ()
     """Small parts that are trained in full beside adapters: value head, action head, ..."""
     root: str = ""
@@ -151,6 +155,10 @@ class Policy(nn.Module, ABC):
     reads_on_host: frozenset[str] = frozenset()
     """Parts of observations, `images` or `proprio`, that `preprocess` reads on the CPU; they stay there in learning."""
 
+    trace_holds_images: bool = False
+    """True if traces of `act` have all that `evaluate` needs of images: rollouts then keep none for learning, and
+    `preprocess` gets none."""
+
     @abstractmethod
     def __init__(self, config: Any, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__()
@@ -202,7 +210,9 @@ class Policy(nn.Module, ABC):
         """Return the supervised loss, a scalar: a mean over samples.
 
         Args:
-            inputs: from `preprocess`.
+            inputs: from `preprocess`; beside them `action_weights [B, C]`, for models that do not learn actions beyond
+                the end of an episode, which repeat its last one: 0 for these, and equal for all others, such that the
+                mean over a minibatch is 1.
             actions: `[B, C, D]` in the simulator's units, within its range.
             draws: of these samples, from `imitation_draws`.
 

@@ -136,6 +136,15 @@ def stored_type(folder: Path) -> WeightType:
     return WeightType.bfloat16 if 2 * halves > sum(counts.values()) else WeightType.float32
 
 
+def weight_names(folder: Path) -> list[str]:
+    """Return the names of a checkpoint's weights; raises what `shard_files` and `open_shard` raise."""
+    names: list[str] = []
+    for path in shard_files(folder):
+        with open_shard(path, "np") as shard:
+            names += shard.keys()
+    return names
+
+
 def stored_types(folder: Path) -> Counter[str]:
     """Return the number of a checkpoint's weights by type, as safetensors names it. Only headers are read.
 
@@ -160,7 +169,7 @@ ADAPTER_FOLDER = "adapter"
 """Folder of the adapters, in the folder of a policy whose base weights are elsewhere."""
 HEADS_FILE = "heads.safetensors"
 """File beside that folder: weights that were trained in full."""
-BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer")
+BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer", "vlm")
 """Options that name files elsewhere; a saved policy has copies of them in its own folder."""
 FREE = ("dtype", "noise_level", "noise_level_end")
 """Options that may differ between runs without a note."""

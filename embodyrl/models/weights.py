@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,11 +33,14 @@ class Naming:
     """From a name in a file to the name in the network; None: the network does not use the tensor."""
 
 
-def read_weights(network: nn.Module, folder: Path, dtype: torch.dtype, naming: Naming) -> None:
-    """Read a checkpoint into a network, whose parameters may be on the meta device.
+def read_weights(network: nn.Module, folder: Path, naming: Naming) -> dict[str, torch.dtype]:
+    """Read a checkpoint into a network, whose parameters may be on the meta device, in the parameters' types.
 
     A parameter on the meta device is replaced by the tensor that was read; others are overwritten. So at most one
     tensor is in memory twice.
+
+    Returns:
+        The types in the files, by the network's names.
 
     Raises:
         PolicyError: files are missing or damaged, or names or shapes differ (each is named).
@@ -47,10 +51,13 @@ def read_weights(network: nn.Module, folder: Path, dtype: torch.dtype, naming: N
     for path in shards:
         found |= {name: shape for public, shape in _shapes(path) if (name := naming.own(public)) is not None}
     _check_names(own, found, folder, naming)
+    types: dict[str, torch.dtype] = {}
     for path in shards:
         for public, tensor in _tensors(path):
             if (name := naming.own(public)) is not None:
-                _assign(network, name, tensor, dtype)
+                types[name] = tensor.dtype
+                _assign(network, name, tensor)
+    return types
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -88,21 +95,47 @@ def _check_names(own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]]
         raise PolicyError(f"weights in {folder} do not fit: {'; '.join(faults[:_NAMED])}{more}")
 
 
-def _assign(network: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
     path, _, attribute = name.rpartition(".")
     module = network.get_submodule(path)
     parameter = module.get_parameter(attribute)
     if parameter.is_meta:
-        fresh = nn.Parameter(tensor.to(dtype), requires_grad=parameter.requires_grad)
+        fresh = nn.Parameter(tensor.to(parameter.dtype), requires_grad=parameter.requires_grad)
         setattr(module, attribute, fresh)
     else:
         parameter.data.copy_(tensor)
 
 
-def write_single_file(network: nn.Module, folder: Path, naming: Naming) -> None:
-    """Write a network's parameters to one file in the public layout, in their own types."""
-    tensors = {naming.public(name): parameter.detach().contiguous() for name, parameter in network.named_parameters()}
-    save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+def write_single_file(
+    network: nn.Module,
+    folder: Path,
+    naming: Naming,
+    *,
+    types: Mapping[str, torch.dtype] = MappingProxyType({}),
+    others: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
+    """Write a network's parameters to one file in the public layout.
+
+    Args:
+        network: its parameters are written in their own types.
+        folder: that the file is written into.
+        naming: names in the file.
+        types: smaller types to write parameters in where that loses nothing, by the network's names.
+        others: further tensors, by their names in the file.
+    """
+    tensors = {
+        naming.public(name): _without_loss(parameter.detach(), types.get(name)).contiguous()
+        for name, parameter in network.named_parameters()
+    }
+    save_file(tensors | dict(others), folder / SINGLE_FILE, metadata={"format": "pt"})
+
+
+def _without_loss(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return the tensor in a type if it can hold all of its numbers, else as it is."""
+    if dtype is None or dtype is tensor.dtype:
+        return tensor
+    smaller = tensor.to(dtype)
+    return smaller if torch.equal(smaller.to(tensor.dtype), tensor) else tensor
 
 
 def write_weights(network: nn.Module, folder: Path, naming: Naming) -> None:

@@ -273,7 +273,7 @@ def sft_step(iteration: Iteration) -> None:
     steps = iteration.config.data.steps
     batches = iteration.demonstrations.batches(iteration.engine.version * steps, steps)
     with iteration.engine.train_mode():
-        iteration.metrics |= iteration.engine.sft_step((batch.observation, batch.actions) for batch in batches)
+        iteration.metrics |= iteration.engine.sft_step(batches)
     iteration.metrics |= iteration.engine.memory_metrics()
 
 

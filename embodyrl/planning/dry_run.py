@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,8 @@ class Traced:
     """Type of forward passes."""
     on_host: frozenset[str]
     """Columns that stay in main memory, see `Policy.reads_on_host`."""
+    trace_holds_images: bool
+    """See `Policy.trace_holds_images`."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -109,11 +111,17 @@ def trace(
         if config.gradient_checkpointing is True:
             recompute_blocks(policy)
     with Assuming():
-        prepared = [policy.preprocess(PolicyObservation.of(observe(samples))) for samples in SAMPLES]
+        observed = [PolicyObservation.of(observe(samples)) for samples in SAMPLES]
+        prepared = [policy.preprocess(observation) for observation in observed]
+        learned = prepared
+        if policy.trace_holds_images and not supervised:
+            learned = [policy.preprocess(replace(observation, images=None)) for observation in observed]
     weights = weights_of(policy)
     give_bodies(policy, mode)
-    inputs = [{name: fake(tensor, mode) for name, tensor in each.items()} for each in prepared]
-    runs = [DryRun(policy, each, samples, dtype) for samples, each in zip(SAMPLES, inputs, strict=True)]
+    inputs, relearned = (
+        [{name: fake(tensor, mode) for name, tensor in each.items()} for each in every] for every in (prepared, learned)
+    )
+    runs = [DryRun(policy, *each, dtype) for each in zip(inputs, relearned, SAMPLES, strict=True)]
     with mode, Assuming():
         deciding = [run.decide() for run in runs]
         learning = [run.learn(supervised, critic) for run in runs]
@@ -129,6 +137,7 @@ def trace(
         entries=decision.logprobs.shape[1],
         precision=dtype,
         on_host=policy.reads_on_host,
+        trace_holds_images=policy.trace_holds_images,
     )
 
 
@@ -201,7 +210,8 @@ class DryRun:
 
     Args:
         policy: policy with `fake` weights.
-        inputs: fake inputs.
+        inputs: fake inputs of a rollout step.
+        learned: those of a training step.
         samples: their number of samples.
         dtype: type of computations in forward passes.
     """
@@ -212,22 +222,22 @@ class DryRun:
         self,
         policy: Policy,
         inputs: Inputs,
+        learned: Inputs,
         samples: int,
         dtype: torch.dtype,
     ) -> None:
-        self._policy, self._inputs, self._samples, self._dtype = policy, inputs, samples, dtype
-        self._input_bytes = sum(tensor.nbytes for tensor in inputs.values())
+        self._policy, self._inputs, self._learned, self._samples, self._dtype = policy, inputs, learned, samples, dtype
 
     def decide(self) -> int:
         """Sample chunks of actions; return the peak of bytes alive."""
         live = self._counter()
         with torch.no_grad(), live, computing_in(self._dtype, CPU):
             self.decision = self._policy.act(self._inputs, "eval")
-        return self._input_bytes + live.peak
+        return _bytes(self._inputs) + live.peak
 
     def score(self) -> None:
         """Score these chunks."""
-        self._policy.evaluate(self._inputs, dict(self.decision.trace))
+        self._policy.evaluate(self._learned, dict(self.decision.trace))
 
     def learn(self, supervised: bool, critic: bool) -> tuple[int, int]:
         """Run a training step; return the bytes alive after the forward pass, and their peak. Gradients exist already
@@ -240,21 +250,28 @@ class DryRun:
                 loss = self._imitation() if supervised else self._reinforcement(critic)
             kept = live.now
             loss.backward()
-        return self._input_bytes + kept, self._input_bytes + live.peak
+        there = _bytes(self._learned)
+        return there + kept, there + live.peak
 
     def _counter(self) -> LiveBytes:
         parameters = list(self._policy.parameters())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        return LiveBytes([*parameters, *self._policy.buffers(), *gradients, *self._inputs.values()])
+        return LiveBytes(
+            [*parameters, *self._policy.buffers(), *gradients, *self._inputs.values(), *self._learned.values()]
+        )
 
     def _imitation(self) -> Tensor:
         spec = self._policy.spec
         actions = torch.zeros(self._samples, spec.chunk_size, spec.action_dim)
         draws = self._policy.imitation_draws(self._samples, torch.Generator())
-        return self._policy.sft_loss(self._inputs, actions, draws)
+        return self._policy.sft_loss(self._learned, actions, draws)
 
     def _reinforcement(self, critic: bool) -> Tensor:
         """Return a scalar that depends on all outputs that are trained."""
-        output = self._policy.evaluate(self._inputs, dict(self.decision.trace))
+        output = self._policy.evaluate(self._learned, dict(self.decision.trace))
         loss = output.logprobs.float().sum() + output.entropy.float().sum()
         return loss + output.values.float().sum() if critic and output.values is not None else loss
+
+
+def _bytes(inputs: Inputs) -> int:
+    return sum(tensor.nbytes for tensor in inputs.values())

@@ -37,6 +37,7 @@ from embodyrl.planning.memory import (
     waiting_need,
 )
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
+from embodyrl.rollout.needs import images_are_read
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
     from embodyrl.planning.dry_run import Traced
@@ -339,8 +340,9 @@ class Planner:
         images, proprio = len(spec.cameras) * math.prod(spec.image_size) * 3, FLOAT * spec.proprio_dim
         acted = FLOAT * (chunk * spec.action_dim + traced.entries)
         small = proprio + acted + (FLOAT + 1) * chunk + SMALL_COLUMNS
+        kept = not traced.trace_holds_images or images_are_read(config)
         return small, {
-            "images": images,
+            "images": images * kept,
             "step_images": looks * images,
             "step_proprio": looks * proprio,
             "trace": traced.trace_bytes,

@@ -61,7 +61,7 @@ F32, I64, U8, FLAG = torch.float32, torch.int64, torch.uint8, torch.bool
 
 COLUMNS: Mapping[str, Column] = {
     "proprio": Column("K B S", F32, "state observation decided on"),
-    "images": Column("K B V H W 3", U8, "images decided on"),
+    "images": Column("K B V H W 3", U8, "images decided on; absent if traces hold what the policy sees in them"),
     "step_images": Column("K B C V H W 3", U8, "images after every action, zeros where none was executed"),
     "step_proprio": Column("K B C S", F32, "state observation after every action, zeros where none was executed"),
     "task_index": Column("K B", I64, "index into the batch's task descriptions", required=True),

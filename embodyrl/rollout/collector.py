@@ -91,6 +91,7 @@ class Collector:
         engine: chooses the chunks.
         env, rollout: their config.
         critic: keep the critic's values in the batch.
+        images: keep the images in the batch.
         seed: the run's seed.
         first_slot: number in the run of this process's slot 0.
         slots: of the run; None: only those of this process.
@@ -105,6 +106,7 @@ class Collector:
         rollout: RolloutConfig,
         critic: bool,
         seed: int,
+        images: bool = True,
         first_slot: int = 0,
         slots: int | None = None,
     ) -> None:
@@ -112,6 +114,7 @@ class Collector:
         self.engine = engine
         self.config = rollout
         self.critic = critic
+        self.images = images
         self.first_slot = first_slot
         self._slots_of_run = manager.num_envs if slots is None else slots
         self.clock = engine.clock
@@ -291,7 +294,7 @@ class Collector:
         }
         if observation.proprio is not None:
             columns["proprio"] = observation.proprio
-        if observation.images is not None:
+        if observation.images is not None and self.images:
             columns["images"] = observation.images
         if self.critic and decision.values is not None:
             columns["values"] = decision.values.cpu().numpy()

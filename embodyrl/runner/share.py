@@ -15,6 +15,7 @@ from embodyrl.envs.manager import Simulators
 from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.collector import Collector, Zeros
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.needs import images_are_read
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_slots, own_slots
 from embodyrl.rollout.spread import gather_rollouts
 from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluation_noise, held_out_episodes, play_share
@@ -44,6 +45,7 @@ class EnvShare:
             env=config.env,
             rollout=config.rollout,
             critic=ADVANTAGES.entry(config.algorithm.advantage.name).critic,
+            images=not engine.policy.trace_holds_images or images_are_read(config),
             seed=config.seed,
             first_slot=first,
             slots=config.env.num_envs,

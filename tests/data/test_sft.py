@@ -76,7 +76,7 @@ def test_the_demonstrated_actions_are_learned_and_the_noise_stays(pendulum: EnvM
     losses = []
     for number in range(15):
         batches = demonstrations.batches(20 * number, 20)
-        losses.append(engine.sft_step((each.observation, each.actions) for each in batches)["train/loss"])
+        losses.append(engine.sft_step(batches)["train/loss"])
     assert losses[-1] < 0.05 * losses[0]
     assert torch.equal(engine.policy.head.log_std, before)
     batch = next(demonstrations.batches(0, 1))

@@ -19,6 +19,7 @@ from engines import make_batch, make_engine, make_policy
 
 from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
+from embodyrl.data.batch import Batch
 from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks, connected, full_state_dict, parallelize
@@ -115,7 +116,7 @@ def imitate_alike(ranks: Ranks) -> None:
     batches = []
     for size in (7, 8, 1):
         seen = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), task_descriptions=["push"] * size)
-        batches.append((seen, draw.uniform(-1, 1, (size, 1, 1)).astype(np.float32)))
+        batches.append(Batch(observation=seen, actions=draw.uniform(-1, 1, (size, 1, 1)).astype(np.float32)))
     for backend, size in (("fsdp", None), ("fsdp", 2), ("none", None)):
         alone = make_engine()
         shared = make_engine(engine=spread_over(backend, micro_batch_size=size), ranks=ranks)
@@ -348,10 +349,13 @@ def model_cases() -> None:
         wanted = np.random.default_rng(0).uniform(-0.3, 0.3, (5, one.chunk, one.policy().spec.action_dim))
         alone = make_engine(policy=one.policy())
         shared = make_engine(policy=one.policy(), engine=spread_over("fsdp", micro_batch_size=2), ranks=ranks)
-        found, expected = (engine.sft_step([(seen, wanted.astype(np.float32))] * 2) for engine in (shared, alone))
+        found, expected = (
+            engine.sft_step([Batch(observation=seen, actions=wanted.astype(np.float32))] * 2)
+            for engine in (shared, alone)
+        )
         close(found, expected, 1e-4)
 
-    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t"):
+    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t", "smolvla"):
         if not test_policies.SupportedModel.entry(test_policies.CASES[name].model).missing():
             case(f"{name}, sharded")(lambda ranks, name=name: gradients(ranks, name))
             if name in test_policies.FLOW:

@@ -9,6 +9,7 @@ from engines import make_batch, make_engine, weights
 from safetensors import safe_open
 
 from embodyrl.config.schema import GuardConfig
+from embodyrl.data.batch import Batch
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.optimizer import NumericsError
 from embodyrl.envs import Observation
@@ -85,7 +86,7 @@ def test_imitation_is_guarded_as_well(tmp_path: Path) -> None:
     engine = guarded(tmp_path)
     seen = Observation(proprio=np.ones((4, 3), np.float32), task_descriptions=["push"] * 4)
     good, bad = np.zeros((4, 1, 1), np.float32), np.full((4, 1, 1), np.nan, np.float32)
-    metrics = engine.sft_step([(seen, bad), (seen, good)])
+    metrics = engine.sft_step([Batch(observation=seen, actions=each) for each in (bad, good)])
     assert metrics["train/skipped_steps"] == 1 and np.isfinite(metrics["train/loss"])
     assert bool(weights(engine).isfinite().all())
 

@@ -12,6 +12,7 @@ from engines import SPEC, make_batch, make_engine, resumed, weights, whole_state
 from embodyrl.algorithms.losses import OWN_METRICS, LossOutput
 from embodyrl.algorithms.options import GIVEN
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
+from embodyrl.data.batch import Batch
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import draw_minibatches, to_columns
 from embodyrl.engine.reference import FrozenCopy
@@ -88,10 +89,10 @@ def test_the_noise_of_imitation_is_a_stream_of_its_own_that_a_resume_continues()
     for engine in (first, second):
         engine.policy.imitation_draws = imitation_draws  # type: ignore[method-assign]
         engine.policy.sft_loss = sft_loss  # type: ignore[method-assign]
-    first.sft_step([(seen, wanted)])
+    first.sft_step([Batch(observation=seen, actions=wanted)])
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for engine in (first, second):
-        engine.sft_step([(seen, wanted)])
+        engine.sft_step([Batch(observation=seen, actions=wanted)])
     assert not torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[1], drawn[2])
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Level, ModelConfig
+from embodyrl.data.batch import Batch
 from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.lora import merge, save_policy
@@ -54,14 +55,15 @@ PRISMATIC = {"scratch": {"image_size": 32, "hidden_size": 32, "layers": 2, "mlp_
 L1 = {"action_head": "l1", "num_images": 2, "use_proprio": True}
 PI = {"scratch": {"layers": 2}}
 GR00T = {"scratch": {"layers": 1, "action_layers": 2, "action_horizon": 4}}
+SMOLVLA = {"scratch": {"layers": 2, "vision_layers": 1}}
 FAMILIES = {
     "mlp": Family({"name": "mlp"}, (), 1, layered=False),
     "openvla": Family({"name": "openvla"} | PRISMATIC, chunk=1),
     "openvla_oft": Family({"name": "openvla_oft"} | PRISMATIC),
     "openvla_oft_l1": Family({"name": "openvla_oft"} | PRISMATIC | L1, ("front", "wrist"), samples=False),
     "pi0": Family({"name": "pi0", "denoising_steps": 2} | PI),
-    "pi05": Family(
-        {"name": "pi05", "denoising_steps": 2, "noise_method": "flow_noise", "joint_logprob": True} | PI,
+    "smolvla": Family(
+        {"name": "smolvla", "denoising_steps": 2, "noise_method": "flow_noise", "joint_logprob": True} | SMOLVLA,
     ),
     "gr00t": Family({"name": "gr00t", "denoising_steps": 2, "noise_method": "flow_cps"} | GR00T),
     "linear": Family({"name": "linear"}, (), 1, imitates=False, layered=False, module="custom_model"),
@@ -233,7 +235,7 @@ def play(family: Family, setting: Setting, device: str, folder: Path) -> Result:
         # By a policy of its own where there was RL: a run does either.
         learner = make_engine(family, setting, device, folder)[1] if family.samples else engine
         actions = np.random.default_rng(3).uniform(-1, 1, (SIZE, engine.policy.spec.chunk_size, 2))
-        result.metrics("sft", learner.sft_step([(observation, actions.astype(np.float32))]))
+        result.metrics("sft", learner.sft_step([Batch(observation=observation, actions=actions.astype(np.float32))]))
         for name, parameter in learner.policy.named_parameters():
             result.take(f"imitating {name}", parameter)
 

@@ -20,9 +20,11 @@ from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.models.pi.config import Frozen, StateInput, ValueFrom
 from embodyrl.models.pi.config import ScratchConfig as PiScratch
 from embodyrl.models.prismatic.config import ScratchConfig
+from embodyrl.models.smolvla.config import Frozen as SmolVLAFrozen
+from embodyrl.models.smolvla.config import ScratchConfig as SmolVLAScratch
 
 BATCH = 6
-FLOW = {"pi0", "pi05", "gr00t"}
+FLOW = {"pi0", "pi05", "gr00t", "smolvla"}
 
 
 def make_spec(**changes: object) -> SimulatorSpec:
@@ -85,6 +87,11 @@ class Case:
 
 ONE, TWO = {"cameras": ("front",), "image_size": (40, 40)}, {"cameras": ("front", "hand"), "image_size": (40, 40)}
 GR00T = {"scratch": Gr00tScratch(image_size=32, hidden_size=32, layers=1, vision_layers=1, action_layers=2)}
+SMOLVLA = {
+    "denoising_steps": 3,
+    "value_sizes": [16],
+    "scratch": SmolVLAScratch(image_size=32, layers=2, vision_layers=1),
+}
 CASES = {
     "mlp-continuous": Case("mlp"),
     "mlp-discrete": Case("mlp", spec={"actions": CHOICE}),
@@ -109,6 +116,20 @@ CASES = {
     ),
     "openvla_oft-top-p": Case("openvla_oft", options=SMALL | {"top_p": 0.8}, spec=ONE),
     "gr00t": Case("gr00t", options=GR00T, spec=TWO),
+    "smolvla": Case("smolvla", options=SMOLVLA | {"frozen": SmolVLAFrozen.nothing}, spec=TWO),
+    "smolvla-frozen-cps": Case("smolvla", options=SMOLVLA | {"noise_method": NoiseMethod.flow_cps}, spec=ONE),
+    "smolvla-all-cross-joint-noise": Case(
+        "smolvla",
+        options=SMOLVLA
+        | {
+            "noise_method": NoiseMethod.flow_noise,
+            "joint_logprob": True,
+            "frozen": SmolVLAFrozen.vision,
+            "horizon": 5,
+            "scratch": SmolVLAScratch(image_size=32, layers=2, vision_layers=1, shuffle=2, self_attention_every=0),
+        },
+        spec=ONE,
+    ),
     "gr00t-flow-noise": Case(
         "gr00t",
         options=GR00T | {"noise_method": NoiseMethod.flow_noise, "joint_logprob": True, "value_input": ValueInput.vl},

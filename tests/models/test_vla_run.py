@@ -8,6 +8,8 @@ from pathlib import Path
 
 import programs
 import pytest
+import torch
+from safetensors.torch import load_file
 from slow import rest_slow
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
@@ -48,6 +50,12 @@ model: {denoising_steps: 3, noise_method: flow_cps, scratch: {layers: 1, action_
 rollout: {num_chunks: 4, chunk_size: 2}
 algorithm: {minibatches: 2}
 """
+SMOLVLA = """\
+defaults: [env: gym/pendulum_rgb, model: smolvla, algorithm: ppo, _self_]
+model: {denoising_steps: 3, frozen: nothing, scratch: {layers: 2, vision_layers: 1}}
+rollout: {num_chunks: 4, chunk_size: 2, blocks: 2}
+algorithm: {minibatches: 2}
+"""
 RUNS = {
     "openvla_oft-grpo": (GRPO, "unnorm_key", "simulator"),
     "openvla-ppo": (PPO, "unnorm_key", "simulator"),
@@ -77,3 +85,28 @@ def test_a_run_from_the_command_line(tmp_path: Path, name: str) -> None:
     again = embodyrl(tmp_path, "validate", "my.yaml", f"model.checkpoint={saved}", f"model.{option}=elsewhere")
     assert again.returncode == 2
     assert f"no statistics of {option} = 'elsewhere' (known: {known})" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_frozen_model_learns_from_what_traces_keep_of_images(tmp_path: Path) -> None:
+    """On one rank, on two, and after it was stopped half way."""
+    (tmp_path / "my.yaml").write_text(SMOLVLA + COMMON)
+    done = embodyrl(tmp_path, "run", "my.yaml", "run.iterations=1")
+    assert done.returncode == 0, done.stderr
+    saved = tmp_path / "out" / "checkpoints" / "last" / "policy"
+    words = [f"model.checkpoint={saved}", "model.frozen=language", "engine.optimizer.lr=1e-3", "run.save_every=1"]
+    words += ["engine.optimizer.schedule=constant", "run.iterations=3", "env.workers=2"]
+    weights = {}
+    for name, more in {"one": [], "two": ["engine.parallel.world_size=2"], "half": ["run.iterations=2"]}.items():
+        done = embodyrl(tmp_path, "run", "my.yaml", *words, f"run.dir={name}", *more)
+        assert done.returncode == 0, done.stderr
+        if name == "half":
+            done = embodyrl(tmp_path, "resume", name, "run.iterations=3")
+            assert done.returncode == 0, done.stderr
+        weights[name] = load_file(tmp_path / name / "checkpoints" / "last" / "policy" / "model.safetensors")
+    before = load_file(saved / "model.safetensors")
+    learned = {name for name, tensor in weights["one"].items() if not torch.equal(tensor, before[name])}
+    assert any("state_proj" in name for name in learned) and not any(".vlm." in name for name in learned)
+    for name, tensor in weights["one"].items():
+        assert torch.equal(tensor, weights["half"][name]), name
+        torch.testing.assert_close(tensor, weights["two"][name], atol=2e-5, rtol=0, msg=name)

@@ -192,7 +192,7 @@ class Gr00tPolicy(FlowPolicy):
         Raises:
             PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
         """
-        read_weights(self.network, folder, self.dtype, NAMING)
+        read_weights(self.network, folder, NAMING)
         self.load_heads(folder)
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:

@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config
-from embodyrl.errors import MissingPackageError, did_you_mean
+from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, Robot, robot_of
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, Pi05Config, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.saved import parse_json, with_kept
+from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
 from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.config import check_patches, check_without_checkpoint
 
@@ -115,61 +115,6 @@ def _reason(name: str, given: PiConfig, kept: PiConfig) -> str:
     return f"by the checkpoint's files; model.{name} changes it"
 
 
-# -------------------------------------------------------------------------------------------------------------- cameras
-
-ABSENT = "absent"
-
-
-@dataclass(frozen=True)
-class Cameras:
-    """The simulator's cameras that a model reads."""
-
-    used: tuple[str, ...]
-    """All of the simulator's."""
-    order: tuple[int, ...]
-    """Their indices, in the model's order."""
-
-
-def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, architecture: Architecture) -> Cameras:
-    """Match a checkpoint's images with a simulator's cameras.
-
-    Absent images are left out: public code passes black ones, which it then masks everywhere.
-
-    Args:
-        wanted: `model.cameras`.
-        there: the simulator's cameras; None: those of `wanted`.
-        architecture: the checkpoint's architecture, with its images.
-
-    Raises:
-        PolicyError: the checkpoint expects an image that no camera is named for, or whose camera does not exist.
-    """
-    images = architecture.images
-    cameras = tuple(there) if there is not None else tuple(name for name in wanted or images if name != ABSENT)
-    names = tuple(wanted) or cameras
-    if len(names) != len(images):
-        raise PolicyError(
-            f"the checkpoint expects {len(images)} image(s) ({', '.join(images)}), {len(names)} are named "
-            f"({', '.join(names) or 'none'}): set model.cameras to a camera, or `{ABSENT}`, for each"
-        )
-    _check_names(names, cameras)
-    shown = [name for name in names if name != ABSENT]
-    unseen = [name for name in cameras if name not in shown]
-    if unseen or not shown:
-        raise PolicyError(
-            f"the model does not use {', '.join(unseen)}: remove it from env.cameras, or name it in model.cameras"
-            if unseen
-            else "the model needs images: set env.cameras"
-        )
-    return Cameras(cameras, tuple(cameras.index(name) for name in shown))
-
-
-def _check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
-    for name in names:
-        if name != ABSENT and name not in cameras:
-            hint = did_you_mean(name, list(cameras), lead=" - ")
-            raise PolicyError(f"env.cameras has no {name!r}{hint} (has: {', '.join(cameras) or 'none'})")
-
-
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
@@ -213,7 +158,7 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
                 "choose a multiple",
             )
     try:
-        _check_names(model.cameras, config.env.cameras)
+        check_names(model.cameras, config.env.cameras)
     except PolicyError as error:
         yield ConfigIssue("model.cameras", str(error))
     if model.cameras and set(model.cameras) == {ABSENT}:
@@ -241,7 +186,7 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Con
         )
         return
     try:
-        choose_cameras(model.cameras, config.env.cameras, architecture)
+        choose_cameras(model.cameras, config.env.cameras, architecture.images)
     except PolicyError as error:
         yield ConfigIssue("model.cameras", str(error))
     try:

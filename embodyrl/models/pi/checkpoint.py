@@ -20,7 +20,7 @@ from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.pi.config import Normalization, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer, word_tokenizer
-from embodyrl.models.saved import INDEX_FILE, open_shard, parse_json, shard_files
+from embodyrl.models.saved import INDEX_FILE, parse_json, weight_names
 from embodyrl.models.vla.checkpoint import (
     CONFIG,
     FilesBesideWeights,
@@ -76,12 +76,8 @@ class Layout:
 
     @classmethod
     def read(cls, folder: Path) -> Layout:
-        """Return the layout of a checkpoint's weights; raises what `shard_files` and `open_shard` raise."""
-        names: list[str] = []
-        for path in shard_files(folder):
-            with open_shard(path, "np") as shard:
-                names += shard.keys()
-        return cls.of(names)
+        """Return the layout of a checkpoint's weights; raises what `weight_names` raises."""
+        return cls.of(weight_names(folder))
 
     def public(self, name: str) -> str:
         """Return the name in a file of a name in the network."""

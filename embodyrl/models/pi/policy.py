@@ -20,7 +20,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
-from embodyrl.models.pi.check import choose_cameras, misfits, settled, written_numbers
+from embodyrl.models.pi.check import misfits, settled, written_numbers
 from embodyrl.models.pi.checkpoint import (
     CheckpointFiles,
     NormStats,
@@ -36,6 +36,7 @@ from embodyrl.models.pi.processor import WrittenStates, normalizer, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
 from embodyrl.models.saved import write_description
+from embodyrl.models.vla.cameras import choose_cameras
 from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
 from embodyrl.models.weights import Naming, read_weights, write_single_file
@@ -75,7 +76,7 @@ class PiPolicy(FlowPolicy):
         self.states = normalizer(robot.states or NormStats((), ()), config.normalization)
         self.actions = normalizer(robot.actions, config.normalization)
         self.cameras = choose_cameras(
-            config.cameras, None if simulator is None else simulator.cameras, self.architecture
+            config.cameras, None if simulator is None else simulator.cameras, self.architecture.images
         )
         self.prompts = Prompts(
             *read_tokenizer(*self.files.tokenizer), config.prompt_length or self.architecture.prompt_length
@@ -247,7 +248,7 @@ class PiPolicy(FlowPolicy):
         Raises:
             PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
         """
-        read_weights(self.network, folder, self.dtype, self._naming)
+        read_weights(self.network, folder, self._naming)
         self.load_heads(folder)
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:

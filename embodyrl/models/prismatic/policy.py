@@ -274,7 +274,7 @@ class PrismaticPolicy(Policy):
         Raises:
             PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
         """
-        read_weights(self.network, folder, self.dtype, NAMING)
+        read_weights(self.network, folder, NAMING)
         for name, head in self.heads().items():
             load_strictly(head, read_head(folder, name), name)
         if (folder / VALUE_FILE).is_file():

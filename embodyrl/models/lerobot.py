@@ -1,0 +1,278 @@
+"""Normalisation of LeRobot's policies: where their folders keep statistics, and what these numbers mean.
+
+Three generations are read: state files of processor steps, named in policy_preprocessor.json and
+policy_postprocessor.json (since LeRobot 0.4); buffers inside model.safetensors (before); and the meta/stats.json of a
+LeRobotDataset. Formulas as in LeRobot 0.6.1, `processor/normalize_processor.py`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.saved import open_shard, parse_json, shard_files
+from embodyrl.models.vla.checkpoint import first_not_finite, parse_statistics
+
+PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
+STEP_FILE = "_processor.safetensors"
+"""Ending of the names of state files of steps."""
+STATS_FILE = "stats.json"
+BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+"""Beginnings of the names of buffers in model.safetensors."""
+EPSILON = 1e-8
+NUMBERS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "IDENTITY": ()}
+"""Ways of normalisation that are implemented, and the statistics that each needs."""
+KNOWN_NUMBERS = tuple(dict.fromkeys(name for names in NUMBERS.values() for name in names))
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Normalisation of a feature: `(x - origin) / divisor - shift`, and back `(x + shift) * factor + origin`."""
+
+    origin: Vector
+    divisor: Vector
+    factor: Vector
+    shift: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Unchecked statistics of a policy; `scale` checks them."""
+
+    source: str
+    """Where they are from, for messages."""
+    features: Mapping[str, Mapping[str, Any]]
+    """By name of the feature (`observation.state`), with some of mean, std, min, max."""
+    ways: Mapping[str, str]
+    """Way of normalisation by kind of feature (STATE, ACTION, VISUAL), as config.json has it."""
+    sizes: Mapping[str, int]
+    """First dimension of each feature, as config.json has it."""
+
+    def scale(self, feature: str, kind: str) -> Scale:
+        """Return the normalisation of a feature.
+
+        Args:
+            feature: its name.
+            kind: STATE, ACTION or VISUAL.
+
+        Raises:
+            PolicyError: there are no statistics of it, they are damaged, or the way is not implemented.
+        """
+        way = self.ways.get(kind, "IDENTITY")
+        if way not in NUMBERS:
+            raise PolicyError(
+                f"config.json: normalization_mapping.{kind} is {way!r}, which is not implemented (known: "
+                f"{', '.join(NUMBERS)}): take another checkpoint"
+            )
+        if way == "IDENTITY":
+            size = self.sizes[feature]
+            return Scale(np.zeros(size), np.ones(size), np.ones(size))
+        entry = self.features.get(feature)
+        if entry is None:
+            raise self._lacking(feature)
+        columns = [self._column(f"{feature}.{name}", entry.get(name)) for name in NUMBERS[way]]
+        first, second = columns
+        if len(first) != len(second):
+            raise PolicyError(
+                f"{self.source}: {feature} has {len(first)} and {len(second)} numbers, as many of each were expected: "
+                "download the file again"
+            )
+        if way == "MEAN_STD":
+            return Scale(first, second + EPSILON, second)
+        half = np.where(second == first, EPSILON, second - first) / 2.0
+        return Scale(first, half, half, shift=1.0)
+
+    def _lacking(self, feature: str) -> PolicyError:
+        known = ", ".join(self.features) or "nothing"
+        why = ", of other data sets" if any(name not in self.sizes for name in self.features) else ""
+        return PolicyError(
+            f"{self.source} has no statistics of {feature!r} (has: {known}{why}), and nothing would be normalised "
+            "without: set model.statistics to the meta/stats.json of the data set that the policy is to learn from or "
+            "was trained on"
+        )
+
+    def _column(self, where: str, numbers: Any) -> Vector:
+        if not isinstance(numbers, list):
+            raise PolicyError(
+                f"{self.source}: {where} is {numbers!r}, a list of numbers was expected: set model.statistics to "
+                "another file"
+            )
+        if (place := first_not_finite(numbers)) is not None:
+            raise PolicyError(
+                f"{self.source}: {where}[{place}] is {numbers[place]!r}, a finite number was expected: set "
+                "model.statistics to another file"
+            )
+        return np.array(numbers, np.float64)
+
+
+def read_statistics(
+    config: Mapping[str, Any], companions: Mapping[str, bytes], buffers: Mapping[str, NDArray[Any]]
+) -> Statistics:
+    """Return the statistics of a policy's folder.
+
+    Args:
+        config: its config.json.
+        companions: contents of its other files, by path.
+        buffers: from `read_buffers`.
+
+    Raises:
+        PolicyError: a file is damaged.
+    """
+    source, features = next(_sources(config, companions, buffers), ("the checkpoint", {}))
+    return _statistics(config, source, features)
+
+
+def read_statistics_file(config: Mapping[str, Any], path: str) -> Statistics:
+    """Return the statistics in another file, for a policy with this config.json.
+
+    Raises:
+        PolicyError: it does not exist, is of another kind, or is damaged.
+    """
+    if not Path(path).is_file() or not path.endswith((STATS_FILE, STEP_FILE)):
+        raise PolicyError(f"model.statistics = {path!r} is no file called {STATS_FILE} or ..{STEP_FILE}")
+    parse = parse_json if path.endswith(STATS_FILE) else parse_statistics
+    return _statistics(config, path, parse(Path(path).read_bytes(), path))
+
+
+def _statistics(config: Mapping[str, Any], source: str, features: Mapping[str, Any]) -> Statistics:
+    sizes = {name: feature["shape"][0] for name, feature in _features(config).items()}
+    return Statistics(source=source, features=features, ways=section(config, "normalization_mapping"), sizes=sizes)
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return an object in a config.json; an empty one if it is not there.
+
+    Raises:
+        PolicyError: it is something else.
+    """
+    found = config.get(key, {})
+    if not isinstance(found, Mapping):
+        raise PolicyError(f"config.json: {key} is {found!r}, a JSON object was expected: download it again")
+    return found
+
+
+def _features(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features of input and output, with their shapes.
+
+    Raises:
+        PolicyError: one has no shape.
+    """
+    features = {**section(config, "input_features"), **section(config, "output_features")}
+    for name, feature in features.items():
+        shape = feature.get("shape") if isinstance(feature, Mapping) else None
+        if not isinstance(shape, list) or not shape or not all(type(size) is int for size in shape):
+            raise PolicyError(f"config.json: feature {name!r} is {feature!r}, a shape was expected: download it again")
+    return features
+
+
+def _sources(
+    config: Mapping[str, Any], companions: Mapping[str, bytes], buffers: Mapping[str, NDArray[Any]]
+) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
+    """Yield names and contents of statistics, the ones to use first."""
+    named = [name for file in (PREPROCESSOR, POSTPROCESSOR) for name in _state_files(file, companions)]
+    if named:
+        found: dict[str, dict[str, Any]] = {}
+        for name in named:
+            found |= parse_statistics(companions[name], name)
+        yield named[0], found
+    if buffers:
+        yield "model.safetensors", _of_buffers(config, buffers)
+    if STATS_FILE in companions:
+        yield STATS_FILE, parse_json(companions[STATS_FILE], STATS_FILE)
+
+
+def _state_files(file: str, companions: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield the names of the state files that a list of steps names and that hold statistics."""
+    if file not in companions:
+        return
+    steps = parse_json(companions[file], file).get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
+        raise PolicyError(f"{file}: steps is {steps!r:.60}, a list of steps was expected: download it again")
+    for step in steps:
+        name = step.get("state_file")
+        if name is None or "normalizer" not in str(step.get("registry_name")):
+            continue
+        if name not in companions:
+            raise PolicyError(f"{file} names {name!r}, which is not in the checkpoint's folder: download it, too")
+        yield name
+
+
+def _of_buffers(config: Mapping[str, Any], buffers: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
+    """Return statistics by feature from buffers `normalize_inputs.buffer_observation_state.mean`."""
+    dotted = {f"buffer_{name.replace('.', '_')}": name for name in _features(config)}
+    found: dict[str, dict[str, Any]] = {}
+    for key, numbers in buffers.items():
+        name, _, number = next(key.removeprefix(each) for each in BUFFERS if key.startswith(each)).rpartition(".")
+        found.setdefault(dotted.get(name, name), {})[number] = numbers.tolist()
+    return found
+
+
+def read_buffers(folder: Path) -> dict[str, NDArray[Any]]:
+    """Return the buffers of normalisation inside a checkpoint's weights, by their names there.
+
+    Raises:
+        PolicyError: files of weights are missing or damaged.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for path in shard_files(folder):
+        with open_shard(path, "np") as shard:
+            names = [name for name in shard.keys() if name.startswith(BUFFERS)]  # noqa: SIM118 - not a mapping
+            found |= {name: shard.get_tensor(name) for name in names}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- without a checkpoint
+
+
+def processor_files(
+    features: Mapping[str, Any],
+    ways: Mapping[str, str],
+    statistics: Mapping[str, Mapping[str, Sequence[float]]],
+    before: Iterable[Mapping[str, Any]],
+) -> dict[str, bytes]:
+    """Return the lists of steps of a new policy and their state files, by name, as LeRobot reads them.
+
+    Args:
+        features: of input and output, as in config.json.
+        ways: normalization_mapping, likewise.
+        statistics: by feature and name of the number.
+        before: steps between those that every policy begins with and the normalisation.
+    """
+    number = save(
+        {
+            f"{feature}.{name}": np.array(column, np.float32)
+            for feature, columns in statistics.items()
+            for name, column in columns.items()
+        }
+    )
+    settings = {"eps": EPSILON, "features": features, "norm_map": ways}
+    start = [_step("rename_observations_processor", rename_map={}), _step("to_batch_processor"), *before]
+    there = f"policy_preprocessor_step_{len(start)}_normalizer{STEP_FILE}"
+    back = f"policy_postprocessor_step_0_unnormalizer{STEP_FILE}"
+    pre = [*start, _step("normalizer_processor", **settings) | {"state_file": there}]
+    post = [
+        _step("unnormalizer_processor", **settings) | {"state_file": back},
+        _step("device_processor", device="cpu", float_dtype=None),
+    ]
+    lists = {
+        PREPROCESSOR: {"name": "policy_preprocessor", "steps": pre},
+        POSTPROCESSOR: {"name": "policy_postprocessor", "steps": post},
+    }
+    return {name: json.dumps(steps, indent=2).encode() for name, steps in lists.items()} | {there: number, back: number}
+
+
+def _step(name: str, **settings: Any) -> dict[str, Any]:
+    return {"registry_name": name, "config": settings}

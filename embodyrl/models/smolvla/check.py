@@ -1,0 +1,175 @@
+"""Checks of a config of SmolVLA against its checkpoint. Reads no weights and imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import action_dim, state_dim, task_descriptions
+from embodyrl.config.schema import Config
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import check as check_flow
+from embodyrl.models.smolvla.checkpoint import CheckpointFiles, Robot, scratch_files_of
+from embodyrl.models.smolvla.config import Architecture, Frozen, SmolVLAConfig, StateInput
+from embodyrl.models.smolvla.prompts import Prompts
+from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
+from embodyrl.models.vla.config import check_patches
+
+
+def check(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each fault of a config of SmolVLA."""
+    model = config.model
+    assert isinstance(model, SmolVLAConfig)
+    yield from check_flow(config)
+    if not config.env.cameras:
+        yield ConfigIssue(
+            "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
+        )
+    if model.horizon is not None and model.horizon < config.rollout.chunk_size:
+        yield ConfigIssue(
+            "model.horizon",
+            f"model.horizon = {model.horizon} is less than rollout.chunk_size = {config.rollout.chunk_size}",
+            "set it to that number or more, or to null",
+        )
+    if model.checkpoint is None:
+        yield from _check_scratch(config, model)
+    elif Path(model.checkpoint).is_dir():
+        yield from _check_folder(config, model, Path(model.checkpoint))
+
+
+def _check_scratch(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]:
+    sizes = model.scratch
+    yield from check_patches(sizes.image_size, sizes.patch_size)
+    patches = sizes.image_size // sizes.patch_size
+    if patches % sizes.shuffle:
+        yield ConfigIssue(
+            "model.scratch.shuffle",
+            f"an image of {patches} x {patches} patches cannot be cut into squares of model.scratch.shuffle = "
+            f"{sizes.shuffle}",
+            "choose a divisor",
+        )
+    for name in ("vision_size", "hidden_size"):
+        if getattr(sizes, name) % sizes.heads or getattr(sizes, name) < 2 * sizes.heads:
+            yield ConfigIssue(
+                f"model.scratch.{name}",
+                f"model.scratch.{name} = {getattr(sizes, name)} cannot be split among {sizes.heads} heads",
+                "choose a larger multiple",
+            )
+    width = int(sizes.hidden_size * sizes.expert_width)
+    if width < 2 or width % 2:
+        yield ConfigIssue(
+            "model.scratch.expert_width",
+            f"model.scratch.expert_width = {sizes.expert_width} makes the action expert {width} wide",
+            "choose another, so that int(hidden_size * expert_width) is even",
+        )
+    if model.frozen is not Frozen.nothing:
+        yield ConfigIssue(
+            "model.frozen",
+            f"model.frozen = {model.frozen.value} leaves random weights as they are, because model.checkpoint is null",
+            "set model.frozen to nothing, or name a checkpoint",
+        )
+    if model.vlm is not None:
+        yield ConfigIssue(
+            "model.vlm", "model.vlm is set, but model.checkpoint is null", "name the weights it belongs to"
+        )
+    try:
+        check_names(model.cameras, config.env.cameras)
+    except PolicyError as error:
+        yield ConfigIssue("model.cameras", str(error))
+    if model.cameras and set(model.cameras) == {ABSENT}:
+        yield ConfigIssue("model.cameras", "model.cameras leaves no image", "name a camera of env.cameras")
+    if model.statistics is not None and Path(model.statistics).is_file():  # those of demonstrations may be yet to come
+        proprio, acting = state_dim(config), action_dim(config)
+        robot = yield from _read_robot(scratch_files_of(config.env.cameras, sizes.image_size, proprio, acting), model)
+        yield from _other_robot(robot, None, proprio, acting)
+
+
+def _check_folder(config: Config, model: SmolVLAConfig, folder: Path) -> Iterator[ConfigIssue]:
+    try:
+        files = CheckpointFiles.read(folder, vlm=model.vlm)
+        architecture, tokenizer = files.architecture, files.tokenizer
+    except PolicyError as error:
+        path = "model.vlm" if "model.vlm" in str(error) else "model.checkpoint"
+        yield ConfigIssue(path, f"{path}: {error}")
+        return
+    try:
+        choose_cameras(model.cameras, config.env.cameras, architecture.images)
+    except PolicyError as error:
+        yield ConfigIssue("model.cameras", str(error))
+    robot = yield from _read_robot(files, model)
+    yield from misfits(architecture, robot, model, config.rollout.chunk_size, state_dim(config), action_dim(config))
+    length = model.prompt_length or architecture.prompt_length
+    prompts = Prompts(tokenizer, pad=architecture.pad_token, length=length)
+    try:
+        for task in task_descriptions(config).values():
+            prompts.ids(task)
+    except PolicyError as error:
+        yield ConfigIssue("model.prompt_length", str(error))
+
+
+def _read_robot(files: CheckpointFiles, model: SmolVLAConfig) -> Generator[ConfigIssue, None, Robot | None]:
+    """Return the normalisation of states and actions; None if it cannot be read, which yields an issue."""
+    path = "model.checkpoint" if model.statistics is None else "model.statistics"
+    try:
+        files = files if model.statistics is None else files.with_statistics(model.statistics)
+        return files.robot(reads_state=model.state is StateInput.token)
+    except PolicyError as error:
+        yield ConfigIssue(path, f"{path}: {error}")
+        return None
+
+
+def misfits(
+    sizes: Architecture,
+    robot: Robot | None,
+    model: SmolVLAConfig,
+    chunk: int,
+    proprio: int | None,
+    acting: int | None,
+) -> Iterator[ConfigIssue]:
+    """Yield an issue for each part of a checkpoint that does not fit a simulator.
+
+    Args:
+        sizes: of its network.
+        robot: its normalisation; None: it cannot be read.
+        model: the model's options.
+        chunk: actions that are executed.
+        proprio: size of the simulator's state; None: not known.
+        acting: size of an action; None: not known.
+    """
+    for name, actions in (("rollout.chunk_size", chunk), ("model.horizon", model.horizon or 0)):
+        if actions > sizes.horizon:
+            yield ConfigIssue(
+                name,
+                f"{name} = {actions}, but the checkpoint gives {sizes.horizon} actions at once",
+                f"set {name} to {sizes.horizon} or less",
+            )
+    yield from _other_robot(robot, sizes, proprio, acting)
+
+
+def _other_robot(
+    robot: Robot | None, sizes: Architecture | None, proprio: int | None, acting: int | None
+) -> Iterator[ConfigIssue]:
+    """Yield an issue for each size of a robot that exceeds the network's (None: built to fit) or is not the
+    simulator's."""
+    if robot is None:
+        return
+    most = (math.inf, math.inf) if sizes is None else (sizes.state_dim, sizes.action_dim)
+    rows = (
+        ("states", robot.states, most[0], proprio, "other states with env.proprio, or set model.state to none"),
+        ("actions", robot.actions, most[1], acting, "its matching controller"),
+    )
+    for what, scale, limit, there, instead in rows:
+        if scale is not None and len(scale) > limit:
+            yield ConfigIssue(
+                "model.statistics",
+                f"the statistics are of {what} with {len(scale)} numbers, the checkpoint takes {limit}",
+                "choose statistics of another robot",
+            )
+        if scale is not None and there is not None and len(scale) != there:
+            yield ConfigIssue(
+                "model.statistics",
+                f"the statistics are of {what} with {len(scale)} numbers, the simulator has {there}",
+                f"choose statistics of this robot (model.statistics), or {instead}",
+            )

@@ -1,0 +1,373 @@
+"""Files of a SmolVLA checkpoint beside the weights, and names of weights. Also builds these files for models with
+random weights, and for the published size.
+
+Imports no torch, so that a config can be checked against its checkpoint before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import unit_range
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.lerobot import (
+    BUFFERS,
+    KNOWN_NUMBERS,
+    STEP_FILE,
+    Scale,
+    processor_files,
+    read_buffers,
+    read_statistics,
+    read_statistics_file,
+    section,
+)
+from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, parse_json, weight_names
+from embodyrl.models.smolvla.config import (
+    ACTION,
+    NAMES_500M,
+    STATE,
+    VISION,
+    VLM,
+    VLM_500M,
+    Architecture,
+    SmolVLAConfig,
+)
+from embodyrl.models.smolvla.prompts import PAD, TOKENIZER, ended, read_tokenizer, word_tokenizer
+from embodyrl.models.vla.checkpoint import CONFIG, simulator_to_start_in
+
+# ----------------------------------------------------------------------------------------------------- names of weights
+
+BOTH = "model.vlm_with_expert."
+PARTS = {
+    "vision.": f"{BOTH}vlm.model.vision_model.",
+    "connector.": f"{BOTH}vlm.model.connector.modality_projection.proj.",
+    "text.": f"{BOTH}vlm.model.text_model.",
+    "lm_head.": f"{BOTH}vlm.lm_head.",
+    "expert.": f"{BOTH}lm_expert.",
+    "": "model.",
+}
+"""Prefixes of names in the network and in public files."""
+HEAD = f"{BOTH}vlm.lm_head.weight"
+
+
+def public_name(name: str) -> str:
+    """Return the name in a file of a name in the network."""
+    own = next(own for own in PARTS if name.startswith(own))
+    return PARTS[own] + name.removeprefix(own)
+
+
+def own_name(public: str) -> str | None:
+    """Return the name in the network of a name in a file; None for a buffer of normalisation, which is none of its."""
+    if public.startswith(BUFFERS):
+        return None
+    for own, beginning in PARTS.items():
+        if public.startswith(beginning):
+            return own + public.removeprefix(beginning)
+    return public
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+VLM_FOLDER = "vlm"
+VLM_FILES = (CONFIG, TOKENIZER, "tokenizer_config.json")
+"""Files of the vision-language model that are read; the last one may be missing."""
+MARKERS = ("<fake_token_around_image>", "<global-img>")
+KEPT = (".json", "_processor.safetensors")
+"""Endings of the names of files that a saved policy has copies of."""
+NOT_KEPT = (INDEX_FILE, DESCRIPTION_FILE)
+"""Of these, files that are written anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robot:
+    """Normalisation of one robot's states and actions."""
+
+    states: Scale | None
+    """None: the model reads no states."""
+    actions: Scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFiles:
+    """All files of a checkpoint except the weights."""
+
+    companions: Mapping[str, bytes]
+    """Contents by path within the folder, config.json included; `write` writes them unchanged."""
+    buffers: Mapping[str, NDArray[Any]]
+    """Buffers of normalisation inside model.safetensors, as older versions of LeRobot wrote them."""
+    has_head: bool
+    """Whether the weights include the language model's output layer, which nothing uses."""
+
+    @classmethod
+    def read(cls, folder: Path, *, statistics: str | None = None, vlm: str | None = None) -> CheckpointFiles:
+        """Read a checkpoint's folder.
+
+        Args:
+            folder: the checkpoint's folder.
+            statistics: file to use instead of the statistics in the folder.
+            vlm: folder of the vision-language model to use instead of that in the checkpoint's.
+
+        Raises:
+            PolicyError: it is not the folder of such a checkpoint, or one of the other files does not exist.
+        """
+        if not (folder / CONFIG).is_file():
+            raise PolicyError(f"{folder} holds no {CONFIG}: give the folder of a SmolVLA checkpoint")
+        paths = [*folder.glob("*"), *(folder / VLM_FOLDER).glob("*")]
+        found = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(paths)
+            if path.name.endswith(KEPT) and path.name not in NOT_KEPT and path.is_file()
+        }
+        if vlm is not None:
+            found = {name: content for name, content in found.items() if not name.startswith(f"{VLM_FOLDER}/")}
+            found |= _read_vlm(Path(vlm))
+        files = cls(companions=found, buffers=read_buffers(folder), has_head=HEAD in weight_names(folder))
+        return files if statistics is None else files.with_statistics(statistics)
+
+    def with_statistics(self, path: str) -> CheckpointFiles:
+        """Return a copy with the statistics of another file, as LeRobot keeps them.
+
+        Raises:
+            PolicyError: the file does not exist, is of another kind, is damaged, or has none of actions.
+        """
+        found = read_statistics_file(self.config, path)
+        found.scale(ACTION, "ACTION")
+        numbers = {
+            feature: {name: column for name, column in found.features[feature].items() if name in KNOWN_NUMBERS}
+            for feature in (STATE, ACTION)
+            if feature in found.features
+        }
+        kept = {name: content for name, content in self.companions.items() if not name.endswith(STEP_FILE)}
+        return replace(self, companions=kept | _steps(self.config, numbers), buffers={})
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """config.json."""
+        return parse_json(self.companions[CONFIG], CONFIG)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The language model's tokenizer.
+
+        Raises:
+            PolicyError: there is none, or it is damaged.
+        """
+        content = self.companions.get(f"{VLM_FOLDER}/{TOKENIZER}")
+        if content is None:
+            raise self._no_vlm(TOKENIZER)
+        return read_tokenizer(content)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """Shapes and connections of the network.
+
+        Raises:
+            PolicyError: a file is missing or damaged, or asks for what is not implemented.
+        """
+        content = self.companions.get(f"{VLM_FOLDER}/{CONFIG}")
+        if content is not None:
+            config: Mapping[str, Any] = parse_json(content, f"{VLM_FOLDER}/{CONFIG}")
+        elif str(self.config.get("vlm_model_name", NAMES_500M[0])).endswith(NAMES_500M):
+            config = VLM_500M
+        else:
+            raise self._no_vlm(CONFIG)
+        markers = self._markers()
+        if self.config.get("add_image_special_tokens") and markers is None:
+            raise PolicyError(f"{TOKENIZER} has no tokens {' and '.join(MARKERS)}, which mark images: set model.vlm")
+        vlm = VLM(config=config, markers=markers, pad_token=self._pad_token(config))
+        return Architecture.from_config(self.config, vlm)
+
+    def _markers(self) -> tuple[int, int] | None:
+        """Return the ids of the tokens that mark images; None if the tokenizer lacks one."""
+        first, second = (self.tokenizer.token_to_id(token) for token in MARKERS)
+        return None if first is None or second is None else (first, second)
+
+    def _pad_token(self, config: Mapping[str, Any]) -> int:
+        """Return the id of the token that fills up task descriptions; what is there makes no difference."""
+        content = self.companions.get(f"{VLM_FOLDER}/tokenizer_config.json", b"{}")
+        token = parse_json(content, "tokenizer_config.json").get("pad_token", PAD)
+        found = self.tokenizer.token_to_id(token["content"] if isinstance(token, Mapping) else str(token))
+        return int(config.get("pad_token_id") or 0) if found is None else int(found)
+
+    def _no_vlm(self, file: str) -> PolicyError:
+        name = self.config.get("vlm_model_name", NAMES_500M[0])
+        return PolicyError(
+            f"the checkpoint has no {VLM_FOLDER}/{file}: set model.vlm to the folder of {name}, with {CONFIG} and "
+            f"{TOKENIZER} (its weights are not needed)"
+        )
+
+    def robot(self, *, reads_state: bool) -> Robot:
+        """Return the normalisation of states and actions.
+
+        Raises:
+            PolicyError: statistics are missing or damaged.
+        """
+        found = read_statistics(self.config, self.companions, self.buffers)
+        return Robot(states=found.scale(STATE, "STATE") if reads_state else None, actions=found.scale(ACTION, "ACTION"))
+
+    def write(self, folder: Path) -> None:
+        """Write all of it into an existing folder, with the statistics that are used."""
+        for path, content in self.companions.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+
+
+def _read_vlm(folder: Path) -> dict[str, bytes]:
+    """Return the files of a vision-language model that are needed."""
+    lacking = [name for name in VLM_FILES[:2] if not (folder / name).is_file()]
+    if lacking:
+        raise PolicyError(f"model.vlm = {str(folder)!r} has no {' and no '.join(lacking)}: give the folder of SmolVLM2")
+    return {f"{VLM_FOLDER}/{name}": (folder / name).read_bytes() for name in VLM_FILES if (folder / name).is_file()}
+
+
+def _steps(config: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return LeRobot's lists of processor steps, and their state files with these statistics."""
+    length = config.get("tokenizer_max_length", 48)
+    tokens = {
+        "max_length": length,
+        "task_key": "task",
+        "padding_side": "right",
+        "padding": config.get("pad_language_to", "longest"),
+        "truncation": True,
+        "tokenizer_name": config.get("vlm_model_name", NAMES_500M[0]),
+    }
+    between = [
+        {"registry_name": "smolvla_new_line_processor", "config": {}},
+        {"registry_name": "tokenizer_processor", "config": tokens},
+        {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
+    ]
+    features = {**section(config, "input_features"), **section(config, "output_features")}
+    return processor_files(features, section(config, "normalization_mapping"), numbers, between)
+
+
+# ------------------------------------------------------------------------------------------------- without a checkpoint
+
+
+def scratch_files(config: SmolVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
+    """Build the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions, its
+    horizon is one chunk, and its ranges are the simulator's unless statistics are given.
+
+    Raises:
+        PolicyError: there is no simulator (None), its actions are discrete, or the file of statistics does not exist.
+    """
+    simulator = simulator_to_start_in(simulator)
+    tokenizer = word_tokenizer(simulator.tasks.values())
+    sizes = config.scratch
+    state = max(1, simulator.proprio_dim)
+    description = _description(
+        cameras=simulator.cameras, side=sizes.image_size, state=state, action=simulator.action_dim
+    ) | {
+        "max_action_dim": simulator.action_dim,
+        "max_state_dim": state,
+        "chunk_size": config.horizon or chunk_size,
+        "n_action_steps": chunk_size,
+        "tokenizer_max_length": max(len(tokenizer.encode(ended(task)).ids) for task in simulator.tasks.values()),
+        "num_vlm_layers": sizes.layers,
+        "expert_width_multiplier": sizes.expert_width,
+        "self_attn_every_n_layers": sizes.self_attention_every,
+    }
+    vlm = {
+        "scale_factor": sizes.shuffle,
+        "pad_token_id": tokenizer.token_to_id(PAD),
+        "vision_config": {
+            "hidden_size": sizes.vision_size,
+            "intermediate_size": int(sizes.vision_size * sizes.mlp_ratio),
+            "num_hidden_layers": sizes.vision_layers,
+            "num_attention_heads": sizes.heads,
+            "image_size": sizes.image_size,
+            "patch_size": sizes.patch_size,
+        },
+        "text_config": {
+            "hidden_size": sizes.hidden_size,
+            "intermediate_size": int(sizes.hidden_size * sizes.mlp_ratio),
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": 1,
+            "head_dim": sizes.hidden_size // sizes.heads // 2 * 2,
+            "vocab_size": tokenizer.get_vocab_size(),
+        },
+    }
+    files = _files(description, vlm, tokenizer, _ranges(simulator))
+    return files if config.statistics is None else files.with_statistics(config.statistics)
+
+
+def scratch_files_of(cameras: Sequence[str], side: int, proprio: int | None, acting: int | None) -> CheckpointFiles:
+    """Build the files of a model with random weights as far as statistics depend on them, before there is a simulator;
+    sizes that only it knows are None."""
+    description = _description(cameras=cameras, side=side, state=proprio or 1, action=acting or 1)
+    return CheckpointFiles(companions={CONFIG: json.dumps(description).encode()}, buffers={}, has_head=False)
+
+
+def published_files() -> CheckpointFiles:
+    """Build the files of a model of the published size, for LIBERO's robot."""
+    state, action = 8, 7
+    description = _description(cameras=("image", "image2"), side=512, state=state, action=action)
+    ones = {
+        STATE: {"mean": [0.0] * state, "std": [1.0] * state},
+        ACTION: {"mean": [0.0] * action, "std": [1.0] * action},
+    }
+    return _files(description, VLM_500M, word_tokenizer([]), ones, has_head=True)
+
+
+def _description(*, cameras: Sequence[str], side: int, state: int, action: int) -> dict[str, Any]:
+    """Return the config.json of a new policy, with the published settings where they are not given."""
+    return {
+        "type": "smolvla",
+        "n_obs_steps": 1,
+        "input_features": {
+            STATE: {"type": "STATE", "shape": [state]},
+            **{f"observation.images.{camera}": {"type": VISION, "shape": [3, side, side]} for camera in cameras},
+        },
+        "output_features": {ACTION: {"type": "ACTION", "shape": [action]}},
+        "normalization_mapping": {VISION: "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        "chunk_size": 50,
+        "max_state_dim": 32,
+        "max_action_dim": 32,
+        "resize_imgs_with_padding": [side, side],
+        "tokenizer_max_length": 48,
+        "pad_language_to": "max_length",
+        "vlm_model_name": VLM_FOLDER,
+        "load_vlm_weights": False,
+        "attention_mode": "cross_attn",
+        "num_expert_layers": 0,
+        "num_vlm_layers": 16,
+        "self_attn_every_n_layers": 2,
+        "expert_width_multiplier": 0.75,
+    }
+
+
+def _files(
+    description: Mapping[str, Any],
+    vlm: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    numbers: Mapping[str, Any],
+    *,
+    has_head: bool = False,
+) -> CheckpointFiles:
+    """Return files made of their contents."""
+    content = {
+        CONFIG: json.dumps(description, indent=4).encode(),
+        f"{VLM_FOLDER}/{CONFIG}": json.dumps({"model_type": "smolvlm", **vlm}, indent=2).encode(),
+        f"{VLM_FOLDER}/{TOKENIZER}": tokenizer.to_str().encode(),
+    }
+    return CheckpointFiles(companions=content | _steps(description, numbers), buffers={}, has_head=has_head)
+
+
+def _ranges(simulator: SimulatorSpec) -> dict[str, dict[str, list[float]]]:
+    """Return statistics that map the simulator's action range to [-1, 1] and leave states unchanged."""
+    centre, half_width = unit_range(simulator)
+    size = max(1, simulator.proprio_dim)
+    return {
+        STATE: {"mean": [0.0] * size, "std": [1.0] * size},
+        ACTION: {"mean": np.asarray(centre).tolist(), "std": np.asarray(half_width).tolist()},
+    }
