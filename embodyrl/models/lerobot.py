@@ -32,6 +32,9 @@ NUMBERS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "IDENTITY": (
 """Ways of normalisation that are implemented, and the statistics that each needs."""
 KNOWN_NUMBERS = tuple(dict.fromkeys(name for names in NUMBERS.values() for name in names))
 
+USUAL = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+"""Way of normalisation by kind of feature where a config.json does not say."""
+
 Vector = NDArray[np.float64]
 
 
@@ -71,17 +74,17 @@ class Statistics:
         Raises:
             PolicyError: there are no statistics of it, they are damaged, or the way is not implemented.
         """
-        way = self.ways.get(kind, "IDENTITY")
+        way = self.ways.get(kind, "IDENTITY")  # as LeRobot: a kind that is not named is left as it is
         if way not in NUMBERS:
             raise PolicyError(
                 f"config.json: normalization_mapping.{kind} is {way!r}, which is not implemented (known: "
                 f"{', '.join(NUMBERS)}): take another checkpoint"
             )
-        if way == "IDENTITY":
-            size = self.sizes[feature]
+        size = self.sizes.get(feature)
+        if way == "IDENTITY" and size is not None:
             return Scale(np.zeros(size), np.ones(size), np.ones(size))
         entry = self.features.get(feature)
-        if entry is None:
+        if entry is None or way == "IDENTITY":
             raise self._lacking(feature)
         columns = [self._column(f"{feature}.{name}", entry.get(name)) for name in NUMBERS[way]]
         first, second = columns
@@ -149,7 +152,12 @@ def read_statistics_file(config: Mapping[str, Any], path: str) -> Statistics:
 
 def _statistics(config: Mapping[str, Any], source: str, features: Mapping[str, Any]) -> Statistics:
     sizes = {name: feature["shape"][0] for name, feature in _features(config).items()}
-    return Statistics(source=source, features=features, ways=section(config, "normalization_mapping"), sizes=sizes)
+    return Statistics(source=source, features=features, ways=ways_of(config), sizes=sizes)
+
+
+def ways_of(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the way of normalisation by kind of feature that a config.json asks for, or the usual ones."""
+    return section(config, "normalization_mapping") if "normalization_mapping" in config else USUAL
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -182,10 +190,15 @@ def _sources(
     config: Mapping[str, Any], companions: Mapping[str, bytes], buffers: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
     """Yield names and contents of statistics, the ones to use first."""
-    named = [name for file in (PREPROCESSOR, POSTPROCESSOR) for name in _state_files(file, companions)]
+    named = [step["state_file"] for step in _normalizing(companions) if "state_file" in step]
     if named:
         found: dict[str, dict[str, Any]] = {}
         for name in named:
+            if name not in companions:
+                raise PolicyError(
+                    f"{PREPROCESSOR} or {POSTPROCESSOR} names {name!r}, which is not in the checkpoint's folder: "
+                    "download it, too"
+                )
             found |= parse_statistics(companions[name], name)
         yield named[0], found
     if buffers:
@@ -194,20 +207,15 @@ def _sources(
         yield STATS_FILE, parse_json(companions[STATS_FILE], STATS_FILE)
 
 
-def _state_files(file: str, companions: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield the names of the state files that a list of steps names and that hold statistics."""
-    if file not in companions:
-        return
-    steps = parse_json(companions[file], file).get("steps")
-    if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
-        raise PolicyError(f"{file}: steps is {steps!r:.60}, a list of steps was expected: download it again")
-    for step in steps:
-        name = step.get("state_file")
-        if name is None or "normalizer" not in str(step.get("registry_name")):
+def _normalizing(companions: Mapping[str, bytes]) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps that normalise, in both directions."""
+    for file in (PREPROCESSOR, POSTPROCESSOR):
+        if file not in companions:
             continue
-        if name not in companions:
-            raise PolicyError(f"{file} names {name!r}, which is not in the checkpoint's folder: download it, too")
-        yield name
+        steps = parse_json(companions[file], file).get("steps")
+        if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
+            raise PolicyError(f"{file}: steps is {steps!r:.60}, a list of steps was expected: download it again")
+        yield from (step for step in steps if "normalizer" in str(step.get("registry_name")))
 
 
 def _of_buffers(config: Mapping[str, Any], buffers: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:

@@ -352,3 +352,12 @@ def test_numbers_of_a_policy_are_normalised_as_its_file_says(changed: Callable[.
     close(policy.actions.unnormalize(found), torch.tensor([[-1.0, 3.0, 1.0, -1.0]]))
     states = np.arange(5, dtype=np.float32)
     assert policy.states.normalize(torch.from_numpy(states)).tolist() == states.tolist()
+
+
+def test_a_config_json_that_says_nothing_of_normalisation_means_the_usual_one(changed: Callable[..., Path]) -> None:
+    folder = changed()
+    config = json.loads((folder / "config.json").read_text())
+    del config["normalization_mapping"]
+    (folder / "config.json").write_text(json.dumps(config))
+    policy = load_policy("smolvla", checkpoint=folder, chunk_size=4, value_sizes=[8], simulator=SPEC)
+    assert policy.actions.factor.tolist() == pytest.approx([1.0] * 4) and policy.actions.divisor[0] == 1.0 + 1e-8

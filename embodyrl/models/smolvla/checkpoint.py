@@ -30,6 +30,7 @@ from embodyrl.models.lerobot import (
     read_statistics,
     read_statistics_file,
     section,
+    ways_of,
 )
 from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, parse_json, weight_names
 from embodyrl.models.smolvla.config import (
@@ -196,7 +197,7 @@ class CheckpointFiles:
         """Return the id of the token that fills up task descriptions; what is there makes no difference."""
         content = self.companions.get(f"{VLM_FOLDER}/tokenizer_config.json", b"{}")
         token = parse_json(content, "tokenizer_config.json").get("pad_token", PAD)
-        found = self.tokenizer.token_to_id(token["content"] if isinstance(token, Mapping) else str(token))
+        found = self.tokenizer.token_to_id(str(token.get("content", PAD) if isinstance(token, Mapping) else token))
         return int(config.get("pad_token_id") or 0) if found is None else int(found)
 
     def _no_vlm(self, file: str) -> PolicyError:
@@ -247,7 +248,7 @@ def _steps(config: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, b
         {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
     ]
     features = {**section(config, "input_features"), **section(config, "output_features")}
-    return processor_files(features, section(config, "normalization_mapping"), numbers, between)
+    return processor_files(features, ways_of(config), numbers, between)
 
 
 # ------------------------------------------------------------------------------------------------- without a checkpoint

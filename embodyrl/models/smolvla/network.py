@@ -444,7 +444,8 @@ class SmolVLA(nn.Module):
         blanks = self.architecture.marked_blanks
         images = functional.pad(images, (0, 0, 0, 0, 0, blanks))
         mask = functional.pad(mask, (0, 0, 0, blanks))
-        marks = self.text.embed_tokens(torch.tensor([*ids, ids[0]], device=images.device)).to(images.dtype)
+        known = self.text.embed_tokens.weight  # rows of it need no ids on the device
+        marks = torch.stack([known[number] for number in (*ids, ids[0])]).to(images.dtype)
         marks = marks.expand(*images.shape[:2], -1, -1)
         there = mask.new_ones(())
         return (
