@@ -21,6 +21,7 @@ from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_p
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.policy import ACTION_WEIGHTS
 from embodyrl.models.smolvla.config import Frozen, ScratchConfig, SmolVLAConfig, StateInput
+from embodyrl.models.vla.config import WeightType
 from embodyrl.rollout.needs import images_are_read
 from tests.models.test_pi import SPEC, observation
 
@@ -90,6 +91,17 @@ def test_what_the_trace_keeps_of_images_is_as_good_as_images(saved: Path, method
     assert policy.network.state_proj.weight.grad is not None  # through the language model, which is frozen
     with pytest.raises(PolicyError, match="the model needs images"):
         policy.act(without, "eval")
+
+
+def test_a_trace_in_16_bits_is_kept_as_numpy_can(saved: Path) -> None:
+    policy = loaded(saved, dtype=WeightType.bfloat16)
+    seen = observation()
+    inputs = policy.preprocess(seen)
+    with torch.no_grad():
+        acted = policy.act(inputs, "train", torch.Generator().manual_seed(0))
+    assert acted.trace["seen"].dtype is torch.int16
+    kept = {name: torch.from_numpy(each.numpy().copy()) for name, each in acted.trace.items()}
+    close(policy.evaluate(inputs, kept).logprobs, acted.logprobs)
 
 
 def test_a_model_that_learns_to_see_keeps_images(saved: Path) -> None:

@@ -89,13 +89,15 @@ def test_a_run_from_the_command_line(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_a_frozen_model_learns_from_what_traces_keep_of_images(tmp_path: Path) -> None:
-    """On one rank, on two, and after it was stopped half way."""
+    """On one rank, on two, after it was stopped half way, and in 16 bits."""
     (tmp_path / "my.yaml").write_text(SMOLVLA + COMMON)
     done = embodyrl(tmp_path, "run", "my.yaml", "run.iterations=1")
     assert done.returncode == 0, done.stderr
     saved = tmp_path / "out" / "checkpoints" / "last" / "policy"
     words = [f"model.checkpoint={saved}", "model.frozen=language", "engine.optimizer.lr=1e-3", "run.save_every=1"]
     words += ["engine.optimizer.schedule=constant", "run.iterations=3", "env.workers=2"]
+    done = embodyrl(tmp_path, "run", "my.yaml", *words, "run.dir=rough", "engine.precision=bfloat16")
+    assert done.returncode == 0, done.stderr
     weights = {}
     for name, more in {"one": [], "two": ["engine.parallel.world_size=2"], "half": ["run.iterations=2"]}.items():
         done = embodyrl(tmp_path, "run", "my.yaml", *words, f"run.dir={name}", *more)

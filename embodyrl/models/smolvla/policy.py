@@ -161,16 +161,20 @@ class SmolVLAPolicy(FlowPolicy):
         self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
     ) -> ActOutput:
         """See `FlowPolicy.act`. If vision and language are frozen, the trace has `seen`, what the vision tower made of
-        the images."""
+        the images; 16-bit floats as the whole numbers with the same bits."""
         seen = self.see(inputs)
         decision = super().act(inputs | {SEEN: seen}, mode, generator)
         if self.trace_holds_images:
-            decision.trace[SEEN] = seen
+            # Rollouts are kept as numpy arrays, which know no bfloat16.
+            decision.trace[SEEN] = seen.view(torch.int16) if seen.dtype is torch.bfloat16 else seen
         return decision
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `FlowPolicy.evaluate`; the vision tower runs only if the trace does not have its output."""
-        return super().evaluate(inputs | {name: trace[name] for name in (SEEN,) if name in trace}, trace)
+        if SEEN in trace:
+            kept = trace[SEEN]
+            inputs = inputs | {SEEN: kept.view(torch.bfloat16) if kept.dtype is torch.int16 else kept}
+        return super().evaluate(inputs, trace)
 
     def see(self, inputs: Inputs) -> Tensor:
         """Return what the network makes of the images, `[B, V, P, E]`.
