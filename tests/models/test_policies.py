@@ -17,11 +17,11 @@ from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.gr00t.config import ScratchConfig as Gr00tScratch
 from embodyrl.models.gr00t.config import ValueInput
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.models.pi.config import Frozen, StateInput, ValueFrom
 from embodyrl.models.pi.config import ScratchConfig as PiScratch
+from embodyrl.models.pi.config import StateInput, ValueFrom
 from embodyrl.models.prismatic.config import ScratchConfig
-from embodyrl.models.smolvla.config import Frozen as SmolVLAFrozen
 from embodyrl.models.smolvla.config import ScratchConfig as SmolVLAScratch
+from embodyrl.models.vla.config import Frozen
 
 BATCH = 6
 FLOW = {"pi0", "pi05", "gr00t", "smolvla"}
@@ -116,7 +116,7 @@ CASES = {
     ),
     "openvla_oft-top-p": Case("openvla_oft", options=SMALL | {"top_p": 0.8}, spec=ONE),
     "gr00t": Case("gr00t", options=GR00T, spec=TWO),
-    "smolvla": Case("smolvla", options=SMOLVLA | {"frozen": SmolVLAFrozen.nothing}, spec=TWO),
+    "smolvla": Case("smolvla", options=SMOLVLA | {"frozen": Frozen.nothing}, spec=TWO),
     "smolvla-frozen-cps": Case("smolvla", options=SMOLVLA | {"noise_method": NoiseMethod.flow_cps}, spec=ONE),
     "smolvla-all-cross-joint-noise": Case(
         "smolvla",
@@ -124,7 +124,7 @@ CASES = {
         | {
             "noise_method": NoiseMethod.flow_noise,
             "joint_logprob": True,
-            "frozen": SmolVLAFrozen.vision,
+            "frozen": Frozen.vision,
             "horizon": 5,
             "scratch": SmolVLAScratch(image_size=32, layers=2, vision_layers=1, shuffle=2, self_attention_every=0),
         },

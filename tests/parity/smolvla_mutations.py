@@ -125,14 +125,13 @@ def _in_every_call(network: Any, change: Callable[[], None]) -> None:
 
 
 def state_seen_by_the_prefix(network: Any) -> None:
-    read, add_state = network.read, network.add_state
+    read = network.read
 
     def together(memory: Any, mask: torch.Tensor, state: torch.Tensor) -> Any:
         whole = functional.pad(mask, (0, 1), value=True)
         both = torch.cat([memory, network.state_proj(state).unsqueeze(1)], dim=1)
         return networks.Prefix(network.expert.look(read(both, whole), whole), whole)
 
-    assert add_state is not None
     network.read, network.add_state = (lambda embedded, mask: embedded), together
 
 

@@ -16,12 +16,12 @@ from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, Robot, robot_of
-from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, Pi05Config, PiConfig, StateInput
+from embodyrl.models.pi.config import Architecture, DenoisingTimes, Pi05Config, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.saved import parse_json, with_kept
 from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
 from embodyrl.models.vla.checkpoint import choose_key
-from embodyrl.models.vla.config import check_patches, check_without_checkpoint
+from embodyrl.models.vla.config import Frozen, check_patches, check_robot, check_without_checkpoint
 
 # ---------------------------------------------------------------------------------------------------------- conventions
 
@@ -308,17 +308,7 @@ def _unlike(
         ("states", robot.states, most[0], proprio, "other states with env.proprio"),
         ("actions", robot.actions, most[1], action_dim, "its matching controller"),
     )
+    settings = ("model.statistics",) if sizes is None else ("model.unnorm_key", "model.statistics")
     for what, ranges, limit, there, instead in rows:
-        if ranges is not None and len(ranges) > limit:
-            yield ConfigIssue(
-                "model.unnorm_key",
-                f"the statistics are of {what} with {len(ranges)} numbers, the checkpoint takes {limit}",
-                "choose statistics of another robot",
-            )
-        if ranges is not None and there is not None and len(ranges) != there:
-            choose = "model.statistics" if sizes is None else "model.unnorm_key, model.statistics"
-            yield ConfigIssue(
-                choose.partition(",")[0],
-                f"the statistics are of {what} with {len(ranges)} numbers, the simulator has {there}",
-                f"choose statistics of this robot ({choose}), or {instead}",
-            )
+        if ranges is not None:
+            yield from check_robot(what, len(ranges), limit, there, settings=settings, instead=instead)

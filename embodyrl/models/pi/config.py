@@ -10,6 +10,7 @@ from typing import Any
 from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
+from embodyrl.models.vla.config import Frozen
 
 
 class Normalization(StrEnum):
@@ -17,14 +18,6 @@ class Normalization(StrEnum):
 
     zscore = "zscore"
     quantile = "quantile"
-
-
-class Frozen(StrEnum):
-    """Part of the network that is not trained."""
-
-    nothing = "nothing"
-    vision = "vision"
-    language = "language"
 
 
 class StateInput(StrEnum):

@@ -30,7 +30,7 @@ from embodyrl.models.pi.checkpoint import (
     scratch_files,
     sees_state,
 )
-from embodyrl.models.pi.config import Architecture, DenoisingTimes, Frozen, PiConfig, StateInput, ValueFrom
+from embodyrl.models.pi.config import Architecture, DenoisingTimes, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.network import Pi, Prefix, initialize
 from embodyrl.models.pi.processor import WrittenStates, normalizer, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
@@ -38,6 +38,7 @@ from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObserv
 from embodyrl.models.saved import write_description
 from embodyrl.models.vla.cameras import choose_cameras
 from embodyrl.models.vla.checkpoint import choose_key
+from embodyrl.models.vla.config import Frozen
 from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
 from embodyrl.models.weights import Naming, read_weights, write_single_file
 from embodyrl.registry import SupportedModel

@@ -12,10 +12,10 @@ from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, Robot, scratch_files_of
-from embodyrl.models.smolvla.config import Architecture, Frozen, SmolVLAConfig, StateInput
+from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig, StateInput
 from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
-from embodyrl.models.vla.config import check_patches
+from embodyrl.models.vla.config import Frozen, check_patches, check_robot
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
@@ -161,15 +161,5 @@ def _other_robot(
         ("actions", robot.actions, most[1], acting, "its matching controller"),
     )
     for what, scale, limit, there, instead in rows:
-        if scale is not None and len(scale) > limit:
-            yield ConfigIssue(
-                "model.statistics",
-                f"the statistics are of {what} with {len(scale)} numbers, the checkpoint takes {limit}",
-                "choose statistics of another robot",
-            )
-        if scale is not None and there is not None and len(scale) != there:
-            yield ConfigIssue(
-                "model.statistics",
-                f"the statistics are of {what} with {len(scale)} numbers, the simulator has {there}",
-                f"choose statistics of this robot (model.statistics), or {instead}",
-            )
+        if scale is not None:
+            yield from check_robot(what, len(scale), limit, there, settings=("model.statistics",), instead=instead)

@@ -24,6 +24,7 @@ from embodyrl.models.lerobot import (
     BUFFERS,
     KNOWN_NUMBERS,
     STEP_FILE,
+    USUAL,
     Scale,
     processor_files,
     read_buffers,
@@ -35,6 +36,7 @@ from embodyrl.models.lerobot import (
 from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, parse_json, weight_names
 from embodyrl.models.smolvla.config import (
     ACTION,
+    DEFAULTS,
     NAMES_500M,
     STATE,
     VISION,
@@ -153,8 +155,8 @@ class CheckpointFiles:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """config.json."""
-        return parse_json(self.companions[CONFIG], CONFIG)
+        """config.json, with LeRobot's defaults where it does not say."""
+        return {**DEFAULTS, **parse_json(self.companions[CONFIG], CONFIG)}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -178,12 +180,12 @@ class CheckpointFiles:
         content = self.companions.get(f"{VLM_FOLDER}/{CONFIG}")
         if content is not None:
             config: Mapping[str, Any] = parse_json(content, f"{VLM_FOLDER}/{CONFIG}")
-        elif str(self.config.get("vlm_model_name", NAMES_500M[0])).endswith(NAMES_500M):
+        elif str(self.config["vlm_model_name"]).endswith(NAMES_500M):
             config = VLM_500M
         else:
             raise self._no_vlm(CONFIG)
         markers = self._markers()
-        if self.config.get("add_image_special_tokens") and markers is None:
+        if self.config["add_image_special_tokens"] and markers is None:
             raise PolicyError(f"{TOKENIZER} has no tokens {' and '.join(MARKERS)}, which mark images: set model.vlm")
         vlm = VLM(config=config, markers=markers, pad_token=self._pad_token(config))
         return Architecture.from_config(self.config, vlm)
@@ -201,7 +203,7 @@ class CheckpointFiles:
         return int(config.get("pad_token_id") or 0) if found is None else int(found)
 
     def _no_vlm(self, file: str) -> PolicyError:
-        name = self.config.get("vlm_model_name", NAMES_500M[0])
+        name = self.config["vlm_model_name"]
         return PolicyError(
             f"the checkpoint has no {VLM_FOLDER}/{file}: set model.vlm to the folder of {name}, with {CONFIG} and "
             f"{TOKENIZER} (its weights are not needed)"
@@ -233,14 +235,13 @@ def _read_vlm(folder: Path) -> dict[str, bytes]:
 
 def _steps(config: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, bytes]:
     """Return LeRobot's lists of processor steps, and their state files with these statistics."""
-    length = config.get("tokenizer_max_length", 48)
     tokens = {
-        "max_length": length,
+        "max_length": config["tokenizer_max_length"],
         "task_key": "task",
         "padding_side": "right",
-        "padding": config.get("pad_language_to", "longest"),
+        "padding": config["pad_language_to"],
         "truncation": True,
-        "tokenizer_name": config.get("vlm_model_name", NAMES_500M[0]),
+        "tokenizer_name": config["vlm_model_name"],
     }
     between = [
         {"registry_name": "smolvla_new_line_processor", "config": {}},
@@ -321,29 +322,20 @@ def published_files() -> CheckpointFiles:
 
 
 def _description(*, cameras: Sequence[str], side: int, state: int, action: int) -> dict[str, Any]:
-    """Return the config.json of a new policy, with the published settings where they are not given."""
+    """Return the config.json of a new policy, with LeRobot's settings where they are not given."""
     return {
-        "type": "smolvla",
+        **DEFAULTS,
         "n_obs_steps": 1,
         "input_features": {
             STATE: {"type": "STATE", "shape": [state]},
             **{f"observation.images.{camera}": {"type": VISION, "shape": [3, side, side]} for camera in cameras},
         },
         "output_features": {ACTION: {"type": "ACTION", "shape": [action]}},
-        "normalization_mapping": {VISION: "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
-        "chunk_size": 50,
-        "max_state_dim": 32,
-        "max_action_dim": 32,
+        "normalization_mapping": USUAL,
         "resize_imgs_with_padding": [side, side],
-        "tokenizer_max_length": 48,
         "pad_language_to": "max_length",
         "vlm_model_name": VLM_FOLDER,
         "load_vlm_weights": False,
-        "attention_mode": "cross_attn",
-        "num_expert_layers": 0,
-        "num_vlm_layers": 16,
-        "self_attn_every_n_layers": 2,
-        "expert_width_multiplier": 0.75,
     }
 
 

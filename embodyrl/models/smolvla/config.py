@@ -11,14 +11,7 @@ from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
 from embodyrl.models.lerobot import section
-
-
-class Frozen(StrEnum):
-    """Part of the network that is not trained."""
-
-    nothing = "nothing"
-    vision = "vision"
-    language = "language"
+from embodyrl.models.vla.config import Frozen
 
 
 class StateInput(StrEnum):
@@ -116,6 +109,25 @@ VLM_500M: Mapping[str, Any] = {
 """The parts of the config.json of SmolVLM2-500M that are read."""
 NAMES_500M = ("SmolVLM2-500M-Video-Instruct", "SmolVLM2-500M-Instruct")
 """Models with these sizes, as `vlm_model_name` ends."""
+DEFAULTS: Mapping[str, Any] = {
+    "type": "smolvla",
+    "vlm_model_name": f"HuggingFaceTB/{NAMES_500M[0]}",
+    "num_vlm_layers": 16,
+    "num_expert_layers": 0,
+    "self_attn_every_n_layers": 2,
+    "attention_mode": "cross_attn",
+    "expert_width_multiplier": 0.75,
+    "chunk_size": 50,
+    "max_state_dim": 32,
+    "max_action_dim": 32,
+    "tokenizer_max_length": 48,
+    "pad_language_to": "longest",
+    "empty_cameras": 0,
+    "add_image_special_tokens": False,
+    "min_period": 0.004,
+    "max_period": 4.0,
+}
+"""What LeRobot takes for entries that a config.json does not have."""
 VISION, STATE, ACTION = "VISUAL", "observation.state", "action"
 EMPTY = "empty_camera_"
 """Beginning of the names of images that no camera ever shows."""
@@ -195,12 +207,12 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], vlm: VLM) -> Architecture:
-        """Read LeRobot's config.json and what is known of the vision-language model.
+        """Read LeRobot's config.json, filled up with `DEFAULTS`, and what is known of the vision-language model.
 
         Raises:
             PolicyError: the file is that of another model, is damaged, or asks for what is not implemented.
         """
-        written = config.get("type", "smolvla")
+        written = config["type"]
         if written != "smolvla":
             raise PolicyError(
                 f"config.json is that of a {written!r} model: set model.name to that one, or give another folder"
@@ -208,22 +220,22 @@ class Architecture:
         _refuse(config)
         language, vision = _language(vlm.config), _vision(config, vlm.config)
         layers = _layers(config, vlm.config)
-        every = _number(config, "self_attn_every_n_layers", 2, least=None)
-        alone = config.get("attention_mode", "cross_attn") == "self_attn"
-        marks = config.get("add_image_special_tokens", False)
-        empty = _number(config, "empty_cameras", 0, least=0)
+        every = _number(config, "self_attn_every_n_layers", least=None)
+        alone = config["attention_mode"] == "self_attn"
+        marks = config["add_image_special_tokens"]
+        empty = _number(config, "empty_cameras", least=0)
         return cls(
             vision=vision,
             language=language,
-            expert=_expert(language, config.get("expert_width_multiplier", 0.75)),
+            expert=_expert(language, config["expert_width_multiplier"]),
             crosses=tuple(not alone and not (every > 0 and number % every == 0) for number in range(layers)),
             vocabulary=_size(section(vlm.config, "text_config"), "text_config.vocab_size"),
-            state_dim=_number(config, "max_state_dim", 32),
-            action_dim=_number(config, "max_action_dim", 32),
-            horizon=_number(config, "chunk_size", 50),
-            prompt_length=_number(config, "tokenizer_max_length", 48),
-            pads_to_longest=config.get("pad_language_to", "longest") == "longest",
-            periods=(float(config.get("min_period", 0.004)), float(config.get("max_period", 4.0))),
+            state_dim=_number(config, "max_state_dim"),
+            action_dim=_number(config, "max_action_dim"),
+            horizon=_number(config, "chunk_size"),
+            prompt_length=_number(config, "tokenizer_max_length"),
+            pads_to_longest=config["pad_language_to"] == "longest",
+            periods=(float(config["min_period"]), float(config["max_period"])),
             images=_images(config),
             marked_blanks=empty if marks else 0,
             markers=vlm.markers if marks else None,
@@ -251,21 +263,21 @@ def _refuse(config: Mapping[str, Any]) -> None:
                 f"config.json: {key} is {config[key]!r}, which is not implemented (known: "
                 f"{', '.join(map(repr, known))}): take another checkpoint"
             )
-    if config.get("add_image_special_tokens", False) not in (True, False):
+    if config["add_image_special_tokens"] not in (True, False):
         raise _damaged("add_image_special_tokens", config["add_image_special_tokens"], "true or false")
 
 
 def _layers(config: Mapping[str, Any], vlm: Mapping[str, Any]) -> int:
     """Return the number of layers of the language model that are kept; the expert has as many."""
     there = _size(section(vlm, "text_config"), "text_config.num_hidden_layers")
-    wanted = _number(config, "num_vlm_layers", 16, least=None)
+    wanted = _number(config, "num_vlm_layers", least=None)
     layers = wanted if wanted > 0 else there
     if layers > there:
         raise PolicyError(
             f"config.json: num_vlm_layers is {layers}, but the vision-language model has {there} layers: name its "
             "folder with model.vlm"
         )
-    expert = _number(config, "num_expert_layers", 0, least=None)
+    expert = _number(config, "num_expert_layers", least=None)
     if expert > 0 and expert != layers:
         raise PolicyError(
             f"config.json: num_expert_layers is {expert} and num_vlm_layers {layers}; an expert with another number of "
@@ -355,11 +367,11 @@ def _images(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _size(section: Mapping[str, Any], path: str) -> int:
     """Return a size that determines shapes, and so has no default."""
-    return _number(section, path.rpartition(".")[2], None, path=path)
+    return _number(section, path.rpartition(".")[2], path=path)
 
 
 def _number(
-    config: Mapping[str, Any], key: str, default: int | None, *, least: int | None = 1, path: str | None = None
+    config: Mapping[str, Any], key: str, default: int | None = None, *, least: int | None = 1, path: str | None = None
 ) -> int:
     """Return the whole number under a key; `least` None: negative ones are allowed."""
     found = config.get(key, default)

@@ -24,6 +24,14 @@ class ActionUnits(StrEnum):
     metric = "metric"
 
 
+class Frozen(StrEnum):
+    """Part of the network that is not trained."""
+
+    nothing = "nothing"
+    vision = "vision"
+    language = "language"
+
+
 def check_without_checkpoint(model: Any, *names: str) -> Iterator[ConfigIssue]:
     """Yield an issue for each option that belongs to a checkpoint, for models without one.
 
@@ -47,4 +55,31 @@ def check_patches(image_size: int, patch_size: int) -> Iterator[ConfigIssue]:
             "model.scratch.patch_size",
             f"an image of model.scratch.image_size = {image_size} cannot be cut into patches of {patch_size} pixels",
             "choose a divisor",
+        )
+
+
+def check_robot(
+    what: str, size: int, most: float, there: int | None, *, settings: tuple[str, ...], instead: str
+) -> Iterator[ConfigIssue]:
+    """Yield an issue if the statistics of a robot do not fit the network, or are not those of the simulator's.
+
+    Args:
+        what: states or actions.
+        size: their numbers in the statistics.
+        most: numbers that the network takes.
+        there: numbers in the simulator; None: not known yet.
+        settings: that choose the statistics.
+        instead: what else could be changed.
+    """
+    if size > most:
+        yield ConfigIssue(
+            settings[0],
+            f"the statistics are of {what} with {size} numbers, the checkpoint takes {most}",
+            "choose statistics of another robot",
+        )
+    if there is not None and size != there:
+        yield ConfigIssue(
+            settings[0],
+            f"the statistics are of {what} with {size} numbers, the simulator has {there}",
+            f"choose statistics of this robot ({', '.join(settings)}), or {instead}",
         )
