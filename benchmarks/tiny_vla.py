@@ -21,8 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-COOLER: dict[str, tuple[float, ...]] = {"oft": (0.8, 0.65), "pi0": (), "gr00t": (), "smolvla": ()}
+COOLER: dict[str, tuple[float, ...]] = {"oft": (0.8, 0.65), "pi0": (), "gr00t": (), "smolvla": (), "act": ()}
 """Temperatures below that of training at which the final policy is evaluated as well."""
+
+SECOND = {"act": "ppo"}
+"""Algorithm of the second half, where it is not GRPO."""
 
 Seconds = dict[str, dict[str, float]]
 
@@ -60,7 +63,8 @@ def one_seed(model: str, seed: int, work: Path, changes: Sequence[str]) -> dict[
     timed("demonstrations", seconds, "collect", *first, *recording)
     timed("sft", seconds, "run", *first, f"run.dir={sft}")
     checkpoint = f"model.checkpoint={sft}/checkpoints/last/policy"
-    timed("grpo", seconds, "run", f"tiny_{model}_grpo", *common, checkpoint, f"run.dir={grpo}", *changes)
+    second = f"tiny_{model}_{SECOND.get(model, 'grpo')}"
+    timed("grpo", seconds, "run", second, *common, checkpoint, f"run.dir={grpo}", *changes)
     summary = json.loads((grpo / "summary.json").read_text())
     evaluations = {step: each["eval/success_once"] for step, each in summary["evaluations"].items()}
     rows = [json.loads(line) for line in (grpo / "metrics.jsonl").read_text().splitlines()]

@@ -50,7 +50,8 @@ def success(run: Path, episodes: int, *, swapped: bool = False, blind: bool = Fa
         if blind:
             blindfold(engine.policy)
         noise = evaluation_noise(loaded.config, engine)
-        return evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise).success_once
+        mean = loaded.config.eval.ensemble
+        return evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise, ensemble=mean).success_once
 
 
 def main() -> None:

@@ -234,12 +234,12 @@ def evaluate(
         engine = build_acting(loaded.config, manager, weights)
         chosen, noise = held_out_episodes(settings), evaluation_noise(settings, engine)
         if video is None:
-            result = play(manager, engine, chosen, noise=noise)
+            result = play(manager, engine, chosen, noise=noise, ensemble=settings.eval.ensemble)
             _say(progress, result.line())
         else:
             recorded = chosen[: settings.tracking.video.episodes or RECORDED_EPISODES]
             with VideoRecorder(manager, Path(video), recorded) as recorder:
-                result = play(manager, engine, chosen, recorder, noise)
+                result = play(manager, engine, chosen, recorder, noise, settings.eval.ensemble)
                 _say(progress, result.line())
             _say(progress, f"recorded the first {recorder.count}: {video}")
     return result
@@ -425,16 +425,17 @@ def _saved(
 ) -> tuple[LoadedConfig, Path | None, str]:
     """Find a saved policy; returns the config to build it with, the folder of its weights (None: the config names it),
     and its name for people."""
-    unread = [("data", "path")]
+    unread: list[KeyPath] = [("data", "path")]
     if config is not None:
         if not is_hub_name(path) and not Path(path).is_dir():
             raise UserError(f"{path} is no folder: give the folder of the weights, or hf://owner/name")
         quoted = str(path).replace("\\", "\\\\").replace("'", "\\'")
         named = [f"model.checkpoint='{quoted}'", *overrides]
-        return load_config(config, named, use=ConfigUse.run, not_needed=unread, trust=trust), None, str(path)
+        return load_config(config, named, use=ConfigUse.play, not_needed=unread, trust=trust), None, str(path)
     path = fetch(parse(str(path), Kind.model)) if is_hub_name(path) else Path(path)
     if (path / TRAINING_FILE).is_file():
-        loaded = load_file(path / TRAINING_FILE, overrides, not_needed=[*unread, *SOURCES], trust=trust)
+        unread += SOURCES
+        loaded = load_file(path / TRAINING_FILE, overrides, use=ConfigUse.play, not_needed=unread, trust=trust)
         model = from_own_folder(loaded.config.model, path)
         return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, model=model)), None, str(path)
     found = find(path)

@@ -163,7 +163,8 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[Simulators,
     weights = None if options.policy is None else options.policy / POLICY
     expert = None if weights else scripted_expert(config.env)
     single = dataclasses.replace(config.rollout, chunk_size=1, observe=Observe.chunk_end)
-    shown = dataclasses.replace(config, env=expert.env if expert else config.env, rollout=single)
+    whole = dataclasses.replace(config.eval, actions=None, ensemble=None)
+    shown = dataclasses.replace(config, env=expert.env if expert else config.env, rollout=single, eval=whole)
     with (
         tempfile.TemporaryDirectory() as logs,
         open_simulators(dataclasses.replace(loaded, config=shown), Path(logs)) as manager,

@@ -146,8 +146,8 @@ def load_config(
         for fault in faults
         if fault.path not in not_needed
     ]
-    if not faults and use is ConfigUse.run:
-        config, fetched, faults = _fetch(config, composed, not_needed)
+    if not faults and use in (ConfigUse.run, ConfigUse.play):
+        config, fetched, faults = _fetch(config, composed, not_needed, use)
         from_hub |= fetched
     if faults:
         raise ConfigError(in_reading_order(faults, composed.files))
@@ -204,7 +204,7 @@ def _finish(
 def _in_cache(config: Config, use: ConfigUse) -> dict[KeyPath, FromHub]:
     """Return what the config names on the hub and is in its cache, by setting. The hub is not asked, so for a run only
     commits count: a branch may have moved on."""
-    if use not in (ConfigUse.run, ConfigUse.check):
+    if use not in (ConfigUse.run, ConfigUse.play, ConfigUse.check):
         return {}
     names = {path: name for path, name in hub_names(config).items() if use is ConfigUse.check or name.is_pinned}
     folders = {path: (name, cached(name)) for path, name in names.items()}
@@ -212,7 +212,7 @@ def _in_cache(config: Config, use: ConfigUse) -> dict[KeyPath, FromHub]:
 
 
 def _fetch(
-    config: Config, composed: Composed, not_needed: Sequence[KeyPath]
+    config: Config, composed: Composed, not_needed: Sequence[KeyPath], use: ConfigUse
 ) -> tuple[Config, dict[KeyPath, FromHub], list[ConfigIssue]]:
     """Download what the config names on the hub, and check the config against it; returns the config with folders,
     their origins, and faults."""
@@ -225,7 +225,7 @@ def _fetch(
             issue = ConfigIssue((path,), f"{dotted(path)}: {error.message}", error.remedy)
             return config, from_hub, [placed(issue, composed)]
     config = with_values(config, {path: str(each.folder) for path, each in from_hub.items()})
-    faults = check_rules(config, composed, set(), ConfigUse.run) if from_hub else []
+    faults = check_rules(config, composed, set(), use) if from_hub else []
     return config, from_hub, [fault for fault in faults if fault.path not in not_needed]
 
 

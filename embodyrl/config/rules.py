@@ -16,7 +16,7 @@ from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, ParallelBackend,
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
-from embodyrl.registry import SIMULATORS, Registry, SupportedModel, load_target
+from embodyrl.registry import ALGORITHMS, SIMULATORS, Registry, SupportedModel, load_target
 
 LONGEST_NAME = 100
 """Bytes of a run's name."""
@@ -27,6 +27,8 @@ class ConfigUse(Enum):
 
     run = "run"
     """Run it now: nothing may be left open (`<weights>`)."""
+    play = "play"
+    """Let its policy act now, and learn nothing."""
     check = "check"
     """Check it on the machine where it will run."""
     elsewhere = "elsewhere"
@@ -73,6 +75,9 @@ def placed(issue: ConfigIssue, composed: Composed) -> ConfigIssue:
 def _rules_for(use: ConfigUse) -> list[Rule]:
     if use is ConfigUse.run:
         return [*RULES, simulator_runs_here, nothing_is_left_open]
+    if use is ConfigUse.play:
+        rules = [check for check in RULES if check is not learning_executes_whole_chunks]
+        return [*rules, simulator_runs_here, nothing_is_left_open]
     if use is ConfigUse.check:
         return [*RULES, simulator_runs_here]
     if use is ConfigUse.show:
@@ -330,6 +335,48 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
             f"rollout.num_chunks = {chunks} x rollout.chunk_size = {size} steps are too few for a whole episode of "
             f"env.max_episode_steps = {steps}",
             f"set rollout.num_chunks to {math.ceil(steps / size)}",
+        )
+
+
+@rule
+def learning_executes_whole_chunks(config: Config) -> Iterator[ConfigIssue]:
+    """Check that rollouts that are learned from execute the chunks that were sampled."""
+    if fact(ALGORITHMS, config.algorithm.name, "demonstrations"):
+        return
+    for name in ("actions", "ensemble"):
+        value = getattr(config.eval, name)
+        if value is not None:
+            yield ConfigIssue(
+                (f"eval.{name}", "algorithm.name"),
+                f"eval.{name} = {value}: reinforcement learning has to execute the chunks whose probability it knows, "
+                "and evaluates in the same simulators",
+                f"set it to null, and evaluate the run afterwards with embodyrl eval RUN eval.{name}={value}",
+            )
+
+
+@rule
+def evaluation_executes_part_of_a_chunk(config: Config) -> Iterator[ConfigIssue]:
+    """Check that an evaluation executes no more actions than a chunk has, and one at a time if chunks are averaged."""
+    actions, chunk = config.eval.actions, config.rollout.chunk_size
+    if actions is not None and actions > chunk:
+        yield ConfigIssue(
+            ("eval.actions", "rollout.chunk_size"),
+            f"eval.actions = {actions} is more than rollout.chunk_size = {chunk}",
+            f"set eval.actions to {chunk} or less",
+        )
+    if config.eval.ensemble is None:
+        return
+    if actions not in (None, 1):
+        yield ConfigIssue(
+            ("eval.actions", "eval.ensemble"),
+            f"eval.ensemble = {config.eval.ensemble} decides before every action, but eval.actions = {actions}",
+            "set eval.actions to 1 or null",
+        )
+    if chunk == 1:
+        yield ConfigIssue(
+            ("eval.ensemble", "rollout.chunk_size"),
+            f"eval.ensemble = {config.eval.ensemble} has nothing to average: rollout.chunk_size = 1",
+            "set rollout.chunk_size to what the policy has learned to predict, or eval.ensemble to null",
         )
 
 

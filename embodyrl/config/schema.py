@@ -340,6 +340,13 @@ class EvalConfig:
     sample: bool = setting(False)
     """false: the policy takes its most likely actions. true: it samples them as in training, from a random stream that
     is the same in every evaluation; for policies that do much better or worse when they sample."""
+    actions: int | None = setting(None, low=1)
+    """Actions of a chunk that are executed before the policy decides again. For `embodyrl eval` and for learning from
+    demonstrations; reinforcement learning executes whole chunks. null: all of them, rollout.chunk_size."""
+    ensemble: float | None = setting(None)
+    """Temporal ensembling: the policy decides before every action, and executes the mean of what all of its chunks say
+    about it, weighted by exp(-ensemble * i), where i = 0 is the oldest chunk; published for ACT with 0.01. Where
+    `actions` is allowed. null: what the latest chunk says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -794,3 +801,10 @@ class Config:
     """Placement in processes."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Metrics and videos of a run."""
+
+    @property
+    def executed_actions(self) -> int:
+        """Actions of a chunk that simulators execute at once."""
+        if self.eval.ensemble is not None:
+            return 1
+        return self.eval.actions or self.rollout.chunk_size

@@ -99,3 +99,16 @@ SupportedModel.register(
     published="the published SmolVLA (0.45B)",
     summary="SmolVLA (450M): images, robot state and a task description; a chunk of actions out of noise",
 )
+SupportedModel.register(
+    "act",
+    target="embodyrl.models.act.policy:ACTPolicy",
+    options="embodyrl.models.act.config:ACTConfig",
+    critic=True,
+    usual_chunk=100,
+    blocks=True,
+    standalone=True,
+    check="embodyrl.models.act.check:check",
+    notes="embodyrl.models.act.check:notes",
+    published="the published ACT (52M)",
+    summary="ACT (52M): images and robot state, no task description; a chunk of actions in one pass",
+)

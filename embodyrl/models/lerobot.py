@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import open_shard, parse_json, shard_files
-from embodyrl.models.vla.checkpoint import first_not_finite, parse_statistics
+from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, open_shard, parse_json, shard_files
+from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, parse_statistics
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 STEP_FILE = "_processor.safetensors"
@@ -32,8 +33,12 @@ NUMBERS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "IDENTITY": (
 """Ways of normalisation that are implemented, and the statistics that each needs."""
 KNOWN_NUMBERS = tuple(dict.fromkeys(name for names in NUMBERS.values() for name in names))
 
-USUAL = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
-"""Way of normalisation by kind of feature where a config.json does not say."""
+VISION, STATE, ACTION = "VISUAL", "observation.state", "action"
+"""Kind of the features that are images, and names of two others."""
+KEPT = (".json", STEP_FILE)
+"""Endings of the names of files that a saved policy has copies of."""
+NOT_KEPT = (INDEX_FILE, DESCRIPTION_FILE)
+"""Of these, files that are written anew."""
 
 Vector = NDArray[np.float64]
 
@@ -113,6 +118,7 @@ class Statistics:
                 f"{self.source}: {where} is {numbers!r}, a list of numbers was expected: set model.statistics to "
                 "another file"
             )
+        numbers = [_innermost(number) for number in numbers]
         if (place := first_not_finite(numbers)) is not None:
             raise PolicyError(
                 f"{self.source}: {where}[{place}] is {numbers[place]!r}, a finite number was expected: set "
@@ -121,13 +127,20 @@ class Statistics:
         return np.array(numbers, np.float64)
 
 
+def _innermost(number: Any) -> Any:
+    """Return the number in lists of one entry: those of images have the shape `[3, 1, 1]`."""
+    while isinstance(number, list) and len(number) == 1:
+        number = number[0]
+    return number
+
+
 def read_statistics(
     config: Mapping[str, Any], companions: Mapping[str, bytes], buffers: Mapping[str, NDArray[Any]]
 ) -> Statistics:
     """Return the statistics of a policy's folder.
 
     Args:
-        config: its config.json.
+        config: its config.json, filled up with LeRobot's defaults.
         companions: contents of its other files, by path.
         buffers: from `read_buffers`.
 
@@ -151,13 +164,8 @@ def read_statistics_file(config: Mapping[str, Any], path: str) -> Statistics:
 
 
 def _statistics(config: Mapping[str, Any], source: str, features: Mapping[str, Any]) -> Statistics:
-    sizes = {name: feature["shape"][0] for name, feature in _features(config).items()}
-    return Statistics(source=source, features=features, ways=ways_of(config), sizes=sizes)
-
-
-def ways_of(config: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the way of normalisation by kind of feature that a config.json asks for, or the usual ones."""
-    return section(config, "normalization_mapping") if "normalization_mapping" in config else USUAL
+    sizes = {name: feature["shape"][0] for name, feature in features_of(config).items()}
+    return Statistics(source=source, features=features, ways=section(config, "normalization_mapping"), sizes=sizes)
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -172,7 +180,7 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found
 
 
-def _features(config: Mapping[str, Any]) -> dict[str, Any]:
+def features_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the features of input and output, with their shapes.
 
     Raises:
@@ -220,7 +228,7 @@ def _normalizing(companions: Mapping[str, bytes]) -> Iterator[Mapping[str, Any]]
 
 def _of_buffers(config: Mapping[str, Any], buffers: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
     """Return statistics by feature from buffers `normalize_inputs.buffer_observation_state.mean`."""
-    dotted = {f"buffer_{name.replace('.', '_')}": name for name in _features(config)}
+    dotted = {f"buffer_{name.replace('.', '_')}": name for name in features_of(config)}
     found: dict[str, dict[str, Any]] = {}
     for key, numbers in buffers.items():
         name, _, number = next(key.removeprefix(each) for each in BUFFERS if key.startswith(each)).rpartition(".")
@@ -242,7 +250,84 @@ def read_buffers(folder: Path) -> dict[str, NDArray[Any]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------- without a checkpoint
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@dataclass(frozen=True, kw_only=True)
+class LerobotFiles:
+    """Files of a checkpoint except the weights. A subclass sets `DEFAULTS`."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]]
+    """What LeRobot takes for entries that a config.json does not have."""
+
+    companions: Mapping[str, bytes]
+    """Contents by path within the folder, config.json included; `write` writes them unchanged."""
+    buffers: Mapping[str, NDArray[Any]]
+    """Buffers of normalisation inside model.safetensors, as older versions of LeRobot wrote them."""
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """config.json, with LeRobot's defaults where it does not say."""
+        return {**self.DEFAULTS, **parse_json(self.companions[CONFIG], CONFIG)}
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Its statistics; raises a `PolicyError` if a file is damaged."""
+        return read_statistics(self.config, self.companions, self.buffers)
+
+    def steps_between(self) -> Sequence[Mapping[str, Any]]:
+        """Return the processor steps between those that every policy begins with and the normalisation."""
+        return [_step("device_processor", device="cpu", float_dtype=None)]
+
+    def with_statistics(self, path: str) -> Self:
+        """Return a copy with the statistics of another file, as LeRobot keeps them. Those of images stay: a network
+        that has learned to see has learned with them.
+
+        Raises:
+            PolicyError: the file does not exist, is of another kind, is damaged, or has none of actions.
+        """
+        found = read_statistics_file(self.config, path)
+        found.scale(ACTION, "ACTION")
+        numbers = {}
+        for name, feature in features_of(self.config).items():
+            own = self.statistics.features.get(name) if feature["type"] == VISION else None
+            chosen = own or found.features.get(name)
+            if chosen is not None and NUMBERS.get(found.ways.get(feature["type"], "IDENTITY")):
+                numbers[name] = {key: column for key, column in chosen.items() if key in KNOWN_NUMBERS}
+        return self.with_numbers(numbers)
+
+    def with_numbers(self, numbers: Mapping[str, Mapping[str, Sequence[Any]]]) -> Self:
+        """Return a copy with these statistics, by feature and name of the number."""
+        kept = {name: content for name, content in self.companions.items() if not name.endswith(STEP_FILE)}
+        ways = section(self.config, "normalization_mapping")
+        steps = processor_files(features_of(self.config), ways, numbers, self.steps_between())
+        return replace(self, companions=kept | steps, buffers={})
+
+    def write(self, folder: Path) -> None:
+        """Write all of it into an existing folder, with the statistics that are used."""
+        for path, content in self.companions.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+
+
+def read_companions(folder: Path, *subfolders: str) -> dict[str, bytes]:
+    """Return the files of a checkpoint except the weights, by path within its folder.
+
+    Args:
+        folder: the checkpoint's.
+        subfolders: folders within it that belong to it.
+
+    Raises:
+        PolicyError: it is not the folder of a checkpoint.
+    """
+    if not (folder / CONFIG).is_file():
+        raise PolicyError(f"{folder} holds no {CONFIG}: give the folder of a checkpoint")
+    paths = [path for each in ("", *subfolders) for path in (folder / each).glob("*")]
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(paths)
+        if path.name.endswith(KEPT) and path.name not in NOT_KEPT and path.is_file()
+    }
 
 
 def processor_files(

@@ -1,9 +1,13 @@
-"""Drawing from categorical distributions."""
+"""Distributions of samples: drawing, log-probabilities and entropies."""
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -27,3 +31,30 @@ def known(numbers: Tensor, logprobs: Tensor) -> Tensor:
     waited for.
     """
     return numbers.masked_fill(logprobs.isnan(), torch.nan)
+
+
+class Gaussian(nn.Module):
+    """Independent Gaussians whose standard deviations are learned and do not depend on the observation.
+
+    Args:
+        size: of the last dimension of means.
+        log_std: start value of the logarithms of the standard deviations.
+    """
+
+    def __init__(self, size: int, log_std: float) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(torch.full((size,), log_std))
+
+    def sample(self, means: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw a sample of the shape of `means [..., size]`."""
+        noise = torch.randn(means.shape, generator=generator, device=means.device)
+        return means + self.log_std.exp() * noise
+
+    def logprobs(self, means: Tensor, sample: Tensor) -> Tensor:
+        """Return log-probabilities of a sample, of its shape [nats]."""
+        deviation = (sample - means) / self.log_std.exp()
+        return torch.addcmul(-LOG_SQRT_2PI - self.log_std, deviation, deviation, value=-0.5)
+
+    def entropy(self, means: Tensor) -> Tensor:
+        """Return entropies of the shape of `means` [nats]."""
+        return (self.log_std + LOG_SQRT_2PI + 0.5).expand_as(means)

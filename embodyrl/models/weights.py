@@ -18,6 +18,8 @@ from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, open_shard, shard_fil
 from embodyrl.models.vla.config import WeightType
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
+FORMAT: Mapping[str, str] = MappingProxyType({"format": "pt"})
+"""Metadata of most public files."""
 SHARD_BYTES = 5 * 10**9
 _NAMED = 8
 """Wrong names that an error lists at most."""
@@ -58,6 +60,14 @@ def read_weights(network: nn.Module, folder: Path, naming: Naming) -> dict[str, 
                 types[name] = tensor.dtype
                 _assign(network, name, tensor)
     return types
+
+
+def read_metadata(folder: Path) -> Mapping[str, str] | None:
+    """Return the metadata of a checkpoint's first file of weights, None if it has none; raises what `read_weights`
+    does."""
+    with open_shard(shard_files(folder)[0], "pt") as shard:
+        found: Mapping[str, str] | None = shard.metadata()
+    return found
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -113,6 +123,7 @@ def write_single_file(
     *,
     types: Mapping[str, torch.dtype] = MappingProxyType({}),
     others: Mapping[str, Tensor] = MappingProxyType({}),
+    metadata: Mapping[str, str] | None = FORMAT,
 ) -> None:
     """Write a network's parameters to one file in the public layout.
 
@@ -122,12 +133,13 @@ def write_single_file(
         naming: names in the file.
         types: smaller types to write parameters in where that loses nothing, by the network's names.
         others: further tensors, by their names in the file.
+        metadata: of the file, see `read_metadata`.
     """
     tensors = {
         naming.public(name): _without_loss(parameter.detach(), types.get(name)).contiguous()
         for name, parameter in network.named_parameters()
     }
-    save_file(tensors | dict(others), folder / SINGLE_FILE, metadata={"format": "pt"})
+    save_file(tensors | dict(others), folder / SINGLE_FILE, metadata=None if metadata is None else dict(metadata))
 
 
 def _without_loss(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -152,7 +164,7 @@ def write_weights(network: nn.Module, folder: Path, naming: Naming) -> None:
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors = {name: tensor.contiguous() for name, tensor in shard.items()}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        save_file(tensors, folder / file, metadata=dict(FORMAT))
         weight_map |= dict.fromkeys(shard, file)
     total = sum(parameter.nbytes for parameter in network.parameters())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -193,3 +205,27 @@ def fill(own: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:
     with torch.no_grad():
         for name, tensor in found.items():
             own[name].copy_(tensor)
+
+
+def write_heads(heads: Mapping[str, nn.Module], path: Path) -> None:
+    """Write parts that public checkpoints do not contain, by name, to a file of their own."""
+    tensors = {
+        f"{name}.{key}": value.contiguous() for name, head in heads.items() for key, value in head.state_dict().items()
+    }
+    save_file(tensors, path)
+
+
+def read_heads(heads: Mapping[str, nn.Module], path: Path) -> None:
+    """Read the file of `write_heads`, if it is there; a head that is not in it keeps its weights.
+
+    Raises:
+        PolicyError: names or shapes of weights differ (each is named).
+    """
+    if not path.is_file():
+        return
+    tensors = read_tensors(path)
+    for name, head in heads.items():
+        start = f"{name}."
+        own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+        if own:
+            load_strictly(head, own, name)

@@ -144,7 +144,7 @@ def _memory(config: Config) -> dict[str, Any]:
         cameras=tuple(env.cameras),
         image_size=(env.image_size[0], env.image_size[1]) if env.cameras else (0, 0),
     )
-    size = layout(spec, env.num_envs, config.rollout.chunk_size).num_bytes
+    size = layout(spec, env.num_envs, config.executed_actions).num_bytes
     return {
         "shared_segment_mib": round(size / MIB, 2),
         "not_included": ["the slots' state and action vectors, known after the start"],
@@ -164,7 +164,7 @@ def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
     earlier = _descendants()
     with EnvManager(
         env,
-        chunk_size=config.rollout.chunk_size,
+        chunk_size=config.executed_actions,
         every_step=config.rollout.observe is Observe.every_step,
         plugins=config.plugins,
         plugin_path=str(loaded.plugin_dir),

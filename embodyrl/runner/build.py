@@ -222,7 +222,7 @@ def _start_simulators(loaded: LoadedConfig, log_dir: Path | None, place: RankInf
         log_dir.mkdir(parents=True, exist_ok=True)
     return EnvManager(
         own_share(config.env, place, machine),
-        chunk_size=config.rollout.chunk_size,
+        chunk_size=config.executed_actions,
         every_step=config.rollout.observe is Observe.every_step,
         plugins=config.plugins,
         plugin_path=str(loaded.plugin_dir),

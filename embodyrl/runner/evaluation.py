@@ -21,6 +21,7 @@ from embodyrl.engine.compute import Blocks, block_indices
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators, StepResult
+from embodyrl.rollout.ensemble import TemporalEnsemble
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
@@ -182,10 +183,11 @@ def evaluate(
     episodes: Sequence[EpisodeSpec],
     video: VideoRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
+    ensemble: float | None = None,
 ) -> Evaluation:
     """Play `episodes` in this process alone and return the result; see `play_share`."""
     start = time.perf_counter()
-    finished = play_share(manager, engine, episodes, 0 if video is None else video.count, video, noise)
+    finished = play_share(manager, engine, episodes, 0 if video is None else video.count, video, noise, ensemble)
     return Evaluation.of_episodes(finished, seconds=time.perf_counter() - start, sampled=noise is not None)
 
 
@@ -196,6 +198,7 @@ def play_share(
     recorded: int = 0,
     video: VideoRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
+    ensemble: float | None = None,
 ) -> list[FinishedEpisode]:
     """Play those of `episodes` that the blocks of this process are dealt. A slot that finishes begins the next episode;
     slots without an episode left are neither stepped nor inferred. An episode that is lost with its simulator is played
@@ -211,17 +214,17 @@ def play_share(
         recorded: number of episodes that are recorded, the first ones.
         video: records them, in the process that has the first block.
         noise: random streams of the actions of each block.
+        ensemble: `eval.ensemble`.
     """
     dealt = share_of_episodes(len(episodes), recorded, engine.blocks)
+    choose = _Choice(engine, manager, noise, ensemble)
     finished: list[FinishedEpisode] = []
     with engine.rollout_mode(), engine.clock.measure(Phase.record):
         # Recorded episodes are stepped one action at a time with an image each; the others at full speed afterwards.
         if video is not None:
-            finished += _play(manager, engine, noise, episodes, {0: dealt[0][:recorded]}, video.step)
+            finished += _play(manager, choose, episodes, {0: dealt[0][:recorded]}, video.step)
             dealt[0] = dealt[0][recorded:]
-        return finished + _play(
-            manager, engine, noise, episodes, dealt, lambda slots, _, *chunk: manager.step(slots, *chunk)
-        )
+        return finished + _play(manager, choose, episodes, dealt, lambda slots, _, *chunk: manager.step(slots, *chunk))
 
 
 def share_of_episodes(count: int, recorded: int, blocks: Blocks) -> dict[int, list[int]]:
@@ -236,14 +239,13 @@ def share_of_episodes(count: int, recorded: int, blocks: Blocks) -> dict[int, li
 
 def _play(
     manager: Simulators,
-    engine: HybridEngine,
-    noise: Sequence[torch.Generator] | None,
+    choose: _Choice,
     episodes: Sequence[EpisodeSpec],
     dealt: Mapping[int, Sequence[int]],
     step: Step,
 ) -> list[FinishedEpisode]:
     """Play the episodes with these numbers, by block."""
-    size = manager.num_envs // len(engine.blocks.here)
+    size, clock = choose.block_size, choose.engine.clock
     waiting = {
         block * size + slot: deque(numbers[slot :: min(size, len(numbers))])
         for block, numbers in dealt.items()
@@ -258,37 +260,68 @@ def _play(
     tracker = EpisodeTracker(manager.num_envs)
     finished: list[FinishedEpisode] = []
     lost: dict[int, list[int]] = {block: [] for block in dealt}
-    with engine.clock.measure(Phase.simulate):
+    choose.begin(slots)
+    with clock.measure(Phase.simulate):
         observation = manager.reset(slots, [episodes[number] for number in playing[slots]])
     while len(slots):
-        actions = _decide(engine, observation, slots // size, noise)
+        actions = choose(slots, observation)
         following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
-        with engine.clock.measure(Phase.simulate):
+        with clock.measure(Phase.simulate):
             result = step(slots, playing[slots], actions, following)
         finished += tracker.update(slots, result)
         for slot in slots[result.lost]:
             lost[slot // size].append(int(playing[slot]))
         over = result.ended | result.lost
+        choose.begin(slots[over])
         # A slot goes on if its episode does, or if another one waits for it, which its worker has begun already.
         running = np.array([bool(waiting[slot]) for slot in slots]) | ~over
         for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
         slots, observation = slots[running], result.observation.take(running)
-    return finished + _play(manager, engine, noise, episodes, lost, step)
+    return finished + _play(manager, choose, episodes, lost, step)
 
 
-def _decide(
-    engine: HybridEngine, observation: Observation, blocks: NDArray[np.int64], noise: Sequence[torch.Generator] | None
-) -> NDArray[np.float32]:
-    """Choose a chunk `[B, C, D]` for each slot, given its block: slots of different blocks are decided on apart."""
-    mode: Literal["train", "eval"] = "eval" if noise is None else "train"
-    chunks = []
-    for block in np.unique(blocks).tolist():
-        rows = blocks == block
-        own = observation if rows.all() else observation.take(rows)
-        decision = engine.act(own, mode, None if noise is None else noise[block])
-        chunks.append(engine.actions_of(decision))
-    return np.concatenate(chunks)
+class _Choice:
+    """Chooses the actions of an evaluation.
+
+    Args:
+        engine: chooses the chunks.
+        manager: the simulators, which execute the first `manager.chunk_size` actions of a chunk.
+        noise: random streams of each block; None: the policy takes its most likely actions.
+        ensemble: `eval.ensemble`.
+    """
+
+    def __init__(
+        self,
+        engine: HybridEngine,
+        manager: Simulators,
+        noise: Sequence[torch.Generator] | None,
+        ensemble: float | None,
+    ) -> None:
+        self.engine = engine
+        self.block_size = manager.num_envs // len(engine.blocks.here)
+        """Slots of a block."""
+        self._executed = manager.chunk_size
+        self._noise = noise
+        shape = engine.policy.spec.chunk_size, engine.policy.spec.action_dim
+        self._ensemble = None if ensemble is None else TemporalEnsemble(manager.num_envs, *shape, ensemble)
+
+    def begin(self, slots: NDArray[np.int64]) -> None:
+        """Forget the episodes that these slots played before."""
+        if self._ensemble is not None:
+            self._ensemble.begin(slots)
+
+    def __call__(self, slots: NDArray[np.int64], observation: Observation) -> NDArray[np.float32]:
+        """Return the actions `[B, executed, D]` of these slots: slots of different blocks are decided on apart."""
+        mode: Literal["train", "eval"] = "eval" if self._noise is None else "train"
+        blocks, chunks = slots // self.block_size, []
+        for block in np.unique(blocks).tolist():
+            rows = blocks == block
+            own = observation if rows.all() else observation.take(rows)
+            decision = self.engine.act(own, mode, None if self._noise is None else self._noise[block])
+            chunks.append(self.engine.actions_of(decision))
+        chosen: NDArray[np.float32] = np.concatenate(chunks)
+        return chosen[:, : self._executed] if self._ensemble is None else self._ensemble.act(slots, chosen)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.errors import UserError
 from embodyrl.models.policy import Policy
+from embodyrl.rollout.ensemble import TemporalEnsemble
 from embodyrl.rollout.episodes import EpisodeSource
 
 
@@ -65,6 +66,15 @@ class LoadedPolicy:
             NumericsError: an action is NaN or infinite.
         """
         return self._engine.actions_of(self._engine.act(observation, "train" if sample else "eval"))
+
+    def ensemble(self, num_envs: int, coefficient: float) -> TemporalEnsemble:
+        """Return temporal ensembling of this policy's chunks, as `eval.ensemble` does it.
+
+        Args:
+            num_envs: envs to act in.
+            coefficient: weights are exp(-coefficient * i), i = 0 the oldest chunk.
+        """
+        return TemporalEnsemble(num_envs, self.chunk_size, self.action_dim, coefficient)
 
 
 class Envs:

@@ -181,7 +181,12 @@ def write_config(folder: Path, loaded: LoadedConfig) -> None:
 
 
 def read_config(
-    folder: Path, overrides: Sequence[str], not_needed: Sequence[KeyPath] = (), *, trust: bool = False
+    folder: Path,
+    overrides: Sequence[str],
+    not_needed: Sequence[KeyPath] = (),
+    *,
+    use: ConfigUse = ConfigUse.run,
+    trust: bool = False,
 ) -> LoadedConfig:
     """Load what `write_config` wrote, with changes from the command line.
 
@@ -189,6 +194,7 @@ def read_config(
         folder: of a run or a checkpoint.
         overrides: `key=value` from the command line.
         not_needed: settings that name files which may be missing.
+        use: purpose of the config, `run` or `play`.
         trust: import its plug-ins even if somebody else made the folder.
 
     Raises:
@@ -199,7 +205,7 @@ def read_config(
     if not (folder / CONFIG_FILE).is_file():
         raise RunDirError(f"{folder} holds no {CONFIG_FILE}: give a folder that `embodyrl run` made")
     file = folder / CONFIG_FILE
-    loaded = load_config(file, overrides, use=ConfigUse.run, not_needed=not_needed, trust=trust)
+    loaded = load_config(file, overrides, use=use, not_needed=not_needed, trust=trust)
     return dataclasses.replace(loaded, source=read_origin(folder).get("source", loaded.source))
 
 
@@ -235,7 +241,8 @@ def read_saved(checkpoint: Path, overrides: Sequence[str], *, trust: bool = Fals
     Raises:
         ConfigError, RunDirError, UntrustedError: see `read_config`.
     """
-    return read_config(checkpoint, overrides, [("data", "path"), *sources_not_needed(checkpoint)], trust=trust)
+    unread = [("data", "path"), *sources_not_needed(checkpoint)]
+    return read_config(checkpoint, overrides, unread, use=ConfigUse.play, trust=trust)
 
 
 def _make_numbered(path: Path) -> Path:

@@ -60,12 +60,12 @@ class EnvShare:
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
         """Play this process's part of the evaluation, see `Rollouts.evaluate`."""
         manager, episodes = self.manager, held_out_episodes(self.config)
-        noise = evaluation_noise(self.config, self.engine)
+        noise, mean = evaluation_noise(self.config, self.engine), self.config.eval.ensemble
         with borrowed(manager, self.engine.clock, self.collector.in_progress):
             if not recorded or self.engine.blocks.here.start > 0:
-                return play_share(manager, self.engine, episodes, recorded, None, noise)
+                return play_share(manager, self.engine, episodes, recorded, None, noise, mean)
             with VideoRecorder(manager, video, episodes[:recorded]) as recorder:
-                return play_share(manager, self.engine, episodes, recorded, recorder, noise)
+                return play_share(manager, self.engine, episodes, recorded, recorder, noise, mean)
 
     def state(self) -> PlayState:
         """Return the state of its slots and blocks."""

@@ -355,10 +355,10 @@ def model_cases() -> None:
         )
         close(found, expected, 1e-4)
 
-    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t", "smolvla"):
+    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t", "smolvla", "act"):
         if not test_policies.SupportedModel.entry(test_policies.CASES[name].model).missing():
             case(f"{name}, sharded")(lambda ranks, name=name: gradients(ranks, name))
-            if name in test_policies.FLOW:
+            if name in test_policies.DRAWS:
                 case(f"{name} imitates, sharded")(lambda ranks, name=name: imitate(ranks, name))
             half = {"dtype": WeightType.bfloat16}
             case(f"{name} in 16 bits, sharded")(lambda ranks, name=name, half=half: gradients(ranks, name, **half))

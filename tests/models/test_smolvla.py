@@ -20,8 +20,8 @@ from embodyrl.engine.lora import adapted_layers, add_adapters
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.policy import ACTION_WEIGHTS
-from embodyrl.models.smolvla.config import ScratchConfig, SmolVLAConfig, StateInput
-from embodyrl.models.vla.config import Frozen, WeightType
+from embodyrl.models.smolvla.config import ScratchConfig, SmolVLAConfig
+from embodyrl.models.vla.config import Frozen, StateInput, WeightType
 from embodyrl.rollout.needs import images_are_read
 from tests.models.test_pi import SPEC, observation
 

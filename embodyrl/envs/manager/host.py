@@ -47,7 +47,7 @@ def host_simulators(loaded: LoadedConfig, place: RankInfo, host: str, log_dir: P
         own_share(config.env, place, inventory()),
         host,
         patience_s=PATIENCE_S,
-        chunk_size=config.rollout.chunk_size,
+        chunk_size=config.executed_actions,
         every_step=config.rollout.observe is Observe.every_step,
         plugins=config.plugins,
         plugin_path=str(loaded.plugin_dir),

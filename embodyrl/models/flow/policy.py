@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,7 +33,7 @@ from embodyrl.models.flow.denoising import (
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.models.saved import weight_type
 from embodyrl.models.vla.config import ActionUnits
-from embodyrl.models.weights import DTYPES, load_strictly, read_tensors
+from embodyrl.models.weights import DTYPES, read_heads, write_heads
 
 HEADS_FILE = "flow_heads.safetensors"
 EVALUATION_SEED = 0
@@ -248,27 +247,11 @@ class FlowPolicy(Policy):
 
     def save_heads(self, folder: Path) -> None:
         """Write critic and noise network beside the weights."""
-        tensors = {
-            f"{name}.{key}": value.contiguous()
-            for name, head in self._heads().items()
-            for key, value in head.state_dict().items()
-        }
-        save_file(tensors, folder / HEADS_FILE)
+        write_heads(self._heads(), folder / HEADS_FILE)
 
     def load_heads(self, folder: Path) -> None:
-        """Read the file of `save_heads`; a head that is not in it keeps its weights.
-
-        Raises:
-            PolicyError: names or shapes of weights differ (each is named).
-        """
-        if not (folder / HEADS_FILE).is_file():
-            return
-        tensors = read_tensors(folder / HEADS_FILE)
-        for name, head in self._heads().items():
-            start = f"{name}."
-            own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-            if own:
-                load_strictly(head, own, name)
+        """Read the file of `save_heads`; see `read_heads`."""
+        read_heads(self._heads(), folder / HEADS_FILE)
 
     # ------------------------------------------------------------------------------------------------------ learning
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import Padding
-from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
+from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
 
 TOKENIZER = "tokenizer.json"
 PIECE = "<IMG_CONTEXT>"

@@ -20,10 +20,9 @@ from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.options import Activation, MLPConfig
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec
-from embodyrl.models.sampling import draw, known
+from embodyrl.models.sampling import Gaussian, draw, known
 
 ACTIVATIONS = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU, Activation.elu: nn.ELU}
-LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Network(nn.Sequential):
@@ -200,40 +199,25 @@ class Head(Protocol):
         ...
 
 
-class GaussianHead(nn.Module):
+class GaussianHead(Gaussian):
     """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range. Samples outside are clipped by
-    the conversion to actions, not by the distribution. The standard deviations do not depend on the observation."""
+    the conversion to actions, not by the distribution."""
 
     kind = "gaussian"
     centre: Tensor
     half_width: Tensor
 
     def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
-        super().__init__()
-        self.chunk_size = chunk_size
         self.outputs = chunk_size * simulator.action_dim
-        self.log_std = nn.Parameter(torch.full((self.outputs,), log_std))
+        super().__init__(self.outputs, log_std)
+        self.chunk_size = chunk_size
         centre, half_width = unit_range(simulator)
         self.register_buffer("centre", torch.from_numpy(centre))
         self.register_buffer("half_width", torch.from_numpy(half_width))
 
-    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """See `Head`."""
-        noise = torch.randn(outputs.shape, generator=generator, device=outputs.device)
-        return outputs + self.log_std.exp() * noise
-
     def mode(self, outputs: Tensor) -> Tensor:
         """See `Head`."""
         return outputs
-
-    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
-        """See `Head`."""
-        deviation = (sample - outputs) / self.log_std.exp()
-        return torch.addcmul(-LOG_SQRT_2PI - self.log_std, deviation, deviation, value=-0.5)
-
-    def entropy(self, outputs: Tensor) -> Tensor:
-        """See `Head`."""
-        return (self.log_std + LOG_SQRT_2PI + 0.5).expand_as(outputs)
 
     def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
         """See `Head`."""

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
+from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
 
 BOS, PAD = "<bos>", "<pad>"
 STEPS = 256

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
+from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
 
 BOS, EOS, PAD = "<s>", "</s>", "<PAD>"
 SPACE = "\u2581"

@@ -12,10 +12,10 @@ from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, Robot, scratch_files_of
-from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig, StateInput
+from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig
 from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
-from embodyrl.models.vla.config import Frozen, check_patches, check_robot
+from embodyrl.models.vla.config import Frozen, StateInput, check_patches, check_robot
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:

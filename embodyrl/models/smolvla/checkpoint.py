@@ -8,43 +8,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import (
-    BUFFERS,
-    KNOWN_NUMBERS,
-    STEP_FILE,
-    USUAL,
-    Scale,
-    processor_files,
-    read_buffers,
-    read_statistics,
-    read_statistics_file,
-    section,
-    ways_of,
-)
-from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, parse_json, weight_names
-from embodyrl.models.smolvla.config import (
     ACTION,
-    DEFAULTS,
-    NAMES_500M,
+    BUFFERS,
     STATE,
     VISION,
-    VLM,
-    VLM_500M,
-    Architecture,
-    SmolVLAConfig,
+    LerobotFiles,
+    Scale,
+    read_buffers,
+    read_companions,
 )
+from embodyrl.models.saved import parse_json, weight_names
+from embodyrl.models.smolvla.config import DEFAULTS, NAMES_500M, VLM, VLM_500M, Architecture, SmolVLAConfig
 from embodyrl.models.smolvla.prompts import PAD, TOKENIZER, ended, read_tokenizer, word_tokenizer
 from embodyrl.models.vla.checkpoint import CONFIG, simulator_to_start_in
 
@@ -85,10 +71,6 @@ VLM_FOLDER = "vlm"
 VLM_FILES = (CONFIG, TOKENIZER, "tokenizer_config.json")
 """Files of the vision-language model that are read; the last one may be missing."""
 MARKERS = ("<fake_token_around_image>", "<global-img>")
-KEPT = (".json", "_processor.safetensors")
-"""Endings of the names of files that a saved policy has copies of."""
-NOT_KEPT = (INDEX_FILE, DESCRIPTION_FILE)
-"""Of these, files that are written anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +83,11 @@ class Robot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFiles:
+class CheckpointFiles(LerobotFiles):
     """All files of a checkpoint except the weights."""
 
-    companions: Mapping[str, bytes]
-    """Contents by path within the folder, config.json included; `write` writes them unchanged."""
-    buffers: Mapping[str, NDArray[Any]]
-    """Buffers of normalisation inside model.safetensors, as older versions of LeRobot wrote them."""
+    DEFAULTS = DEFAULTS
+
     has_head: bool
     """Whether the weights include the language model's output layer, which nothing uses."""
 
@@ -123,40 +103,28 @@ class CheckpointFiles:
         Raises:
             PolicyError: it is not the folder of such a checkpoint, or one of the other files does not exist.
         """
-        if not (folder / CONFIG).is_file():
-            raise PolicyError(f"{folder} holds no {CONFIG}: give the folder of a SmolVLA checkpoint")
-        paths = [*folder.glob("*"), *(folder / VLM_FOLDER).glob("*")]
-        found = {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in sorted(paths)
-            if path.name.endswith(KEPT) and path.name not in NOT_KEPT and path.is_file()
-        }
+        found = read_companions(folder, VLM_FOLDER)
         if vlm is not None:
             found = {name: content for name, content in found.items() if not name.startswith(f"{VLM_FOLDER}/")}
             found |= _read_vlm(Path(vlm))
         files = cls(companions=found, buffers=read_buffers(folder), has_head=HEAD in weight_names(folder))
         return files if statistics is None else files.with_statistics(statistics)
 
-    def with_statistics(self, path: str) -> CheckpointFiles:
-        """Return a copy with the statistics of another file, as LeRobot keeps them.
-
-        Raises:
-            PolicyError: the file does not exist, is of another kind, is damaged, or has none of actions.
-        """
-        found = read_statistics_file(self.config, path)
-        found.scale(ACTION, "ACTION")
-        numbers = {
-            feature: {name: column for name, column in found.features[feature].items() if name in KNOWN_NUMBERS}
-            for feature in (STATE, ACTION)
-            if feature in found.features
+    def steps_between(self) -> Sequence[Mapping[str, Any]]:
+        """See `LerobotFiles.steps_between`."""
+        tokens = {
+            "max_length": self.config["tokenizer_max_length"],
+            "task_key": "task",
+            "padding_side": "right",
+            "padding": self.config["pad_language_to"],
+            "truncation": True,
+            "tokenizer_name": self.config["vlm_model_name"],
         }
-        kept = {name: content for name, content in self.companions.items() if not name.endswith(STEP_FILE)}
-        return replace(self, companions=kept | _steps(self.config, numbers), buffers={})
-
-    @cached_property
-    def config(self) -> Mapping[str, Any]:
-        """config.json, with LeRobot's defaults where it does not say."""
-        return {**DEFAULTS, **parse_json(self.companions[CONFIG], CONFIG)}
+        return [
+            {"registry_name": "smolvla_new_line_processor", "config": {}},
+            {"registry_name": "tokenizer_processor", "config": tokens},
+            *super().steps_between(),
+        ]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -215,14 +183,8 @@ class CheckpointFiles:
         Raises:
             PolicyError: statistics are missing or damaged.
         """
-        found = read_statistics(self.config, self.companions, self.buffers)
+        found = self.statistics
         return Robot(states=found.scale(STATE, "STATE") if reads_state else None, actions=found.scale(ACTION, "ACTION"))
-
-    def write(self, folder: Path) -> None:
-        """Write all of it into an existing folder, with the statistics that are used."""
-        for path, content in self.companions.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(content)
 
 
 def _read_vlm(folder: Path) -> dict[str, bytes]:
@@ -231,25 +193,6 @@ def _read_vlm(folder: Path) -> dict[str, bytes]:
     if lacking:
         raise PolicyError(f"model.vlm = {str(folder)!r} has no {' and no '.join(lacking)}: give the folder of SmolVLM2")
     return {f"{VLM_FOLDER}/{name}": (folder / name).read_bytes() for name in VLM_FILES if (folder / name).is_file()}
-
-
-def _steps(config: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return LeRobot's lists of processor steps, and their state files with these statistics."""
-    tokens = {
-        "max_length": config["tokenizer_max_length"],
-        "task_key": "task",
-        "padding_side": "right",
-        "padding": config["pad_language_to"],
-        "truncation": True,
-        "tokenizer_name": config["vlm_model_name"],
-    }
-    between = [
-        {"registry_name": "smolvla_new_line_processor", "config": {}},
-        {"registry_name": "tokenizer_processor", "config": tokens},
-        {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
-    ]
-    features = {**section(config, "input_features"), **section(config, "output_features")}
-    return processor_files(features, ways_of(config), numbers, between)
 
 
 # ------------------------------------------------------------------------------------------------- without a checkpoint
@@ -331,7 +274,6 @@ def _description(*, cameras: Sequence[str], side: int, state: int, action: int) 
             **{f"observation.images.{camera}": {"type": VISION, "shape": [3, side, side]} for camera in cameras},
         },
         "output_features": {ACTION: {"type": "ACTION", "shape": [action]}},
-        "normalization_mapping": USUAL,
         "resize_imgs_with_padding": [side, side],
         "pad_language_to": "max_length",
         "vlm_model_name": VLM_FOLDER,
@@ -353,7 +295,7 @@ def _files(
         f"{VLM_FOLDER}/{CONFIG}": json.dumps({"model_type": "smolvlm", **vlm}, indent=2).encode(),
         f"{VLM_FOLDER}/{TOKENIZER}": tokenizer.to_str().encode(),
     }
-    return CheckpointFiles(companions=content | _steps(description, numbers), buffers={}, has_head=has_head)
+    return CheckpointFiles(companions=content, buffers={}, has_head=has_head).with_numbers(numbers)
 
 
 def _ranges(simulator: SimulatorSpec) -> dict[str, dict[str, list[float]]]:

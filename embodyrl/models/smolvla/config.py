@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
-from embodyrl.models.lerobot import section
-from embodyrl.models.vla.config import Frozen
-
-
-class StateInput(StrEnum):
-    """Form in which the model reads the robot's state."""
-
-    token = "token"
-    none = "none"
+from embodyrl.models.lerobot import VISION, section
+from embodyrl.models.vla.config import Frozen, StateInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +118,9 @@ DEFAULTS: Mapping[str, Any] = {
     "add_image_special_tokens": False,
     "min_period": 0.004,
     "max_period": 4.0,
+    "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
 }
 """What LeRobot takes for entries that a config.json does not have."""
-VISION, STATE, ACTION = "VISUAL", "observation.state", "action"
 EMPTY = "empty_camera_"
 """Beginning of the names of images that no camera ever shows."""
 REFUSED: Mapping[str, tuple[Any, ...]] = {

@@ -38,13 +38,14 @@ from embodyrl.models.smolvla.checkpoint import (
     published_files,
     scratch_files,
 )
-from embodyrl.models.smolvla.config import SmolVLAConfig, StateInput
+from embodyrl.models.smolvla.config import SmolVLAConfig
 from embodyrl.models.smolvla.network import Prefix, SmolVLA, initialize, keep_wide
-from embodyrl.models.smolvla.processor import Normalizer, pixel_values
+from embodyrl.models.smolvla.processor import pixel_values
 from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import Cameras, choose_cameras
-from embodyrl.models.vla.config import Frozen
+from embodyrl.models.vla.config import Frozen, StateInput
 from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
+from embodyrl.models.vla.scaling import Normalizer
 from embodyrl.models.weights import Naming, read_weights, write_single_file
 
 SEEN = "seen"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.checkpoint import UNKNOWN, word_level, words_of
+from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
 
 TOKENIZER = "tokenizer.json"
 PAD = "<|im_end|>"

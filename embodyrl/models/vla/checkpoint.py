@@ -1,18 +1,16 @@
-"""Parts of checkpoints beside the weights, shared by several vision-language-action models: files, statistics, and the
-tokenizer of models without a checkpoint. Imports no torch."""
+"""Parts of checkpoints beside the weights, shared by several models: files and statistics. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.numpy import load
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import is_discrete
@@ -20,8 +18,6 @@ from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
 
 CONFIG = "config.json"
-UNKNOWN = "<unk>"
-"""Token of words that are not in the vocabulary."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -58,27 +54,6 @@ def simulator_to_start_in(simulator: SimulatorSpec | None) -> SimulatorSpec:
     if is_discrete(simulator):
         raise PolicyError("this simulator takes one choice among n, the model needs continuous actions")
     return simulator
-
-
-def word_level(
-    vocabulary: Sequence[str], split: pre_tokenizers.PreTokenizer, ids: Mapping[str, int] | None = None
-) -> Tokenizer:
-    """Return a tokenizer that maps every word of a vocabulary to an id.
-
-    Args:
-        vocabulary: words, including `UNKNOWN`; the id is the index.
-        split: splits text into words.
-        ids: ids of words that differ from their index.
-    """
-    numbers = {word: index for index, word in enumerate(vocabulary)} | dict(ids or {})
-    tokenizer = Tokenizer(models.WordLevel(numbers, UNKNOWN))
-    tokenizer.pre_tokenizer = split
-    return tokenizer
-
-
-def words_of(texts: Iterable[str], split: pre_tokenizers.PreTokenizer) -> list[str]:
-    """Return the distinct words of texts, sorted."""
-    return sorted({word for text in texts for word, _ in split.pre_tokenize_str(text)})
 
 
 # ----------------------------------------------------------------------------------------------------------- statistics

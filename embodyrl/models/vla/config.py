@@ -32,6 +32,13 @@ class Frozen(StrEnum):
     language = "language"
 
 
+class StateInput(StrEnum):
+    """Form in which a model reads the robot's state."""
+
+    token = "token"
+    none = "none"
+
+
 def check_without_checkpoint(model: Any, *names: str) -> Iterator[ConfigIssue]:
     """Yield an issue for each option that belongs to a checkpoint, for models without one.
 

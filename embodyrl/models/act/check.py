@@ -1,0 +1,150 @@
+"""Checks of a config of ACT against its checkpoint. Reads no weights and imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import action_dim, state_dim
+from embodyrl.config.schema import Config
+from embodyrl.envs import SimulatorSpec
+from embodyrl.models.act.checkpoint import CheckpointFiles, Scales, scratch_files_of
+from embodyrl.models.act.config import ACTConfig, Architecture
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
+from embodyrl.models.vla.config import StateInput, check_robot
+
+
+def check(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each fault of a config of ACT."""
+    model = config.model
+    assert isinstance(model, ACTConfig)
+    if not config.env.cameras:
+        yield ConfigIssue(
+            "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
+        )
+    if model.checkpoint is None:
+        yield from _check_scratch(config, model)
+    elif Path(model.checkpoint).is_dir():
+        yield from _check_folder(config, model, Path(model.checkpoint))
+
+
+def notes(config: Config) -> Iterator[str]:
+    """Yield a text if the checkpoint was meant to execute its chunks otherwise than the config does."""
+    model, chunk = config.model, config.rollout.chunk_size
+    assert isinstance(model, ACTConfig)
+    if model.checkpoint is None or not Path(model.checkpoint).is_dir():
+        return
+    settings = CheckpointFiles.read(Path(model.checkpoint)).config
+    coefficient, executed = settings["temporal_ensemble_coeff"], settings["n_action_steps"]
+    if coefficient is not None and config.eval.ensemble is None:
+        yield (
+            f"the checkpoint was evaluated with temporal ensembling (temporal_ensemble_coeff {coefficient}); to do so "
+            f"here: embodyrl eval with rollout.chunk_size={settings['chunk_size']} eval.ensemble={coefficient}"
+        )
+    elif coefficient is None and chunk != executed:
+        yield (
+            f"the checkpoint was evaluated with {executed} actions per chunk (n_action_steps), here there are "
+            f"rollout.chunk_size = {chunk}"
+        )
+
+
+def _check_scratch(config: Config, model: ACTConfig) -> Iterator[ConfigIssue]:
+    sizes = model.scratch
+    if sizes.hidden_size % sizes.heads or sizes.hidden_size % 4:
+        yield ConfigIssue(
+            "model.scratch.hidden_size",
+            f"model.scratch.hidden_size = {sizes.hidden_size} cannot be split among {sizes.heads} heads, or into the "
+            "four parts of places in an image",
+            "choose a multiple of both",
+        )
+    try:
+        check_names(model.cameras, config.env.cameras)
+    except PolicyError as error:
+        yield ConfigIssue("model.cameras", str(error))
+    if len(set(model.cameras)) != len(model.cameras) or ABSENT in model.cameras:
+        yield ConfigIssue(
+            "model.cameras", "model.cameras must name each camera once", f"remove {ABSENT} and what is there twice"
+        )
+    if model.statistics is not None and Path(model.statistics).is_file():  # those of demonstrations may be yet to come
+        proprio, acting = state_dim(config), action_dim(config)
+        try:
+            scales = scratch_files_of(proprio, acting).with_statistics(model.statistics).scales()
+        except PolicyError as error:
+            yield ConfigIssue("model.statistics", f"model.statistics: {error}")
+        else:
+            yield from _other_robot(scales, model, proprio, acting)
+
+
+def _check_folder(config: Config, model: ACTConfig, folder: Path) -> Iterator[ConfigIssue]:
+    try:
+        files = CheckpointFiles.read(folder)
+        sizes = files.architecture
+    except PolicyError as error:
+        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
+        return
+    try:
+        choose_cameras(model.cameras, config.env.cameras, sizes.images)
+    except PolicyError as error:
+        yield ConfigIssue("model.cameras", str(error))
+    if ABSENT in model.cameras:
+        yield ConfigIssue(
+            "model.cameras",
+            f"model.cameras names {ABSENT}, but this model has no way to see that an image is missing",
+            "name a camera for each image",
+        )
+    path = "model.checkpoint" if model.statistics is None else "model.statistics"
+    try:
+        scales = CheckpointFiles.read(folder, statistics=model.statistics).scales()
+    except PolicyError as error:
+        yield ConfigIssue(path, f"{path}: {error}")
+        return
+    size = config.env.image_size
+    yield from _misfits(sizes, config.rollout.chunk_size, (size[0], size[-1]))
+    yield from _other_robot(scales, model, state_dim(config), action_dim(config))
+
+
+def misfits(
+    sizes: Architecture, scales: Scales, model: ACTConfig, chunk: int, simulator: SimulatorSpec | None
+) -> Iterator[ConfigIssue]:
+    """Yield an issue for each part of a checkpoint that does not fit a simulator.
+
+    Args:
+        sizes: of its network.
+        scales: its normalisation.
+        model: the model's options.
+        chunk: actions that are executed.
+        simulator: the simulator's spec; None: not known.
+    """
+    there = simulator is not None and len(simulator.cameras) > 0
+    yield from _misfits(sizes, chunk, simulator.image_size if simulator is not None and there else None)
+    if simulator is not None:
+        yield from _other_robot(scales, model, simulator.proprio_dim, simulator.action_dim)
+
+
+def _misfits(sizes: Architecture, chunk: int, shown: tuple[int, int] | None) -> Iterator[ConfigIssue]:
+    """Yield an issue for each size of a config that the network does not have; `shown` is the images'."""
+    if chunk > sizes.horizon:
+        yield ConfigIssue(
+            "rollout.chunk_size",
+            f"rollout.chunk_size = {chunk}, but the checkpoint gives {sizes.horizon} actions at once",
+            f"set rollout.chunk_size to {sizes.horizon} or less",
+        )
+    if shown is not None and shown != sizes.image_size:
+        height, width = sizes.image_size
+        yield ConfigIssue(
+            "env.image_size",
+            f"the simulator's images have {shown[0]} x {shown[1]} pixels, the checkpoint's {height} x {width}, and "
+            "this model never resizes images",
+            f"set env.image_size to [{height}, {width}]",
+        )
+
+
+def _other_robot(scales: Scales, model: ACTConfig, proprio: int | None, acting: int | None) -> Iterator[ConfigIssue]:
+    """Yield an issue for each size of a robot that is not the simulator's."""
+    rows = [("actions", scales.actions, acting, "its matching controller")]
+    if model.state is StateInput.token and scales.states is not None:
+        rows.append(("states", scales.states, proprio, "other states with env.proprio, or set model.state to none"))
+    for what, scale, there, instead in rows:
+        yield from check_robot(what, len(scale), len(scale), there, settings=("model.statistics",), instead=instead)

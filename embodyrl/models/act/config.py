@@ -1,0 +1,250 @@
+"""Options of ACT, and the architecture in a checkpoint's config.json. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from embodyrl.config.schema import ModelConfig, setting
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.lerobot import ACTION, STATE, VISION, section
+from embodyrl.models.vla.config import StateInput
+
+
+class Backbone(StrEnum):
+    """ResNet that reads the images."""
+
+    resnet18 = "resnet18"
+    resnet34 = "resnet34"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScratchConfig:
+    """Sizes of a model with random weights; a checkpoint has its own. It predicts `rollout.chunk_size` actions at
+    once."""
+
+    backbone: Backbone = setting(Backbone.resnet18)
+    """ResNet that reads the images."""
+    backbone_width: int = setting(64, low=1)
+    """Channels of the ResNet's first stage; each of the three that follow has twice as many as the one before."""
+    hidden_size: int = setting(512, low=4)
+    """Width of the transformers."""
+    heads: int = setting(8, low=1)
+    """Attention heads of each."""
+    feedforward_size: int = setting(3200, low=1)
+    """Width of their feed-forward layers."""
+    encoder_layers: int = setting(4, low=1)
+    """Layers of the transformer that reads images and state."""
+    decoder_layers: int = setting(1, low=1)
+    """Layers of the transformer that predicts actions. The published model has 1: the code of Zhao et al. builds 7 and
+    reads the first one's output."""
+    style: bool = setting(True)
+    """Learn from demonstrations as a variational autoencoder, whose latent variable explains in what different people
+    differ. It is zero whenever the policy acts."""
+    style_size: int = setting(32, low=1)
+    """Numbers in the latent variable."""
+    style_layers: int = setting(4, low=1)
+    """Layers of the transformer that reads demonstrated actions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ACTConfig(ModelConfig):
+    """A transformer that predicts a chunk of actions from images and the robot's state; it reads no task
+    description."""
+
+    statistics: str | None = setting(None)
+    """File of statistics that normalise images, states and actions: a LeRobotDataset's meta/stats.json, or a LeRobot
+    policy's ..normalizer_processor.safetensors. null: those in the checkpoint's folder; a model with random weights
+    takes the simulator's ranges."""
+    cameras: list[str] = setting([])
+    """Which of env.cameras each image of the checkpoint shows, in its order. []: env.cameras, in their order."""
+    state: StateInput = setting(StateInput.token)
+    """token: the robot's state is a token. none: the token is that of the mean state."""
+    dropout: float | None = setting(None, low=0.0, below=1.0)
+    """Share of the transformers' numbers that supervised learning drops at random. Nothing is dropped in rollouts and
+    in what learns from them. null: as in the checkpoint; 0.1 without one."""
+    kl_weight: float | None = setting(None, low=0.0)
+    """Weight of the latent variable's KL divergence from a standard normal distribution in supervised learning. null:
+    as in the checkpoint; 10 without one."""
+    log_std_init: float = setting(-1.5, low=-5.0, high=2.0)
+    """Start value of the exploration noise's log standard deviation, which is learned, in normalised actions."""
+    detach_critic: bool = setting(True)
+    """Train only the critic with the value loss, not the network that it reads."""
+    value_sizes: list[int] = setting([256, 256], low=1)
+    """Widths of the critic's hidden layers."""
+    scratch: ScratchConfig = field(default_factory=ScratchConfig)
+    """Shape of the model where `checkpoint` is null."""
+
+
+# --------------------------------------------------------------------------------------------------------- architecture
+
+DEFAULTS: Mapping[str, Any] = {
+    "type": "act",
+    "n_obs_steps": 1,
+    "chunk_size": 100,
+    "n_action_steps": 100,
+    "vision_backbone": "resnet18",
+    "backbone_width": 64,
+    "replace_final_stride_with_dilation": False,
+    "pre_norm": False,
+    "dim_model": 512,
+    "n_heads": 8,
+    "dim_feedforward": 3200,
+    "feedforward_activation": "relu",
+    "n_encoder_layers": 4,
+    "n_decoder_layers": 1,
+    "use_vae": True,
+    "latent_dim": 32,
+    "n_vae_encoder_layers": 4,
+    "temporal_ensemble_coeff": None,
+    "dropout": 0.1,
+    "kl_weight": 10.0,
+    "normalization_mapping": {"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+}
+"""What LeRobot takes for entries that a config.json does not have; `backbone_width` is ours, for thinner ResNets."""
+ENVIRONMENT = "observation.environment_state"
+BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
+"""Blocks of each of a ResNet's four stages."""
+KNOWN: Mapping[str, tuple[Any, ...]] = {
+    "n_obs_steps": (1,),
+    "vision_backbone": tuple(BLOCKS),
+    "replace_final_stride_with_dilation": (False, 0),
+    "feedforward_activation": ("relu", "gelu"),
+    "pre_norm": (True, False),
+    "use_vae": (True, False),
+}
+"""Entries of config.json with the values that are implemented."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Everything that determines shapes and connections of the network."""
+
+    backbone: str
+    backbone_width: int
+    width: int
+    heads: int
+    feedforward: int
+    activation: str
+    norm_first: bool
+    """Whether layers normalise what they read, instead of what they return."""
+    encoder_layers: int
+    decoder_layers: int
+    style_size: int
+    """Numbers in the latent variable."""
+    style_layers: int
+    """Layers of the transformer that reads demonstrations; 0: none was trained."""
+    horizon: int
+    """`H`, actions that are predicted at once."""
+    action_dim: int
+    """`D`"""
+    state_dim: int
+    """`S`; 0: the model reads no state."""
+    images: tuple[str, ...]
+    """Names of the images, in their order."""
+    image_size: tuple[int, int]
+    """Height and width of each [pixels]."""
+    dropout: float
+    kl_weight: float
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Architecture:
+        """Read LeRobot's config.json, filled up with `DEFAULTS`.
+
+        Raises:
+            PolicyError: the file is that of another model, is damaged, or asks for what is not implemented.
+        """
+        if config["type"] != "act":
+            raise PolicyError(
+                f"config.json is that of a {config['type']!r} model: set model.name to that one, or give another folder"
+            )
+        _refuse(config)
+        inputs, outputs = section(config, "input_features"), section(config, "output_features")
+        if ENVIRONMENT in inputs:
+            raise PolicyError(
+                f"config.json: the model reads {ENVIRONMENT}, which no simulator here has: take a checkpoint without"
+            )
+        images = {name: feature for name, feature in inputs.items() if _kind(name, feature) == VISION}
+        if not images:
+            raise _damaged("input_features", list(inputs), "an image (type VISUAL) among them")
+        sizes = {name: _shape(name, feature, 3)[1:] for name, feature in images.items()}
+        first = next(iter(sizes.values()))
+        if any(size != first for size in sizes.values()):
+            raise PolicyError(
+                f"config.json: images have different sizes ({', '.join(map(str, sizes.values()))}); the simulators' "
+                "images all have the same, so take a checkpoint whose images do"
+            )
+        width, heads = _number(config, "dim_model"), _number(config, "n_heads")
+        if width % heads or width % 4:
+            raise _damaged("dim_model", width, f"a multiple of 4 and of n_heads = {heads}")
+        return cls(
+            backbone=config["vision_backbone"],
+            backbone_width=_number(config, "backbone_width"),
+            width=width,
+            heads=heads,
+            feedforward=_number(config, "dim_feedforward"),
+            activation=config["feedforward_activation"],
+            norm_first=bool(config["pre_norm"]),
+            encoder_layers=_number(config, "n_encoder_layers"),
+            decoder_layers=_number(config, "n_decoder_layers"),
+            style_size=_number(config, "latent_dim"),
+            style_layers=_number(config, "n_vae_encoder_layers") if config["use_vae"] else 0,
+            horizon=_number(config, "chunk_size"),
+            action_dim=_shape(ACTION, outputs.get(ACTION), 1)[0],
+            state_dim=_shape(STATE, inputs[STATE], 1)[0] if STATE in inputs else 0,
+            images=tuple(images),
+            image_size=(first[0], first[1]),
+            dropout=_share(config, "dropout"),
+            kl_weight=_share(config, "kl_weight", below=None),
+        )
+
+
+def with_options(sizes: Architecture, config: ACTConfig) -> Architecture:
+    """Return an architecture with the options that replace a checkpoint's settings."""
+    own = {"dropout": config.dropout, "kl_weight": config.kl_weight}
+    chosen: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    return replace(sizes, **chosen)
+
+
+def _refuse(config: Mapping[str, Any]) -> None:
+    """Raise an error if config.json asks for what is not implemented."""
+    for key, known in KNOWN.items():
+        if config[key] not in known:
+            raise PolicyError(
+                f"config.json: {key} is {config[key]!r}, which is not implemented (known: "
+                f"{', '.join(dict.fromkeys(map(repr, known)))}): take another checkpoint"
+            )
+
+
+def _kind(name: str, feature: Any) -> Any:
+    if not isinstance(feature, Mapping):
+        raise _damaged(f"input_features.{name}", feature, "an object with type and shape")
+    return feature.get("type")
+
+
+def _shape(name: str, feature: Any, dims: int) -> tuple[int, ...]:
+    shape = feature.get("shape") if isinstance(feature, Mapping) else None
+    if not isinstance(shape, list) or len(shape) != dims or not all(type(size) is int and size > 0 for size in shape):
+        raise _damaged(f"shape of {name!r}", shape, f"{dims} whole number(s) above 0")
+    return tuple(shape)
+
+
+def _number(config: Mapping[str, Any], key: str) -> int:
+    found = config[key]
+    if type(found) is not int or found < 1:
+        raise _damaged(key, found, "a whole number above 0")
+    return found
+
+
+def _share(config: Mapping[str, Any], key: str, below: float | None = 1.0) -> float:
+    found = config[key]
+    number = isinstance(found, int | float) and not isinstance(found, bool)
+    if not number or not found >= 0 or (below is not None and found >= below):
+        raise _damaged(key, found, f"a number from 0{' to 1' if below else ''}")
+    return float(found)
+
+
+def _damaged(key: str, found: Any, wanted: str) -> PolicyError:
+    return PolicyError(f"config.json: {key} is {found!r}, {wanted} was expected: download it again")

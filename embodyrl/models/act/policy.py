@@ -1,0 +1,298 @@
+"""ACT as a policy: a Gaussian around the predicted chunk.
+
+Shapes: `B` samples, `V` images, `H` actions that are predicted, `C` actions and `D` numbers that are executed, `S`
+numbers of a state, `Z` of the latent variable, `N = C*D`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embodyrl.config.schema import ModelConfig
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import ActionConvention
+from embodyrl.models.act.check import misfits
+from embodyrl.models.act.checkpoint import (
+    PREFIX,
+    CheckpointFiles,
+    own_name,
+    published_files,
+    scratch_files,
+)
+from embodyrl.models.act.config import ACTConfig, Architecture, with_options
+from embodyrl.models.act.network import ACT, ResNet, initialize
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.denoising import ValueHead
+from embodyrl.models.lerobot import Scale
+from embodyrl.models.policy import (
+    ACTION_WEIGHTS,
+    PUBLISHED,
+    ActOutput,
+    EvalOutput,
+    Inputs,
+    ParallelPlan,
+    Policy,
+    PolicyObservation,
+    PolicySpec,
+)
+from embodyrl.models.sampling import Gaussian
+from embodyrl.models.saved import write_description
+from embodyrl.models.vla.cameras import Cameras, choose_cameras
+from embodyrl.models.vla.config import StateInput
+from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
+from embodyrl.models.vla.scaling import Normalizer
+from embodyrl.models.weights import (
+    FORMAT,
+    Naming,
+    read_heads,
+    read_metadata,
+    read_weights,
+    write_heads,
+    write_single_file,
+)
+
+HEADS_FILE = "act_heads.safetensors"
+NAMING = Naming(public=lambda name: PREFIX + name, own=own_name)
+
+
+class ACTPolicy(Policy):
+    """ACT: a chunk of actions from images and a state.
+
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null. Actions are drawn around
+    the chunk that the network predicts with a latent variable of zero, with a spread that is learned and does not
+    depend on the observation; the critic reads the mean of the encoder's output.
+
+    Args:
+        config: the model's options.
+        simulator: the simulator's spec; None: as the checkpoint has it.
+        chunk_size: `C`, at most the checkpoint's.
+    """
+
+    acts_on_device = True
+
+    def __init__(self, config: ACTConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
+        super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
+        self.config = config
+        self.files = _read_files(config, simulator, chunk_size)
+        self.architecture = sizes = with_options(self.files.architecture, config)
+        scales = self.files.scales()
+        for issue in misfits(sizes, scales, config, chunk_size, simulator):
+            raise PolicyError(f"{issue.message}: {issue.hint}")
+        self.network = _build_network(sizes, random=config.checkpoint is None)
+        self.stored: dict[str, torch.dtype] = {}
+        """Types of the weights in the files that they were read from."""
+        self.metadata: Mapping[str, str] | None = FORMAT
+        """That of these files."""
+        self.images = Normalizer(_stacked(scales.images))
+        self.states = None if scales.states is None else Normalizer(scales.states)
+        self.actions = Normalizer(scales.actions)
+        self.cameras: Cameras | None = None
+        """None: the published size, which is planned for as many images as there are."""
+        if config.checkpoint != PUBLISHED:
+            there = None if simulator is None else simulator.cameras
+            self.cameras = choose_cameras(config.cameras, there, sizes.images)
+        reads = self.states is not None and config.state is StateInput.token
+        self.spec = PolicySpec(
+            kind="gaussian",
+            chunk_size=chunk_size,
+            action_dim=sizes.action_dim,
+            proprio_dim=sizes.state_dim if reads else 0,
+        )
+        self.units = None
+        if simulator is not None:
+            remedy = "choose statistics (model.statistics) of this robot, or its matching controller"
+            self.units = SimulatorUnits(ActionConvention(), simulator, sizes.action_dim, remedy)
+        self.exploration = Gaussian(sizes.action_dim, config.log_std_init)
+        self.value_head = ValueHead(sizes.width, config.value_sizes)
+
+    # ------------------------------------------------------------------------------------------------------- inputs
+
+    def preprocess(self, observation: PolicyObservation) -> Inputs:
+        """Return `images [B, V, 3, h, w]` and `state [B, S]`, normalised; no `state` if the network reads none.
+
+        Raises:
+            PolicyError: images or states are missing, or have another shape than the model takes.
+        """
+        device = self.exploration.log_std.device
+        given = observation.images
+        there = 0 if given is None else given.shape[1]
+        images = check_images(given, there if self.cameras is None else len(self.cameras.used))
+        if self.cameras is not None:
+            images = images[:, self.cameras.order]
+        size = self.architecture.image_size
+        if tuple(images.shape[2:4]) != size:
+            raise PolicyError(
+                f"the model takes images of {size[0]} x {size[1]} pixels, got {images.shape[2]} x {images.shape[3]}: "
+                "it never resizes"
+            )
+        # Not left in the layout of the simulator's images: convolutions of so few channels are slower in it.
+        colours = self.images.normalize(images.to(device).float() / 255.0).permute(0, 1, 4, 2, 3).contiguous()
+        inputs = {"images": colours}
+        if self.states is None:
+            return inputs
+        if not self.spec.proprio_dim:
+            return inputs | {"state": colours.new_zeros(len(images), len(self.states))}
+        return inputs | {"state": self.states.normalize(read_state(observation.proprio, len(self.states), device))}
+
+    # ------------------------------------------------------------------------------------------- acting and learning
+
+    def act(
+        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> ActOutput:
+        """See `Policy.act`; the trace holds the normalised chunk `sample [B, C, D]`."""
+        means, values = self._look(inputs)
+        sample = self.exploration.sample(means, generator) if mode == "train" else means
+        return ActOutput(
+            actions=self._executed(sample),
+            logprobs=self.exploration.logprobs(means, sample).flatten(1),
+            values=values,
+            trace={"sample": sample},
+        )
+
+    def _executed(self, sample: Tensor) -> Tensor:
+        actions = self.actions.unnormalize(sample)
+        return actions if self.units is None else self.units(actions)
+
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        """See `Policy.evaluate`."""
+        means, values = self._look(inputs)
+        return EvalOutput(
+            logprobs=self.exploration.logprobs(means, trace["sample"]).flatten(1),
+            entropy=self.exploration.entropy(means).flatten(1),
+            values=values,
+        )
+
+    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the normalised chunk `[B, C, D]` and the critic's values `[B]`."""
+        chunk, memory = self.network(inputs["images"], inputs.get("state"))
+        features = memory.float().mean(1)
+        values = self.value_head(features.detach() if self.config.detach_critic else features)
+        return chunk[:, : self.spec.chunk_size].float(), values
+
+    def imitation_draws(self, samples: int, generator: torch.Generator) -> Inputs:
+        """Draw the noise of latent variables, `style [samples, Z]`, and seeds of what is dropped, `dropout [samples]`;
+        see `Policy.imitation_draws`."""
+        sizes, device = self.architecture, generator.device
+        style = torch.randn(samples, sizes.style_size, generator=generator, device=device)
+        return {"style": style, "dropout": torch.randint(2**62, (samples,), generator=generator, device=device)}
+
+    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
+        """Mean absolute error, and the latent variable's KL divergence from a standard normal distribution; see
+        `Policy.sft_loss`.
+
+        Actions beyond the demonstrated ones, and those beyond the end of an episode, are neither read nor learned.
+        """
+        count = actions.shape[1]
+        weights = inputs.get(ACTION_WEIGHTS, actions.new_ones(actions.shape[:2]))
+        own = actions if self.units is None else self.units.inverse(actions)
+        wanted = self.actions.normalize(own.float())
+        with self._dropping(draws["dropout"]):
+            style, divergence = self._style(wanted, inputs.get("state"), weights == 0, draws["style"])
+            chunk, _ = self.network(inputs["images"], inputs.get("state"), style)
+        errors = (chunk[:, :count].float() - wanted).abs() * weights.unsqueeze(-1)
+        # The weights have a mean of 1 over the minibatch, of which this may be a part.
+        loss: Tensor = errors.mean() + self.architecture.kl_weight * divergence
+        return loss
+
+    def _style(
+        self, wanted: Tensor, state: Tensor | None, hidden: Tensor, noise: Tensor
+    ) -> tuple[Tensor | None, Tensor | float]:
+        """Return the latent variable of demonstrated chunks, None if the model has none, and its mean divergence."""
+        if not self.architecture.style_layers:
+            return None, 0.0
+        rest = self.architecture.horizon - wanted.shape[1]
+        style = self.network.infer_style(
+            functional.pad(wanted, (0, 0, 0, rest)), state, functional.pad(hidden, (0, rest), value=True)
+        )
+        return style.sample(noise), style.divergence().float().mean()
+
+    @contextmanager
+    def _dropping(self, seeds: Tensor) -> Iterator[None]:
+        """Drop numbers at random in a block. What is dropped depends on the demonstrations of a micro-batch alone, so
+        that a resumed run drops the same."""
+        if not self.architecture.dropout:
+            yield
+            return
+        devices = [seeds.device] if seeds.is_cuda else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(seeds[0]))
+            self.network.train()
+            try:
+                yield
+            finally:
+                self.network.eval()
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+
+    def tokens_per_observation(self, task: str) -> int:
+        """See `Policy.tokens_per_observation`; tokens of the encoder: latent variable, state and the images' cells."""
+        height, width = (-(-side // ResNet.STRIDE) for side in self.architecture.image_size)
+        images = 1 if self.cameras is None else len(self.cameras.used)
+        return 1 + (self.states is not None) + images * height * width
+
+    def parallel_plan(self) -> ParallelPlan:
+        """See `Policy.parallel_plan`: blocks are those of the ResNet and the transformers' layers. Projections inside
+        of attention cannot be adapted, because torch does not call them as layers."""
+        return ParallelPlan(
+            blocks=self.modules_named(r"network\.(backbone\.layer\d|(vae_encoder|encoder|decoder)\.layers)\.\d+"),
+            adaptable=tuple(name for name in self.linear_layers("network.") if not name.endswith(".out_proj")),
+            heads=self.parts_beside("network"),
+            root="network",
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- files
+
+    def _heads(self) -> dict[str, nn.Module]:
+        """Return the parts that public checkpoints do not contain."""
+        return {"value_head": self.value_head, "exploration": self.exploration}
+
+    def load(self, folder: Path) -> None:
+        """Read weights under LeRobot's names. A missing critic or spread keeps its weights.
+
+        Raises:
+            PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
+        """
+        self.stored, self.metadata = read_weights(self.network, folder, NAMING), read_metadata(folder)
+        read_heads(self._heads(), folder / HEADS_FILE)
+
+    def save(self, folder: Path, config: ModelConfig) -> None:
+        """Write LeRobot's layout into an existing folder, and critic and spread beside it."""
+        self.files.write(folder)
+        buffers = {name: torch.from_numpy(numbers) for name, numbers in self.files.buffers.items()}
+        write_single_file(self.network, folder, NAMING, types=self.stored, others=buffers, metadata=self.metadata)
+        write_heads(self._heads(), folder / HEADS_FILE)
+        write_description(folder, self.options_to_save(config), self.spec)
+
+
+def _read_files(config: ACTConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
+    if config.checkpoint == PUBLISHED:
+        return published_files()
+    if config.checkpoint is not None:
+        return CheckpointFiles.read(Path(config.checkpoint), statistics=config.statistics)
+    return scratch_files(config, simulator, chunk_size)
+
+
+def _build_network(sizes: Architecture, *, random: bool) -> ACT:
+    """Build the network with random weights, or with parameters on the meta device."""
+    if random:
+        network = ACT(sizes)
+        initialize(network)
+        return network
+    with torch.device("meta"):
+        return ACT(sizes)
+
+
+def _stacked(scales: Sequence[Scale]) -> Scale:
+    """Return the normalisation of images `[B, V, h, w, 3]` for that of each."""
+    origin, divisor, factor = (
+        np.stack([getattr(each, name) for each in scales])[:, None, None] for name in ("origin", "divisor", "factor")
+    )
+    return Scale(origin, divisor, factor, shift=scales[0].shift)
