@@ -18,7 +18,7 @@ from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, open_shard, shard_fil
 from embodyrl.models.vla.config import WeightType
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
-FORMAT: Mapping[str, str] = MappingProxyType({"format": "pt"})
+FORMAT: Mapping[str, str] = {"format": "pt"}
 """Metadata of most public files."""
 SHARD_BYTES = 5 * 10**9
 _NAMED = 8

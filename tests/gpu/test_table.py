@@ -14,7 +14,7 @@ import pytest
 from embodyrl.registry import SupportedModel
 
 HERE = Path(__file__).parent
-VLAS = ("openvla", "openvla_oft", "openvla_oft_l1", "pi0", "smolvla", "gr00t")
+VLAS = ("openvla", "openvla_oft", "openvla_oft_l1", "pi0", "smolvla", "act", "gr00t")
 EXAMPLES = ("linear", "text", "conv")
 """Models of examples/."""
 FAMILIES = ("mlp", *EXAMPLES, *VLAS)

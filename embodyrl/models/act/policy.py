@@ -172,6 +172,8 @@ class ACTPolicy(Policy):
 
     def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the normalised chunk `[B, C, D]` and the critic's values `[B]`."""
+        if self.network.training:
+            self.network.eval()  # nothing is dropped here; see `_dropping`
         chunk, memory = self.network(inputs["images"], inputs.get("state"))
         features = memory.float().mean(1)
         values = self.value_head(features.detach() if self.config.detach_critic else features)
@@ -217,7 +219,11 @@ class ACTPolicy(Policy):
     @contextmanager
     def _dropping(self, seeds: Tensor) -> Iterator[None]:
         """Drop numbers at random in a block. What is dropped depends on the demonstrations of a micro-batch alone, so
-        that a resumed run drops the same."""
+        that a resumed run drops the same.
+
+        The network goes on to do so until it acts or scores the next time: gradient checkpointing computes it again
+        after the block, with the random numbers of the first time.
+        """
         if not self.architecture.dropout:
             yield
             return
@@ -225,10 +231,7 @@ class ACTPolicy(Policy):
         with torch.random.fork_rng(devices):
             torch.manual_seed(int(seeds[0]))
             self.network.train()
-            try:
-                yield
-            finally:
-                self.network.eval()
+            yield
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
