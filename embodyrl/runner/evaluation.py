@@ -303,8 +303,10 @@ class _Choice:
         """Slots of a block."""
         self._executed = manager.chunk_size
         self._noise = noise
-        shape = engine.policy.spec.chunk_size, engine.policy.spec.action_dim
-        self._ensemble = None if ensemble is None else TemporalEnsemble(manager.num_envs, *shape, ensemble)
+        self._ensemble = None
+        if ensemble is not None:
+            spec = engine.policy.spec
+            self._ensemble = TemporalEnsemble(manager.num_envs, spec.chunk_size, spec.action_dim, ensemble)
 
     def begin(self, slots: NDArray[np.int64]) -> None:
         """Forget the episodes that these slots played before."""

@@ -104,7 +104,7 @@ ACT: dict[str, Any] = {
     "dropout": 0.0,  # what is dropped depends on the demonstrations of a micro-batch
     "value_sizes": [16],
 }
-ACT_STILL = ("network.vae_", "network.encoder_latent_input_proj.weight", "network.decoder.layers.0.self_attn.in_proj_w")
+ACT_STILL = ("network.vae_", "network.encoder_latent_input_proj.weight", "network.decoder.layers.0.self_attn.")
 """What demonstrations alone train, what multiplies the latent variable's zero, and attention among actions that are all
 zero still."""
 CASES = {
