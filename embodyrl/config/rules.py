@@ -441,7 +441,7 @@ def hub_names_are_legal(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def only_checkpoints_and_data_are_on_the_hub(config: Config) -> Iterator[ConfigIssue]:
     """Check that options of the model that name other files name those of this machine."""
-    for name in ("adapter", "tokenizer", "statistics", "vlm"):
+    for name in ("adapter", "tokenizer", "statistics", "vlm", "pretrained"):
         text = str(getattr(config.model, name, ""))
         if is_hub_name(text):
             repo = text.removeprefix("hf://").partition("@")[0]

@@ -29,6 +29,17 @@ SupportedModel.register(
     summary="policy and value network on state observations; continuous or discrete actions",
 )
 SupportedModel.register(
+    "cnn",
+    target="embodyrl.models.cnn.policy:CNNPolicy",
+    options="embodyrl.models.cnn.options:CNNConfig",
+    requires=VLA,
+    critic=True,
+    max_chunk=32,
+    blocks=False,
+    check="embodyrl.models.cnn.options:check",
+    summary="CNN on images, and the robot's state; continuous or discrete actions",
+)
+SupportedModel.register(
     "openvla",
     target="embodyrl.models.openvla.policy:OpenVLAPolicy",
     options="embodyrl.models.openvla.config:OpenVLAConfig",

@@ -169,7 +169,7 @@ ADAPTER_FOLDER = "adapter"
 """Folder of the adapters, in the folder of a policy whose base weights are elsewhere."""
 HEADS_FILE = "heads.safetensors"
 """File beside that folder: weights that were trained in full."""
-BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer", "vlm")
+BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer", "vlm", "pretrained")
 """Options that name files elsewhere; a saved policy has copies of them in its own folder."""
 FREE = ("dtype", "noise_level", "noise_level_end")
 """Options that may differ between runs without a note."""

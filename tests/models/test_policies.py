@@ -14,6 +14,7 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, PolicyError, PolicyObservation, SupportedModel, build_policy
 from embodyrl.models.act.config import ScratchConfig as ACTScratch
+from embodyrl.models.cnn.options import Encoders
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.gr00t.config import ScratchConfig as Gr00tScratch
 from embodyrl.models.gr00t.config import ValueInput
@@ -104,11 +105,23 @@ ACT: dict[str, Any] = {
     "dropout": 0.0,  # what is dropped depends on the demonstrations of a micro-batch
     "value_sizes": [16],
 }
-ACT_STILL = ("network.vae_", "network.encoder_latent_input_proj.weight", "network.decoder.layers.0.self_attn.")
+ACT_STILL = (
+    "network.vae_",
+    "network.encoder_latent_input_proj.weight",
+    "network.decoder.layers.0.self_attn.",
+    "network.decoder.layers.0.norm1.weight",
+)
 """What demonstrations alone train, what multiplies the latent variable's zero, and attention among actions that are all
 zero still."""
+CNN: dict[str, Any] = {"encoder": "test_resnet", "image_features": 12, "hidden_sizes": [16]}
 CASES = {
     "mlp-continuous": Case("mlp"),
+    "cnn": Case("cnn", options=CNN, spec=TWO),
+    "cnn-apart-without-state-discrete": Case(
+        "cnn",
+        options=CNN | {"encoders": Encoders.each, "shared": False, "state": False},
+        spec=TWO | {"actions": CHOICE},
+    ),
     "mlp-discrete": Case("mlp", spec={"actions": CHOICE}),
     "openvla": Case("openvla", chunk=1, options=SMALL, spec=ONE),
     "openvla-top-k": Case("openvla", chunk=1, options=SMALL | {"top_k": 9, "temperature": 1.7}, spec=ONE),
@@ -371,7 +384,7 @@ def test_its_size_is_known_without_weights(case: Case) -> None:
     assert shapes[0] == shapes[1] and all(parameter.is_meta for parameter in blank.parameters())
     task_description = next(iter(case.simulator.tasks.values()))
     assert blank.tokens_per_observation(task_description) == real.tokens_per_observation(task_description)
-    assert (blank.tokens_per_observation(task_description) > 0) == bool(case.simulator.cameras)
+    assert (blank.tokens_per_observation(task_description) > 0) == SupportedModel.entry(case.model).blocks
     traced = trace(blank, case.simulated, EngineConfig(), cuda=False)
     assert traced.lines.learning.slope >= traced.lines.deciding.slope > 0
     decision = real.act(real.preprocess(case.observation(4)), "eval")

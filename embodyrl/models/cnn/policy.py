@@ -1,0 +1,160 @@
+"""The CNN policy: encoders of images and state, and the small networks and distributions of the MLP policy behind them.
+
+Shapes: `B` samples, `V` cameras, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk, `S` proprio dims.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import is_discrete
+from embodyrl.models.cnn.network import Encoder
+from embodyrl.models.cnn.options import CNNConfig, Encoders
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.mlp.policy import (
+    ACTIVATIONS,
+    CategoricalHead,
+    GaussianHead,
+    RunningNormalizer,
+    build_network,
+)
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyObservation, PolicySpec
+from embodyrl.models.vla.cameras import check_names
+from embodyrl.models.vla.processor import check_images, read_state
+
+
+class Features(nn.Module):
+    """What a policy or a value network reads: the features of all images, and those of the state.
+
+    Args:
+        config: the model's options.
+        simulator: the simulator's spec.
+        cameras: `V`.
+    """
+
+    def __init__(self, config: CNNConfig, simulator: SimulatorSpec, cameras: int) -> None:
+        super().__init__()
+        count = cameras if config.encoders is Encoders.each else 1
+        # A policy from a checkpoint has its own weights: the file of the first ones may be gone.
+        pretrained = config.pretrained if config.checkpoint is None else None
+        self.encoders = nn.ModuleList(
+            Encoder(config.encoder, simulator.image_size, config.image_features, pretrained) for _ in range(count)
+        )
+        self.size = cameras * config.image_features
+        self.state = None
+        if config.state:
+            self.state = nn.Sequential(nn.Linear(simulator.proprio_dim, config.state_features), nn.Tanh())
+            self.size += config.state_features
+
+    def forward(self, images: Tensor, state: Tensor | None) -> Tensor:
+        """Map `images [B, V, 3, h, w]` and `state [B, S]` to `[B, size]`."""
+        if len(self.encoders) == 1:
+            seen = self.encoders[0](images.flatten(0, 1)).unflatten(0, images.shape[:2]).flatten(1)
+        else:
+            views = zip(self.encoders, images.unbind(1), strict=True)
+            seen = torch.cat([encoder(view) for encoder, view in views], dim=1)
+        return seen if self.state is None or state is None else torch.cat([seen, self.state(state)], dim=1)
+
+
+class CNNPolicy(Policy):
+    """A CNN with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a value
+    network."""
+
+    acts_on_device = True
+
+    def __init__(self, config: CNNConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
+        super().__init__(config, simulator, chunk_size)
+        self.config = config
+        check_names(config.cameras, simulator.cameras)
+        chosen = config.cameras or simulator.cameras
+        if not chosen:
+            raise PolicyError("the model needs images: set env.cameras")
+        if config.state and simulator.proprio_dim == 0:
+            raise PolicyError(
+                "the model reads the robot's state, but this simulator has none (proprio_dim 0): set model.state=false"
+            )
+        self.there = len(simulator.cameras)
+        self.order = [simulator.cameras.index(name) for name in chosen]
+        self.head: GaussianHead | CategoricalHead
+        if is_discrete(simulator):
+            self.head = CategoricalHead(simulator, chunk_size)
+        else:
+            self.head = GaussianHead(simulator, chunk_size, config.log_std_init)
+        self.spec = PolicySpec(
+            kind=self.head.kind,
+            chunk_size=chunk_size,
+            action_dim=simulator.action_dim,
+            proprio_dim=simulator.proprio_dim if config.state else 0,
+        )
+        scales = config.state and config.normalize_observations
+        self.normalizer = RunningNormalizer(simulator.proprio_dim) if scales else None
+        self.features = Features(config, simulator, len(self.order))
+        self.critic_features = None if config.shared else Features(config, simulator, len(self.order))
+        sizes, activation = [self.features.size, *config.hidden_sizes], ACTIVATIONS[config.activation]
+        self.actor = build_network([*sizes, self.head.outputs], activation, 0.01)
+        self.critic = build_network([*sizes, 1], activation, 1.0)
+
+    def preprocess(self, observation: PolicyObservation) -> Inputs:
+        """Return `images [B, V, 3, h, w]` in [-1, 1], and `proprio [B, S]` if the state is read.
+
+        Raises:
+            PolicyError: images or states are missing, or have another shape than the model takes.
+        """
+        device = next(self.critic.parameters()).device
+        images = check_images(observation.images, self.there)[:, self.order].to(device)
+        # Not left in the layout of the simulator's images, in which convolutions of few channels are slower.
+        pixels = (images.float() / 127.5 - 1.0).permute(0, 1, 4, 2, 3).contiguous()
+        if not self.config.state:
+            return {"images": pixels}
+        return {"images": pixels, "proprio": read_state(observation.proprio, self.spec.proprio_dim, device)}
+
+    def act(
+        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> ActOutput:
+        """See `Policy.act`; the trace holds the sample `[B, N]`."""
+        outputs, values = self._look(inputs)
+        sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)
+        logprobs = self.head.logprobs(outputs, sample)
+        actions = self.head.actions(sample, logprobs)
+        return ActOutput(actions=actions, logprobs=logprobs, values=values, trace={"sample": sample})
+
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        """See `Policy.evaluate`."""
+        outputs, values = self._look(inputs)
+        logprobs = self.head.logprobs(outputs, trace["sample"])
+        return EvalOutput(logprobs=logprobs, entropy=self.head.entropy(outputs), values=values)
+
+    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
+        """See `Policy.sft_loss`."""
+        return self.head.sft_loss(self.actor(self._features(inputs)).float(), actions)
+
+    def update_statistics(self, inputs: Inputs) -> None:
+        """Update the running normalisation of states."""
+        if self.normalizer is not None:
+            self.normalizer.update(inputs["proprio"])
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """See `Policy.critic_parameters`; also those of encoders that the policy does not read."""
+        parts = [self.critic] if self.critic_features is None else [self.critic, self.critic_features]
+        return [parameter for part in parts for parameter in part.parameters()]
+
+    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the policy `[B, outputs]` and the values `[B]`."""
+        features = self._features(inputs)
+        if self.critic_features is not None:
+            judged = self.critic_features(inputs["images"], self._state(inputs))
+        else:
+            judged = features if self.config.critic_gradient else features.detach()
+        return self.actor(features).float(), self.critic(judged).squeeze(-1).float()
+
+    def _features(self, inputs: Inputs) -> Tensor:
+        features: Tensor = self.features(inputs["images"], self._state(inputs))
+        return features
+
+    def _state(self, inputs: Inputs) -> Tensor | None:
+        state = inputs.get("proprio")
+        return state if state is None or self.normalizer is None else self.normalizer(state)
