@@ -456,7 +456,7 @@ def _load(loaded: LoadedConfig, weights: Path | None, place: str | Path, spec: S
         with tempfile.TemporaryDirectory() as logs, open_simulators(single, Path(logs)) as manager:
             spec = manager.spec
     with settings_of_torch_kept():
-        return LoadedPolicy(loaded.config, build_acting(loaded.config, Offered(spec), weights))
+        return LoadedPolicy(loaded.config, build_acting(loaded.config, Offered(spec), weights), spec)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -305,8 +305,8 @@ class _Choice:
         self._noise = noise
         self._ensemble = None
         if ensemble is not None:
-            spec = engine.policy.spec
-            self._ensemble = TemporalEnsemble(manager.num_envs, spec.chunk_size, spec.action_dim, ensemble)
+            chunk_size = engine.policy.spec.chunk_size
+            self._ensemble = TemporalEnsemble.acting_in(manager.spec, manager.num_envs, chunk_size, ensemble)
 
     def begin(self, slots: NDArray[np.int64]) -> None:
         """Forget the episodes that these slots played before."""

@@ -30,16 +30,17 @@ class LoadedPolicy:
     Args:
         config: that it was trained with, or is to act with.
         engine: holds its weights.
+        simulator: spec of the simulators to act in.
     """
 
     config: Config
     policy: Policy
     """The torch module: its weights, `spec`, `preprocess`, `act`, `evaluate`."""
 
-    def __init__(self, config: Config, engine: HybridEngine) -> None:
+    def __init__(self, config: Config, engine: HybridEngine, simulator: SimulatorSpec) -> None:
         self.config = config
         self.policy = engine.policy
-        self._engine = engine
+        self._engine, self._simulator = engine, simulator
 
     @property
     def chunk_size(self) -> int:
@@ -73,8 +74,11 @@ class LoadedPolicy:
         Args:
             num_envs: envs to act in.
             coefficient: weights are exp(-coefficient * i), i = 0 the oldest chunk.
+
+        Raises:
+            UserError: actions are choices, which have no mean.
         """
-        return TemporalEnsemble(num_envs, self.chunk_size, self.action_dim, coefficient)
+        return TemporalEnsemble.acting_in(self._simulator, num_envs, self.chunk_size, coefficient)
 
 
 class Envs:

@@ -67,6 +67,7 @@ FAMILIES = {
         {"name": "smolvla", "denoising_steps": 2, "noise_method": "flow_noise", "joint_logprob": True} | SMOLVLA,
     ),
     "act": Family({"name": "act"} | ACT),
+    "cnn": Family({"name": "cnn", "encoder": "test_resnet"}, layered=False),
     "gr00t": Family({"name": "gr00t", "denoising_steps": 2, "noise_method": "flow_cps"} | GR00T),
     "linear": Family({"name": "linear"}, (), 1, imitates=False, layered=False, module="custom_model"),
     "text": Family({"name": "text"}, (), imitates=False, layered=False, module="custom_text_model"),
@@ -83,9 +84,6 @@ class Setting:
     model: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-5
     """Largest difference from the CPU's numbers, of 1 or of the number if that is larger."""
-    growth: float = 1.0
-    """How much larger differences of an update, and of what follows it, may be: where rounding decides the sign of a
-    gradient, Adam moves a weight by the whole learning rate up or down, so that processors disagree."""
     layered: bool = False
     """Whether it asks for blocks."""
     apart: bool = False
@@ -103,7 +101,6 @@ SETTINGS = {
         {"precision": "bfloat16", "gradient_checkpointing": True},
         model={"dtype": "bfloat16"},
         tolerance=0.05,
-        growth=6.0,
     ),
     "lora": Setting(PARTS | {"gradient_checkpointing": True, "lora": {"rank": 4}}, KL, layered=True),
     "full": Setting(PARTS, KL, apart=True),
@@ -164,8 +161,9 @@ def make_engine(family: Family, setting: Setting, device: str, folder: Path, sav
     )
     config = build_section(ModelConfig, family.options | (setting.model if family.layered else {}))
     engine = setting.engine | {"device": device}
-    # With the default eps AdamW moves a weight whose gradient is nothing but rounding as far as any other.
-    engine["optimizer"] = {"eps": 1e-2, "lr": 1e-3}
+    # Steps nearly in proportion to gradients: with the default eps AdamW moves a weight whose gradient is nothing but
+    # rounding as far as any other, and processors round it to other signs.
+    engine["optimizer"] = {"eps": 1.0, "lr": 0.01}
     if not family.layered:
         engine.pop("gradient_checkpointing", None)
     if device == "cpu":
@@ -323,16 +321,14 @@ def check_places(engine: HybridEngine, device: str) -> None:
             raise RuntimeError(f"{name} is on {tensor.device}, not on {device}")
 
 
-def difference(one: Result, other: Result, setting: Setting) -> tuple[float, str]:
-    """Return the largest difference, of 1 or of the number if that is larger, and of which numbers it is. Those of an
-    update and of what follows it count less, as `setting` says."""
+def difference(one: Result, other: Result) -> tuple[float, str]:
+    """Return the largest difference, of 1 or of the number if that is larger, and of which numbers it is."""
     assert one.numbers.keys() == other.numbers.keys()
     worst = (0.0, "nothing")
     for name, numbers in one.numbers.items():
         distance = np.abs(numbers - other.numbers[name]) / np.maximum(1.0, np.abs(other.numbers[name]))
         assert np.isfinite(distance).all(), f"{name} is not finite"
-        grown = setting.growth if name == "update" or name.endswith(" after") else 1.0
-        worst = max(worst, (float(distance.max(initial=0.0)) / grown, name))
+        worst = max(worst, (float(distance.max(initial=0.0)), name))
     return worst
 
 

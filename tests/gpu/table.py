@@ -35,7 +35,7 @@ def compute(family: str, setting: str, folder: Path) -> dict[str, Any]:
     try:
         with gpu():
             on_gpu = cases.play(*chosen, "cuda", folder / "cuda")
-        worst, where = cases.difference(on_gpu, cases.play(*chosen, "cpu", folder / "cpu"), chosen[1])
+        worst, where = cases.difference(on_gpu, cases.play(*chosen, "cpu", folder / "cpu"))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     counts = {name: dataclasses.asdict(each) for name, each in on_gpu.counts.items()}

@@ -17,13 +17,13 @@ HERE = Path(__file__).parent
 VLAS = ("openvla", "openvla_oft", "openvla_oft_l1", "pi0", "smolvla", "act", "gr00t")
 EXAMPLES = ("linear", "text", "conv")
 """Models of examples/."""
-FAMILIES = ("mlp", *EXAMPLES, *VLAS)
+FAMILIES = ("mlp", "cnn", *EXAMPLES, *VLAS)
 LEARNERS = [family for family in FAMILIES if family != "openvla_oft_l1"]
 FAST = ("float32", "bf16", "lora")
 
 
 def need(family: str) -> None:
-    if family in VLAS:
+    if family not in EXAMPLES:
         for requirement in SupportedModel.entry(family.removesuffix("_l1")).missing():
             pytest.skip(f"needs {requirement.module}: {requirement.install}")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import embodyrl
-from embodyrl import ConfigError
+from embodyrl import ConfigError, UserError
 from embodyrl.config import load_config
 from embodyrl.rollout.ensemble import TemporalEnsemble
 
@@ -39,7 +39,7 @@ if __name__ == "__main__":
             saved = np.load(kept)
             first, numbers, log = int(saved["step"]), saved["numbers"], json.loads(str(saved["log"]))
             manager.set_state(slots, [saved[f"slot{slot}"].tobytes() for slot in slots])
-            ensemble.load_state_dict({name: saved[name] for name in ("counts", "sums")})
+            ensemble.load_state_dict({name: saved[name] for name in ("counts", "means")})
             observation = manager.observe(slots)
         else:
             first, numbers, log = 0, np.zeros(SLOTS, np.int64), []
@@ -102,6 +102,30 @@ def test_one_chunk_is_executed_as_it_is_and_all_agree_if_all_say_the_same() -> N
     ensemble.begin(slots)
     assert ensemble.act(slots, first - 5.0).tolist() == [[[-4.0]]]
     assert ensemble.act(np.array([0]), first).tolist() == [[[1.0]]]  # the other slot has heard nothing of this
+
+
+@pytest.mark.parametrize("coefficient", [-800.0, -9.0, -0.01, 0.0, 0.01, 9.0, 800.0])
+def test_weights_of_any_size_make_a_mean(coefficient: float) -> None:
+    length = 120
+    ensemble, slots = TemporalEnsemble(1, length, 2, coefficient), np.array([0])
+    said = np.random.default_rng(1).normal(size=(2 * length, 1, length, 2)).astype(np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        for step, chunk in enumerate(said):
+            action = ensemble.act(slots, chunk)[0, 0]
+            heard = [said[step - age, 0, age] for age in range(min(step, length - 1), -1, -1)]
+            # The largest weight is 1: as a formula of all chunks at once, which needs no recurrence.
+            exponents = -coefficient * np.arange(len(heard))
+            wanted = np.average(heard, axis=0, weights=np.exp(exponents - exponents.max()))
+            np.testing.assert_allclose(action, wanted, atol=1e-6)
+
+
+def test_choices_have_no_mean(tmp_path: Path) -> None:
+    words = ["rollout.chunk_size=4", "run.iterations=1", "run.eval_every=0", "eval.episodes=2", "rollout.num_chunks=8"]
+    embodyrl.train("gym_cartpole", [f"run.dir={tmp_path / 'run'}", *words])
+    with pytest.raises(UserError, match=r"eval\.ensemble = 0\.1 averages actions, but those .* are choices"):
+        embodyrl.evaluate(tmp_path / "run", ["eval.ensemble=0.1"])
+    with pytest.raises(UserError, match=r"set eval\.ensemble to null"):
+        embodyrl.load_policy(tmp_path / "run").ensemble(2, 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.act.checkpoint import CheckpointFiles, Scales, scratch_files_of
 from embodyrl.models.act.config import ACTConfig, Architecture
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
+from embodyrl.models.vla.cameras import ABSENT, check_each_once, check_there, choose_cameras
 from embodyrl.models.vla.config import StateInput, check_robot
 
 
@@ -20,10 +20,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     """Yield an issue for each fault of a config of ACT."""
     model = config.model
     assert isinstance(model, ACTConfig)
-    if not config.env.cameras:
-        yield ConfigIssue(
-            "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
-        )
+    yield from check_there(config)
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
     elif Path(model.checkpoint).is_dir():
@@ -59,14 +56,7 @@ def _check_scratch(config: Config, model: ACTConfig) -> Iterator[ConfigIssue]:
             "four parts of places in an image",
             "choose a multiple of both",
         )
-    try:
-        check_names(model.cameras, config.env.cameras)
-    except PolicyError as error:
-        yield ConfigIssue("model.cameras", str(error))
-    if len(set(model.cameras)) != len(model.cameras) or ABSENT in model.cameras:
-        yield ConfigIssue(
-            "model.cameras", "model.cameras must name each camera once", f"remove {ABSENT} and what is there twice"
-        )
+    yield from check_each_once(model.cameras, config)
     if model.statistics is not None and Path(model.statistics).is_file():  # those of demonstrations may be yet to come
         proprio, acting = state_dim(config), action_dim(config)
         try:

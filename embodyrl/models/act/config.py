@@ -55,9 +55,9 @@ class ACTConfig(ModelConfig):
     description."""
 
     statistics: str | None = setting(None)
-    """File of statistics that normalise images, states and actions: a LeRobotDataset's meta/stats.json, or a LeRobot
-    policy's ..normalizer_processor.safetensors. null: those in the checkpoint's folder; a model with random weights
-    takes the simulator's ranges."""
+    """File of statistics that normalise states and actions: a LeRobotDataset's meta/stats.json, or a LeRobot policy's
+    ..normalizer_processor.safetensors. null: those in the checkpoint's folder; a model with random weights takes the
+    simulator's ranges. Images keep the checkpoint's, or those of ImageNet."""
     cameras: list[str] = setting([])
     """Which of env.cameras each image of the checkpoint shows, in its order. []: env.cameras, in their order."""
     state: StateInput = setting(StateInput.token)
@@ -196,8 +196,8 @@ class Architecture:
             state_dim=_shape(STATE, inputs[STATE], 1)[0] if STATE in inputs else 0,
             images=tuple(images),
             image_size=(first[0], first[1]),
-            dropout=_share(config, "dropout"),
-            kl_weight=_share(config, "kl_weight", below=None),
+            dropout=_number_from_0(config, "dropout", below=1.0),
+            kl_weight=_number_from_0(config, "kl_weight"),
         )
 
 
@@ -238,7 +238,7 @@ def _number(config: Mapping[str, Any], key: str) -> int:
     return found
 
 
-def _share(config: Mapping[str, Any], key: str, below: float | None = 1.0) -> float:
+def _number_from_0(config: Mapping[str, Any], key: str, below: float | None = None) -> float:
     found = config[key]
     number = isinstance(found, int | float) and not isinstance(found, bool)
     if not number or not found >= 0 or (below is not None and found >= below):

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config, ModelConfig, setting
-from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.options import Activation
-from embodyrl.models.vla.cameras import ABSENT, check_names
+from embodyrl.models.vla.cameras import check_each_once, check_there
 
 
 class Encoders(StrEnum):
@@ -59,18 +58,8 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     """Yield an issue for each fault of a config of the CNN policy."""
     model = config.model
     assert isinstance(model, CNNConfig)
-    if not config.env.cameras:
-        yield ConfigIssue(
-            "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
-        )
-    try:
-        check_names(model.cameras, config.env.cameras)
-    except PolicyError as error:
-        yield ConfigIssue("model.cameras", str(error))
-    if len(set(model.cameras)) != len(model.cameras) or ABSENT in model.cameras:
-        yield ConfigIssue(
-            "model.cameras", "model.cameras must name each camera once", f"remove {ABSENT} and what is there twice"
-        )
+    yield from check_there(config)
+    yield from check_each_once(model.cameras, config)
     if not model.critic_gradient and not model.shared:
         yield ConfigIssue(
             "model.critic_gradient",

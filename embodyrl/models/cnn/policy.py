@@ -5,24 +5,21 @@ Shapes: `B` samples, `V` cameras, `C` actions in a chunk, `D` action dims, `N` l
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import is_discrete
 from embodyrl.models.cnn.network import Encoder
 from embodyrl.models.cnn.options import CNNConfig, Encoders
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.policy import (
     ACTIVATIONS,
-    CategoricalHead,
-    GaussianHead,
+    ActorCritic,
     RunningNormalizer,
+    build_head,
     build_network,
 )
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyObservation, PolicySpec
+from embodyrl.models.policy import Inputs, PolicyObservation, PolicySpec
 from embodyrl.models.vla.cameras import check_names
 from embodyrl.models.vla.processor import check_images, read_state
 
@@ -60,11 +57,9 @@ class Features(nn.Module):
         return seen if self.state is None or state is None else torch.cat([seen, self.state(state)], dim=1)
 
 
-class CNNPolicy(Policy):
+class CNNPolicy(ActorCritic):
     """A CNN with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a value
     network."""
-
-    acts_on_device = True
 
     def __init__(self, config: CNNConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
@@ -79,11 +74,7 @@ class CNNPolicy(Policy):
             )
         self.there = len(simulator.cameras)
         self.order = [simulator.cameras.index(name) for name in chosen]
-        self.head: GaussianHead | CategoricalHead
-        if is_discrete(simulator):
-            self.head = CategoricalHead(simulator, chunk_size)
-        else:
-            self.head = GaussianHead(simulator, chunk_size, config.log_std_init)
+        self.head = build_head(simulator, chunk_size, config.log_std_init)
         self.spec = PolicySpec(
             kind=self.head.kind,
             chunk_size=chunk_size,
@@ -106,27 +97,10 @@ class CNNPolicy(Policy):
         """
         device = next(self.critic.parameters()).device
         images = check_images(observation.images, self.there)[:, self.order].to(device)
-        # Not left in the layout of the simulator's images, in which convolutions of few channels are slower.
-        pixels = (images.float() / 127.5 - 1.0).permute(0, 1, 4, 2, 3).contiguous()
+        pixels = (images.float() / 127.5 - 1.0).permute(0, 1, 4, 2, 3)
         if not self.config.state:
             return {"images": pixels}
         return {"images": pixels, "proprio": read_state(observation.proprio, self.spec.proprio_dim, device)}
-
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
-        """See `Policy.act`; the trace holds the sample `[B, N]`."""
-        outputs, values = self._look(inputs)
-        sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)
-        logprobs = self.head.logprobs(outputs, sample)
-        actions = self.head.actions(sample, logprobs)
-        return ActOutput(actions=actions, logprobs=logprobs, values=values, trace={"sample": sample})
-
-    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        """See `Policy.evaluate`."""
-        outputs, values = self._look(inputs)
-        logprobs = self.head.logprobs(outputs, trace["sample"])
-        return EvalOutput(logprobs=logprobs, entropy=self.head.entropy(outputs), values=values)
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """See `Policy.sft_loss`."""
@@ -143,7 +117,6 @@ class CNNPolicy(Policy):
         return [parameter for part in parts for parameter in part.parameters()]
 
     def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the policy `[B, outputs]` and the values `[B]`."""
         features = self._features(inputs)
         if self.critic_features is not None:
             judged = self.critic_features(inputs["images"], self._state(inputs))

@@ -8,6 +8,7 @@ choices), `S` proprio dims.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -50,21 +51,43 @@ def build_network(sizes: Sequence[int], activation: type[nn.Module], output_gain
     return Network(*layers)
 
 
-class MLPPolicy(Policy):
-    """An MLP with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a separate
-    value network of the same shape."""
+class ActorCritic(Policy):
+    """Base class of policies that map what they see to the outputs of a distribution and to a value. A subclass sets
+    `head` and implements `_look`."""
 
     acts_on_device = True
+    head: GaussianHead | CategoricalHead
+
+    @abstractmethod
+    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the policy `[B, outputs]` and the values `[B]`, both float32."""
+
+    def act(
+        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> ActOutput:
+        """See `Policy.act`; the trace holds the sample `[B, N]`."""
+        outputs, values = self._look(inputs)
+        sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)
+        logprobs = self.head.logprobs(outputs, sample)
+        actions = self.head.actions(sample, logprobs)
+        return ActOutput(actions=actions, logprobs=logprobs, values=values, trace={"sample": sample})
+
+    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
+        """See `Policy.evaluate`."""
+        outputs, values = self._look(inputs)
+        logprobs = self.head.logprobs(outputs, trace["sample"])
+        return EvalOutput(logprobs=logprobs, entropy=self.head.entropy(outputs), values=values)
+
+
+class MLPPolicy(ActorCritic):
+    """An MLP with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a separate
+    value network of the same shape."""
 
     def __init__(self, config: MLPConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
         if simulator.proprio_dim == 0:
             raise PolicyError("model 'mlp' needs a state observation, but this simulator has none (proprio_dim 0)")
-        self.head: GaussianHead | CategoricalHead
-        if is_discrete(simulator):
-            self.head = CategoricalHead(simulator, chunk_size)
-        else:
-            self.head = GaussianHead(simulator, chunk_size, config.log_std_init)
+        self.head = build_head(simulator, chunk_size, config.log_std_init)
         self.spec = PolicySpec(
             kind=self.head.kind,
             chunk_size=chunk_size,
@@ -76,31 +99,6 @@ class MLPPolicy(Policy):
         self.actor = build_network([*sizes, self.head.outputs], activation, 0.01)
         self.critic = build_network([*sizes, 1], activation, 1.0)
 
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
-        """See `Policy.act`; the trace holds the sample `[B, N]`."""
-        features = self._normalize(inputs)
-        outputs = self.actor(features).float()
-        sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)
-        logprobs = self.head.logprobs(outputs, sample)
-        return ActOutput(
-            actions=self.head.actions(sample, logprobs),
-            logprobs=logprobs,
-            values=self.critic(features).squeeze(-1).float(),
-            trace={"sample": sample},
-        )
-
-    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        """See `Policy.evaluate`."""
-        features = self._normalize(inputs)
-        outputs = self.actor(features).float()
-        return EvalOutput(
-            logprobs=self.head.logprobs(outputs, trace["sample"]),
-            entropy=self.head.entropy(outputs),
-            values=self.critic(features).squeeze(-1).float(),
-        )
-
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """See `Policy.sft_loss`."""
         return self.head.sft_loss(self.actor(self._normalize(inputs)).float(), actions)
@@ -109,6 +107,10 @@ class MLPPolicy(Policy):
         """Update the running observation normalisation."""
         if self.normalizer is not None:
             self.normalizer.update(inputs["proprio"])
+
+    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        features = self._normalize(inputs)
+        return self.actor(features).float(), self.critic(features).squeeze(-1).float()
 
     def _normalize(self, inputs: Inputs) -> Tensor:
         proprio = inputs["proprio"]
@@ -197,6 +199,13 @@ class Head(Protocol):
     def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """Return the supervised loss for demonstrated `actions [B, C, D]`; a scalar."""
         ...
+
+
+def build_head(simulator: SimulatorSpec, chunk_size: int, log_std: float) -> GaussianHead | CategoricalHead:
+    """Build the distribution for a simulator's actions; `log_std` is where that of continuous ones starts."""
+    if is_discrete(simulator):
+        return CategoricalHead(simulator, chunk_size)
+    return GaussianHead(simulator, chunk_size, log_std)
 
 
 class GaussianHead(Gaussian):

@@ -19,7 +19,7 @@ from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layou
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, Pi05Config, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.saved import parse_json, with_kept
-from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
+from embodyrl.models.vla.cameras import check_chosen, check_there, choose_cameras
 from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.config import Frozen, check_patches, check_robot, check_without_checkpoint
 
@@ -139,10 +139,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         )
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
-        if not config.env.cameras:
-            yield ConfigIssue(
-                "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
-            )
+        yield from check_there(config)
     elif Path(model.checkpoint).is_dir():
         yield from _check_folder(config, model, Path(model.checkpoint))
 
@@ -157,12 +154,7 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
                 f"model.scratch.{name} = {getattr(sizes, name)} cannot be split among {sizes.heads} heads",
                 "choose a multiple",
             )
-    try:
-        check_names(model.cameras, config.env.cameras)
-    except PolicyError as error:
-        yield ConfigIssue("model.cameras", str(error))
-    if model.cameras and set(model.cameras) == {ABSENT}:
-        yield ConfigIssue("model.cameras", "model.cameras leaves no image", "name a camera of env.cameras")
+    yield from check_chosen(model.cameras, config)
     yield from check_without_checkpoint(model, "tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())

@@ -14,7 +14,7 @@ from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, Robot, scratch_files_of
 from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig
 from embodyrl.models.smolvla.prompts import Prompts
-from embodyrl.models.vla.cameras import ABSENT, check_names, choose_cameras
+from embodyrl.models.vla.cameras import check_chosen, check_there, choose_cameras
 from embodyrl.models.vla.config import Frozen, StateInput, check_patches, check_robot
 
 
@@ -23,10 +23,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     model = config.model
     assert isinstance(model, SmolVLAConfig)
     yield from check_flow(config)
-    if not config.env.cameras:
-        yield ConfigIssue(
-            "env.cameras", f"model {model.name!r} needs images, and env.cameras is empty", "name a camera"
-        )
+    yield from check_there(config)
     if model.horizon is not None and model.horizon < config.rollout.chunk_size:
         yield ConfigIssue(
             "model.horizon",
@@ -74,12 +71,7 @@ def _check_scratch(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue
         yield ConfigIssue(
             "model.vlm", "model.vlm is set, but model.checkpoint is null", "name the weights it belongs to"
         )
-    try:
-        check_names(model.cameras, config.env.cameras)
-    except PolicyError as error:
-        yield ConfigIssue("model.cameras", str(error))
-    if model.cameras and set(model.cameras) == {ABSENT}:
-        yield ConfigIssue("model.cameras", "model.cameras leaves no image", "name a camera of env.cameras")
+    yield from check_chosen(model.cameras, config)
     if model.statistics is not None and Path(model.statistics).is_file():  # those of demonstrations may be yet to come
         proprio, acting = state_dim(config), action_dim(config)
         robot = yield from _read_robot(scratch_files_of(config.env.cameras, sizes.image_size, proprio, acting), model)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.schema import Config
 from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
 
@@ -59,3 +61,39 @@ def check_names(names: Sequence[str], cameras: Sequence[str]) -> None:
         if name != ABSENT and name not in cameras:
             hint = did_you_mean(name, list(cameras), lead=" - ")
             raise PolicyError(f"env.cameras has no {name!r}{hint} (has: {', '.join(cameras) or 'none'})")
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_there(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue if a model that needs images gets none."""
+    if not config.env.cameras:
+        yield ConfigIssue(
+            "env.cameras", f"model {config.model.name!r} needs images, and env.cameras is empty", "name a camera"
+        )
+
+
+def check_chosen(chosen: Sequence[str], config: Config) -> Iterator[ConfigIssue]:
+    """Yield issues if `chosen`, the `model.cameras` of a model that can do without an image, do not exist or leave
+    none."""
+    yield from _check_names(chosen, config)
+    if chosen and set(chosen) == {ABSENT}:
+        yield ConfigIssue("model.cameras", "model.cameras leaves no image", "name a camera of env.cameras")
+
+
+def check_each_once(chosen: Sequence[str], config: Config) -> Iterator[ConfigIssue]:
+    """Yield issues if `chosen`, the `model.cameras` of a model that needs all of its images, do not exist or name one
+    twice."""
+    yield from _check_names(chosen, config)
+    if len(set(chosen)) != len(chosen) or ABSENT in chosen:
+        yield ConfigIssue(
+            "model.cameras", "model.cameras must name each camera once", f"remove {ABSENT} and what is there twice"
+        )
+
+
+def _check_names(chosen: Sequence[str], config: Config) -> Iterator[ConfigIssue]:
+    try:
+        check_names(chosen, config.env.cameras)
+    except PolicyError as error:
+        yield ConfigIssue("model.cameras", str(error))
