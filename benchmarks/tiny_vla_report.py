@@ -127,5 +127,5 @@ def smoothed(rates: Sequence[float]) -> list[tuple[float, float]]:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    for each in sorted(TEXTS.glob("*.md")):
+    for each in sorted(TEXTS.glob("tiny_*.md")):
         write_page(each.stem)

@@ -126,6 +126,8 @@ class ModelEntry(Entry):
 
     critic: bool
     """Whether it predicts values."""
+    frames: bool = False
+    """Whether it reads images of earlier decisions, too (`env.frames`)."""
     max_chunk: int | None = None
     """Largest chunk [actions] that it can predict; None: no limit."""
     usual_chunk: int = 1

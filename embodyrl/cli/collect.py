@@ -141,6 +141,11 @@ def _check(loaded: LoadedConfig, options: Options) -> None:
             f"simulator {env.name!r} has no scripted expert (those that have one: {', '.join(EXPERTS.names())}): "
             f"record a policy with --policy CHECKPOINT"
         )
+    if options.policy is not None and env.frames > 1:
+        raise RequestError(
+            f"--policy {options.policy} reads env.frames = {env.frames} images of its last decisions, and a recording "
+            "has none between them: record the scripted expert, or a policy that reads one"
+        )
     if options.sample and options.policy is None:
         raise RequestError("--sample draws the actions of a policy: give one with --policy, or leave it out")
     possible = env.start_states * len(env.tasks)
@@ -164,7 +169,9 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[Simulators,
     expert = None if weights else scripted_expert(config.env)
     single = dataclasses.replace(config.rollout, chunk_size=1, observe=Observe.chunk_end)
     whole = dataclasses.replace(config.eval, actions=None, ensemble=None)
-    shown = dataclasses.replace(config, env=expert.env if expert else config.env, rollout=single, eval=whole)
+    # Every step is recorded, so that the images before it are those of the rows before.
+    env = dataclasses.replace(expert.env if expert else config.env, frames=1)
+    shown = dataclasses.replace(config, env=env, rollout=single, eval=whole)
     with (
         tempfile.TemporaryDirectory() as logs,
         open_simulators(dataclasses.replace(loaded, config=shown), Path(logs)) as manager,

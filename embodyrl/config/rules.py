@@ -12,7 +12,7 @@ from typing import Any
 
 from embodyrl.config.compose import Composed
 from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location, dotted
-from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, ParallelBackend, Schedule
+from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, Observe, ParallelBackend, Schedule
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
@@ -531,6 +531,29 @@ def _unknown(config: Config, kind: str, names: list[str]) -> Iterator[ConfigIssu
 def cameras_are_named_once(config: Config) -> Iterator[ConfigIssue]:
     """Check that no camera is listed twice."""
     yield from _repeated("env.cameras", config.env.cameras)
+
+
+@rule
+def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
+    """Check that earlier frames are there, and that the model reads them."""
+    frames, name = config.env.frames, config.model.name
+    if frames == 1:
+        return
+    if not config.env.cameras:
+        yield ConfigIssue("env.frames", f"env.frames = {frames}, but env.cameras is empty", "name a camera")
+    elif fact(SupportedModel, name, "frames") is False:
+        reading = [each for each in SupportedModel.names() if fact(SupportedModel, each, "frames")]
+        yield ConfigIssue(
+            ("env.frames", "model.name"),
+            f"env.frames = {frames}, but model {name!r} reads one image of each camera",
+            f"set env.frames to 1, or model.name to one that reads several ({', '.join(reading)})",
+        )
+    if config.rollout.observe is Observe.every_step:
+        yield ConfigIssue(
+            ("env.frames", "rollout.observe"),
+            f"env.frames = {frames} are those of decisions, but rollout.observe = every_step shows all in between",
+            "set env.frames to 1, or rollout.observe to chunk_end",
+        )
 
 
 @rule

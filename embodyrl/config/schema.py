@@ -310,6 +310,9 @@ class EnvConfig:
     """Cameras whose images the policy gets (V), by the backend's names, in this order; []: state observations only."""
     image_size: list[int] = setting([224, 224], low=16, high=2048)
     """Height and width of every camera's image [pixels]."""
+    frames: int = setting(1, low=1, high=4)
+    """Images of every camera that the policy gets: the newest, and those of the decisions before, which show motion. An
+    episode begins with its first one repeated. Only for models that read them (cnn)."""
     max_episode_steps: int = setting(100, low=1, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated)."""
     start_states: int = setting(10000, low=1)

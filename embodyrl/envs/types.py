@@ -69,6 +69,9 @@ class SimulatorSpec:
     """Names of the `V` cameras in the order of `Observation.images`."""
     image_size: tuple[int, int] = (0, 0)
     """`(H, W)` of every camera [pixels]."""
+    frames: int = 1
+    """Images of each camera in an observation of a run: the newest, and those of decisions before. The EnvManager keeps
+    and sets them (`env.frames`); a simulator shows the newest alone and leaves this at 1."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> SimulatorSpec:
@@ -78,6 +81,11 @@ class SimulatorSpec:
         ]
         sizes = {name: tuple(plain[name]) for name in ("cameras", "image_size")}
         return cls(**{**plain, **sizes, "actions": tuple(actions)})
+
+    @property
+    def num_images(self) -> int:
+        """`V`, images in an observation: `frames` times all cameras, all of the newest frame first."""
+        return self.frames * len(self.cameras)
 
     @property
     def action_dim(self) -> int:
@@ -100,7 +108,7 @@ class Observation:
     """Observations of `B` slots, the input of a policy."""
 
     images: NDArray[np.uint8] | None = None
-    """`[B, V, H, W, 3]`, or None without cameras."""
+    """`[B, V, H, W, 3]`, or None without cameras; `V` is `SimulatorSpec.num_images`."""
     proprio: NDArray[np.float32] | None = None
     """`[B, S]`, or None if S is 0."""
     task_descriptions: list[str]

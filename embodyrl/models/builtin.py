@@ -34,6 +34,7 @@ SupportedModel.register(
     options="embodyrl.models.cnn.options:CNNConfig",
     requires=VLA,
     critic=True,
+    frames=True,
     max_chunk=32,
     blocks=False,
     check="embodyrl.models.cnn.options:check",

@@ -337,7 +337,7 @@ class Planner:
         """Return the bytes of a chunk: in columns that are small, and by name in those that may be large."""
         spec, chunk = self._spec(config), config.rollout.chunk_size
         looks = chunk if config.rollout.observe is Observe.every_step else 0
-        images, proprio = len(spec.cameras) * math.prod(spec.image_size) * 3, FLOAT * spec.proprio_dim
+        images, proprio = spec.num_images * math.prod(spec.image_size) * 3, FLOAT * spec.proprio_dim
         acted = FLOAT * (chunk * spec.action_dim + traced.entries)
         small = proprio + acted + (FLOAT + 1) * chunk + SMALL_COLUMNS
         kept = not traced.trace_holds_images or images_are_read(config)
@@ -388,7 +388,7 @@ class Planner:
             return 0.0
         spec = self._spec(config)
         height, width = spec.image_size
-        observation = len(spec.cameras) * height * width * 3 + FLOAT * spec.proprio_dim
+        observation = spec.num_images * height * width * 3 + FLOAT * spec.proprio_dim
         each = 1 + config.rollout.chunk_size * (config.rollout.observe is Observe.every_step)
         return _mib(observation * each * batches_of(config).decisions_per_iteration)
 
@@ -439,7 +439,7 @@ class Planner:
         states = policy.spec.proprio_dim
 
         def observe(samples: int) -> Observation:
-            shape = (samples, len(spec.cameras), *spec.image_size, 3)
+            shape = (samples, spec.num_images, *spec.image_size, 3)
             return Observation(
                 images=np.zeros(shape, np.uint8) if spec.cameras else None,
                 proprio=np.zeros((samples, states), np.float32) if states else None,
@@ -484,6 +484,7 @@ def assumed_spec(config: Config) -> SimulatorSpec:
         control_frequency=1.0,
         cameras=tuple(env.cameras),
         image_size=(env.image_size[0], env.image_size[1]) if env.cameras else (0, 0),
+        frames=env.frames,
     )
 
 

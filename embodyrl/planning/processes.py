@@ -143,6 +143,7 @@ def _memory(config: Config) -> dict[str, Any]:
         control_frequency=1.0,
         cameras=tuple(env.cameras),
         image_size=(env.image_size[0], env.image_size[1]) if env.cameras else (0, 0),
+        frames=env.frames,
     )
     size = layout(spec, env.num_envs, config.executed_actions).num_bytes
     return {

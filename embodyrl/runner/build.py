@@ -371,6 +371,8 @@ def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -
         cameras=config.env.cameras,
         chunk_size=config.rollout.chunk_size,
         seed=config.seed,
+        frames=config.env.frames,
+        frame_distance=config.executed_actions,
     )
 
 

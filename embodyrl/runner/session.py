@@ -367,7 +367,9 @@ def simulator(config: Config) -> str:
     """Return the row on tasks, cameras and envs."""
     env = config.env
     more = f" and {len(env.tasks) - SHOWN_TASKS} other tasks" if len(env.tasks) > SHOWN_TASKS else ""
-    images = f"   cameras {', '.join(env.cameras)} ({env.image_size[0]}x{env.image_size[1]})" if env.cameras else ""
+    frames = f", {env.frames} frames" if env.frames > 1 else ""
+    size = "x".join(map(str, env.image_size))
+    images = f"   cameras {', '.join(env.cameras)} ({size}{frames})" if env.cameras else ""
     return (
         f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{images}   {env.num_envs} envs, "
         f"episodes of {env.max_episode_steps} steps"

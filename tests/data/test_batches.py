@@ -20,9 +20,12 @@ from embodyrl.data.reader import Dataset
 LENGTHS = [5, 9, 3, 7]
 
 
-def open_batches(folder: Path, *, chunk_size: int = 1, seed: int = 1, cameras=(), **settings) -> Demonstrations:
+def open_batches(
+    folder: Path, *, chunk_size: int = 1, seed: int = 1, cameras=(), frames=1, **settings
+) -> Demonstrations:
     config = DataConfig(path=str(folder), **{"batch_size": 4, **settings})
-    return Demonstrations(Dataset(folder), config, cameras=cameras, chunk_size=chunk_size, seed=seed)
+    kept = {"cameras": cameras, "frames": frames, "frame_distance": chunk_size}
+    return Demonstrations(Dataset(folder), config, **kept, chunk_size=chunk_size, seed=seed)
 
 
 def all_places(batches: Iterable[Batch]) -> list[tuple[int, int]]:
@@ -108,6 +111,19 @@ def test_images_are_those_of_the_named_cameras_in_their_order(tmp_path: Path) ->
     assert next(open_batches(tmp_path / "demos").batches(0, 1)).observation.images is None
     with pytest.raises(DatasetError, match=r"has no camera 'side' \(cameras: top, wrist\)"):
         open_batches(tmp_path / "demos", cameras=("side",))
+
+
+def test_earlier_frames_are_a_chunk_apart_and_never_of_another_episode(tmp_path: Path) -> None:
+    write_numbered(tmp_path / "demos", LENGTHS, cameras=("front", "side"), image_size=(16, 16))
+    demonstrations = open_batches(tmp_path / "demos", chunk_size=2, cameras=["side", "front"], frames=3)
+    seen = set()
+    for batch in demonstrations.batches(0, 12):
+        assert batch.observation.images.shape[1:] == (6, 16, 16, 3)
+        for (number, frame), images in zip(places(batch), batch.observation.images, strict=True):
+            shown = [10 * number + max(frame - 2 * age, 0) + offset for age in range(3) for offset in (100, 0)]
+            assert images[:, 0, 0, 0].tolist() == shown
+            seen.add(frame)
+    assert max(seen) > 4 and min(seen) == 0
 
 
 def test_images_are_moved_together_and_their_edges_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

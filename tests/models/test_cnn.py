@@ -98,6 +98,29 @@ def test_weights_of_timm_are_read_and_a_saved_policy_does_not_need_them(name: st
         make(encoder=name, pretrained=str(file))
 
 
+def test_frames_are_channels_and_weights_for_one_image_are_those_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "timm.safetensors"
+    theirs = timm.create_model("test_resnet", pretrained=False).state_dict()
+    save_file({key: each for key, each in theirs.items() if each.is_floating_point()}, file)
+    single, several = (
+        make(spec=dataclasses.replace(SPEC, frames=frames), pretrained=str(file), cameras=["hand", "front"])
+        for frames in (1, 3)
+    )
+    seen = observation()
+    older = [dataclasses.replace(seen, images=255 - seen.images), dataclasses.replace(seen, images=seen.images // 2)]
+    stacked = dataclasses.replace(seen, images=torch.cat([each.images for each in (seen, *older)], 1))
+    pixels = several.preprocess(stacked)["images"]
+    assert pixels.shape == (4, 2, 9, 40, 56)
+    alone = [single.preprocess(each)["images"] for each in (seen, *older)]
+    assert torch.equal(pixels, torch.cat(alone, 2))
+    backbones = [policy.features.encoders[0].backbone for policy in (single, several)]
+    still = torch.cat([alone[0]] * 3, 2)[:, 0]
+    torch.testing.assert_close(backbones[1](still), backbones[0](alone[0][:, 0]), atol=1e-5, rtol=1e-5)
+    assert (backbones[1](pixels[:, 0]) - backbones[1](still)).abs().max() > 1e-3
+    with pytest.raises(PolicyError, match="6"):
+        several.preprocess(seen)
+
+
 def test_other_weights_are_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "other.safetensors"
     save_file({"stem.weight": torch.zeros(1)}, file)

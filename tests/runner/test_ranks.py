@@ -102,6 +102,33 @@ def alike(one: Run, other: Run) -> None:
         torch.testing.assert_close(tensor, wanted[name], atol=1e-4, rtol=1e-4)
 
 
+PIXELS = """
+defaults: [env: gym/pendulum_rgb, model: cnn, algorithm: ppo, _self_]
+env: {num_envs: 4, workers: auto, max_episode_steps: 6, image_size: [32, 32], frames: 2}
+model: {encoder: test_resnet, image_features: 16, hidden_sizes: [16]}
+rollout: {chunk_size: 2, num_chunks: 6, blocks: 2}
+algorithm: {epochs: 2, minibatches: 2}
+engine: {threads: 1}
+run: {name: pixels, iterations: 2, save_every: 0, eval_every: 0}
+eval: {episodes: 2}
+tracking: {sinks: [jsonl]}
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(SupportedModel.entry("cnn").missing()), reason="timm is not installed")
+def test_a_cnn_learns_from_frames_the_same_weights_on_one_rank_and_two(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(PIXELS)
+    weights = []
+    for name, words in {"one": [], "two": [TWO]}.items():
+        assert train.run(load_config(str(tmp_path / "my.yaml"), [f"run.dir={tmp_path / name}", *words])) == 0
+        weights.append(load_file(tmp_path / name / "checkpoints/last/policy/model.safetensors"))
+    one, two = weights
+    assert one["features.encoders.0.backbone.conv1.0.weight"].shape[1] == 6
+    for key, tensor in one.items():
+        torch.testing.assert_close(two[key], tensor, atol=2e-5, rtol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
+
+
 IMAGES = """
 defaults: [env: gym/pendulum_rgb, model: openvla_oft, algorithm: dapo, _self_]
 plugins: [three_of_four]

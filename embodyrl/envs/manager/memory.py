@@ -92,7 +92,7 @@ def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int, *, every_step: 
         **{f"next_{name}": ((num_slots,), np.dtype("int64")) for name in ("task_index", *NEXT_FIELDS)},
     }
     if spec.cameras:
-        images = (len(spec.cameras), *spec.image_size, 3)
+        images = (spec.num_images, *spec.image_size, 3)
         arrays |= {name: ((num_slots, *images), np.dtype("uint8")) for name in (*IMAGES, "final_images")}
         if every_step:
             arrays["step_images"] = ((num_slots, chunk_size, *images), np.dtype("uint8"))

@@ -5,6 +5,7 @@ Slots are numbered from 0 within the process; a note on every error gives their 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_proprio
 from embodyrl.envs.images import rendering_seconds
+from embodyrl.envs.manager.frames import Frames
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Layout, Segment
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
 from embodyrl.placement.plan import WorkerSpec
@@ -64,6 +66,7 @@ class EnvWorker:
         self.first_slot = spec.slots.start
         self._all = range(len(spec.slots))
         self._simulator: Simulator = SIMULATORS.load(config.name)(config, len(spec.slots))
+        self._frames = Frames(config.frames) if config.frames > 1 else None
         self._tasks = list(self._simulator.spec.tasks)
         # Reversed, so that of tasks with the same description the first keeps its index.
         self._index_of_description = {
@@ -80,8 +83,9 @@ class EnvWorker:
         """Method of the simulator that was called last."""
 
     def simulator_spec(self) -> SimulatorSpec:
-        """Return what the simulator offers."""
-        return self._simulator.spec
+        """Return what the simulator offers, with the frames of this run."""
+        spec = self._simulator.spec
+        return spec if self._frames is None else dataclasses.replace(spec, frames=self._frames.count)
 
     def named(self, error: WrongResult) -> WrongResult:
         """Return the error with the simulator's name, the slots' numbers in the whole run, and the method called."""
@@ -130,17 +134,27 @@ class EnvWorker:
     def observe(self, *slots: int) -> None:
         """Write the current observation of these slots (none given: all)."""
         self._called = "observe"
-        self._write_observation("", slots or self._all, self._simulator.observe(slots or self._all))
+        chosen = slots or self._all
+        observation = self._simulator.observe(chosen)
+        if self._frames is not None:
+            observation = dataclasses.replace(observation, images=self._frames.stacked(chosen))
+        self._write_observation("", chosen, observation)
 
     @_serving
     def get_state(self, *slots: int) -> list[bytes]:
         """Return one state per slot (none given: all)."""
-        return list(self._simulator.get_state(slots or self._all))
+        chosen = slots or self._all
+        states = self._simulator.get_state(chosen)
+        if self._frames is None:
+            return list(states)
+        return [self._frames.save(slot, state) for slot, state in zip(chosen, states, strict=True)]
 
     @_serving
     def set_state(self, slots: Sequence[int], states: Sequence[bytes]) -> list[int]:
         """Continue these slots from these states; returns those that were not restored bit for bit."""
         self._called = "set_state"
+        if self._frames is not None:
+            states = [self._frames.restore(slot, state) for slot, state in zip(slots, states, strict=True)]
         return list(self._simulator.set_state(slots, states) or ())
 
     @_serving
@@ -171,11 +185,12 @@ class EnvWorker:
         self._write_result(slots, result)
         ended = result.terminated | result.truncated
         if True not in ended.tolist() or not (ended := ended & self._arrays["has_next"][list(slots)]).any():
-            self._write_observation("", slots, result.observation)
+            self._write_observation("", slots, self._framed(slots, result.observation))
             return
+        observation = self._framed(slots, result.observation)
         for prefix, rows in (("final_", np.flatnonzero(ended)), ("", np.flatnonzero(~ended))):
             if len(rows):
-                self._write_observation(prefix, _at(slots, rows), result.observation.take(rows))
+                self._write_observation(prefix, _at(slots, rows), observation.take(rows))
         self._reset(_at(slots, np.flatnonzero(ended)))
 
     def _execute(self, slots: Sequence[int], video: list[list[NDArray[np.uint8]]] | None) -> ChunkResult:
@@ -203,7 +218,17 @@ class EnvWorker:
     def _reset(self, slots: Sequence[int]) -> None:
         self._called = "reset"
         episodes = [self._next_episode(slot) for slot in slots]
-        self._write_observation("", slots, self._simulator.reset(slots, episodes))
+        observation = self._simulator.reset(slots, episodes)
+        self._write_observation("", slots, self._framed(slots, observation, begin=True))
+
+    def _framed(self, slots: Sequence[int], observation: Observation, *, begin: bool = False) -> Observation:
+        """Return a new observation of the simulator with the frames before it; `begin`: of an episode."""
+        if self._frames is None or not isinstance(observation, Observation):
+            return observation
+        if wrong_images("it", observation.images, self._simulator.spec, (len(slots),)) or observation.images is None:
+            raise self._wrong_observation(slots, observation)
+        stack = self._frames.begin if begin else self._frames.add
+        return dataclasses.replace(observation, images=stack(slots, observation.images))
 
     def _next_episode(self, slot: int) -> EpisodeSpec:
         numbers = {name: int(self._arrays[f"next_{name}"][slot]) for name in NEXT_FIELDS}

@@ -21,8 +21,9 @@ CLASSIFIERS = ("fc.", "head.", "classifier.")
 """Beginnings of the names of classifiers' weights in timm's networks."""
 
 
-def build_backbone(name: str) -> nn.Module:
-    """Build timm's network `name` with random weights, without its classifier, with group normalisation.
+def build_backbone(name: str, frames: int = 1) -> nn.Module:
+    """Build timm's network `name` for `frames` images as channels, with random weights, without its classifier, with
+    group normalisation.
 
     Statistics of a batch would make a sample depend on its neighbours, and acting differ from learning.
 
@@ -32,7 +33,7 @@ def build_backbone(name: str) -> nn.Module:
     if name not in timm.list_models():
         hint = did_you_mean(name, timm.list_models(), lead=" - ")
         raise PolicyError(f"model.encoder: timm has no network {name!r}{hint}")
-    backbone: nn.Module = timm.create_model(name, pretrained=False, num_classes=0, global_pool="")
+    backbone: nn.Module = timm.create_model(name, pretrained=False, in_chans=3 * frames, num_classes=0, global_pool="")
     _normalize_in_groups(backbone, name)
     return backbone
 
@@ -52,7 +53,7 @@ def _normalize_in_groups(module: nn.Module, name: str) -> None:
         setattr(module, child, norm if activation is None else nn.Sequential(norm, activation))
 
 
-def load_backbone(backbone: nn.Module, path: Path) -> None:
+def load_backbone(backbone: nn.Module, path: Path, frames: int = 1) -> None:
     """Read timm's weights. Statistics of batches and the classifier are left out.
 
     Raises:
@@ -66,6 +67,10 @@ def load_backbone(backbone: nn.Module, path: Path) -> None:
     moved = {outer: name for name in own if (outer := ".".join(name.rsplit(".0.", 1))) not in own}
     named = {name if name in own else moved.get(name, name): each for name, each in found.items()}
     kept = {name: each for name, each in named.items() if not name.startswith(CLASSIFIERS)}
+    for name, each in kept.items():
+        if name in own and each.dim() == 4 and own[name].shape[1] == frames * each.shape[1] and each.shape[1] == 3:
+            # Weights for one image, for several: the same picture in all frames gives what it gave alone.
+            kept[name] = each.repeat(1, frames, 1, 1) / frames
     load_strictly(backbone, kept, "pretrained encoder")
 
 
@@ -78,21 +83,24 @@ class Encoder(nn.Module):
         image_size: height and width [pixels].
         features: `F`.
         pretrained: file of timm's weights, or None.
+        frames: images that it reads together, as channels.
     """
 
-    def __init__(self, name: str, image_size: tuple[int, int], features: int, pretrained: str | None) -> None:
+    def __init__(
+        self, name: str, image_size: tuple[int, int], features: int, pretrained: str | None, frames: int
+    ) -> None:
         super().__init__()
-        self.backbone = build_backbone(name)
+        self.backbone = build_backbone(name, frames)
         if pretrained is not None:
-            load_backbone(self.backbone, Path(pretrained))
+            load_backbone(self.backbone, Path(pretrained), frames)
         with torch.no_grad():
             first = next(self.backbone.parameters())
-            size = self.backbone(torch.zeros(1, 3, *image_size, device=first.device)).numel()
+            size = self.backbone(torch.zeros(1, 3 * frames, *image_size, device=first.device)).numel()
         self.project = nn.Linear(size, features)
         self.norm = nn.LayerNorm(features)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map `images [B, 3, h, w]` in [-1, 1] to `[B, F]`."""
+        """Map `images [B, 3 * frames, h, w]` in [-1, 1] to `[B, F]`."""
         seen: Any = self.backbone(images)
         features: Tensor = self.norm(self.project(seen.flatten(1))).tanh()
         return features

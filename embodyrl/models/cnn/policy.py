@@ -1,6 +1,7 @@
 """The CNN policy: encoders of images and state, and the small networks and distributions of the MLP policy behind them.
 
-Shapes: `B` samples, `V` cameras, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk, `S` proprio dims.
+Shapes: `B` samples, `V` cameras, `F` frames, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk, `S`
+proprio dims.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Features(nn.Module):
         # A policy from a checkpoint has its own weights: the file of the first ones may be gone.
         pretrained = config.pretrained if config.checkpoint is None else None
         self.encoders = nn.ModuleList(
-            Encoder(config.encoder, simulator.image_size, config.image_features, pretrained) for _ in range(count)
+            Encoder(config.encoder, simulator.image_size, config.image_features, pretrained, simulator.frames)
+            for _ in range(count)
         )
         self.size = cameras * config.image_features
         self.state = None
@@ -48,7 +50,7 @@ class Features(nn.Module):
             self.size += config.state_features
 
     def forward(self, images: Tensor, state: Tensor | None) -> Tensor:
-        """Map `images [B, V, 3, h, w]` and `state [B, S]` to `[B, size]`."""
+        """Map `images [B, V, 3 * F, h, w]` and `state [B, S]` to `[B, size]`."""
         if len(self.encoders) == 1:
             seen = self.encoders[0](images.flatten(0, 1)).unflatten(0, images.shape[:2]).flatten(1)
         else:
@@ -72,7 +74,7 @@ class CNNPolicy(ActorCritic):
             raise PolicyError(
                 "the model reads the robot's state, but this simulator has none (proprio_dim 0): set model.state=false"
             )
-        self.there = len(simulator.cameras)
+        self.frames, self.there = simulator.frames, simulator.num_images
         self.order = [simulator.cameras.index(name) for name in chosen]
         self.head = build_head(simulator, chunk_size, config.log_std_init)
         self.spec = PolicySpec(
@@ -90,14 +92,15 @@ class CNNPolicy(ActorCritic):
         self.critic = build_network([*sizes, 1], activation, 1.0)
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
-        """Return `images [B, V, 3, h, w]` in [-1, 1], and `proprio [B, S]` if the state is read.
+        """Return `images [B, V, 3 * F, h, w]` in [-1, 1], and `proprio [B, S]` if the state is read.
 
         Raises:
             PolicyError: images or states are missing, or have another shape than the model takes.
         """
         device = next(self.critic.parameters()).device
-        images = check_images(observation.images, self.there)[:, self.order].to(device)
-        pixels = (images.float() / 127.5 - 1.0).permute(0, 1, 4, 2, 3)
+        images = check_images(observation.images, self.there).unflatten(1, (self.frames, -1))[:, :, self.order]
+        # Frames become channels, because motion is what differs at the same place.
+        pixels = (images.to(device).float() / 127.5 - 1.0).permute(0, 2, 1, 5, 3, 4).flatten(2, 3)
         if not self.config.state:
             return {"images": pixels}
         return {"images": pixels, "proprio": read_state(observation.proprio, self.spec.proprio_dim, device)}
