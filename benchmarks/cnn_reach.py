@@ -2,10 +2,12 @@
 
 For every seed: PPO as shipped (metaworld_reach_cnn); 100 demonstrations of the scripted expert; supervised learning of
 them (metaworld_reach_cnn_sft); PPO from there; and PPO from nothing, with as many environment steps as demonstrations
-and that PPO have together. Final policies are also evaluated with black images. About nine minutes for each seed on two
-idle cores.
+and that PPO have together. Final policies are also evaluated with black images. About fourteen minutes for
+each seed on two cores.
 
     python benchmarks/cnn_reach.py --seeds 1 2 3 --work DIR       # writes benchmarks/results/cnn_reach.json
+    python benchmarks/tiny_vla_controls.py DIR/seed?/whole --episodes 1024
+        --out benchmarks/results/cnn_reach_controls.json          # in one line
     python benchmarks/cnn_reach.py --report                       # writes docs/results/metaworld_reach_cnn.md and .svg
 """
 
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_vla import Seconds, timed
-from tiny_vla_report import PAGES, RESULTS, TEXTS, draw
+from tiny_vla_report import PAGES, RESULTS, SMOOTHED, TEXTS, draw, smoothed
 
 NAME = "metaworld_reach_cnn"
 SHORT = 10
@@ -108,15 +110,26 @@ def report() -> None:
         ],
         rows,
     )
+    controls = json.loads((RESULTS / "cnn_reach_controls.json").read_text())
     text = (TEXTS / f"{NAME}.md").read_text()
     numbers = {
         "episodes": EPISODES,
         "env_steps": f"{rows[0]['env_steps']:,}",
+        "ninety": " / ".join(f"{steps_until(0.9, row):,}" for row in rows),
+        "more_episodes": controls["episodes"],
+        "more_black": ", ".join(f"{run['black images']:.2f}" for run in controls["runs"]),
         "steps": f"{rows[0]['compared']['steps']:,}",
         "shown": " / ".join(f"{row['compared']['demonstrated_steps']:,}" for row in rows),
     }
     (PAGES / f"{NAME}.md").write_text(text.format(learned=learned, compared=compared, **numbers))
     (PAGES / f"{NAME}.svg").write_text(draw(rows))
+
+
+def steps_until(rate: float, row: Row) -> int:
+    """Environment steps until the smoothed success of training episodes reaches `rate`."""
+    means = [mean for _, mean in smoothed(row["training"])]
+    iterations = SMOOTHED + next(number for number, mean in enumerate(means) if mean >= rate)
+    return iterations * int(row["env_steps"]) // len(row["training"])
 
 
 def table(heads: list[str], cells: list[list[str]], rows: list[Row]) -> str:

@@ -554,6 +554,14 @@ def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
             f"env.frames = {frames} are those of decisions, but rollout.observe = every_step shows all in between",
             "set env.frames to 1, or rollout.observe to chunk_end",
         )
+    if config.executed_actions != config.rollout.chunk_size:
+        name = "actions" if config.eval.ensemble is None else "ensemble"
+        yield ConfigIssue(
+            ("env.frames", f"eval.{name}"),
+            f"env.frames = {frames} are a chunk apart when the policy learns, but with eval.{name} = "
+            f"{getattr(config.eval, name)} it decides within chunks",
+            f"set eval.{name} to null",
+        )
 
 
 @rule

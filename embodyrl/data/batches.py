@@ -31,8 +31,7 @@ class Demonstrations:
         config: batch size, memory, and treatment of the ends of episodes.
         cameras: cameras whose images are returned, in this order.
         chunk_size: `C`.
-        frames: images of every camera, as `env.frames`.
-        frame_distance: actions between two of them.
+        frames: images of every camera, a chunk apart (`env.frames`).
         seed: the run's seed.
 
     Raises:
@@ -47,14 +46,13 @@ class Demonstrations:
         cameras: Sequence[str],
         chunk_size: int,
         seed: int,
-        frames: int = 1,
-        frame_distance: int = 1,
+        frames: int,
     ) -> None:
         self.dataset = dataset
         self._config = config
         self._chunk_size = chunk_size
         self._seed = seed
-        self._ages = frame_distance * np.arange(frames)
+        self._ages = chunk_size * np.arange(frames)
         known = dataset.spec.cameras
         if missing := [camera for camera in cameras if camera not in known]:
             raise DatasetError(f"{dataset.folder} has no camera {missing[0]!r} (cameras: {', '.join(known) or 'none'})")
@@ -148,9 +146,8 @@ class Demonstrations:
         following = np.minimum(wanted, end[:, None] - 1)
         images = None
         if window.images is not None:
-            frames = window.images[
-                np.maximum(row[:, None] - self._ages, begin[:, None])
-            ]  # an episode repeats its first
+            shown = np.maximum(row[:, None] - self._ages, begin[:, None])  # an episode repeats its first image
+            frames = window.images[shown]
             images = self._shifted(frames.reshape(len(row), -1, *frames.shape[3:]), number)
         return Batch(
             observation=Observation(

@@ -372,7 +372,6 @@ def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -
         chunk_size=config.rollout.chunk_size,
         seed=config.seed,
         frames=config.env.frames,
-        frame_distance=config.executed_actions,
     )
 
 

@@ -24,8 +24,7 @@ def open_batches(
     folder: Path, *, chunk_size: int = 1, seed: int = 1, cameras=(), frames=1, **settings
 ) -> Demonstrations:
     config = DataConfig(path=str(folder), **{"batch_size": 4, **settings})
-    kept = {"cameras": cameras, "frames": frames, "frame_distance": chunk_size}
-    return Demonstrations(Dataset(folder), config, **kept, chunk_size=chunk_size, seed=seed)
+    return Demonstrations(Dataset(folder), config, cameras=cameras, chunk_size=chunk_size, seed=seed, frames=frames)
 
 
 def all_places(batches: Iterable[Batch]) -> list[tuple[int, int]]:

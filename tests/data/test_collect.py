@@ -20,6 +20,7 @@ from embodyrl.data.reader import Dataset
 from embodyrl.data.recorder import Attempt, Recorder, demonstration_episodes
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.mujoco import rendering
 
 OUT = ["--out", "demos"]
 BOTH_WAYS = "env.tasks=[faucet-open-v3,faucet-close-v3]"
@@ -194,6 +195,27 @@ def test_who_plays_needs_no_files_of_the_model_that_the_config_names(tmp_path: P
     done = embodyrl("collect", "metaworld_reach", gone, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(Dataset(tmp_path / "by_expert").episodes) == 1
+
+
+def test_of_frames_the_newest_is_recorded_and_a_policy_that_reads_several_cannot_record(tmp_path: Path) -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    try:
+        rendering.context(16, 16).free()
+    except (rendering.NoOpenGLError, ImportError):
+        pytest.skip("MuJoCo cannot render here")
+    frames = ["env.frames=3", "env.num_envs=2", "env.image_size=[32,32]", "eval.episodes=2"]
+    shown = embodyrl("collect", "metaworld_reach_cnn_sft", *frames, *OUT, "--episodes", "2", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    demonstrations = Dataset(tmp_path / OUT[1])
+    assert demonstrations.read(0).images.shape[1:] == (2, 32, 32, 3)
+    brief = ["run.iterations=1", "data.steps=2", "data.batch_size=4", f"data.path={OUT[1]}", "run.dir=run"]
+    learned = embodyrl("run", "metaworld_reach_cnn_sft", *frames, *brief, cwd=tmp_path)
+    assert learned.returncode == 0, learned.stderr
+    asked = ["--out", "more", "--episodes", "1", "--policy", "run"]
+    refused = embodyrl("collect", "metaworld_reach_cnn_sft", *frames, *asked, cwd=tmp_path)
+    assert refused.returncode in (1, 2) and "reads env.frames = 3 images of its last decisions" in refused.stderr
+    assert not (tmp_path / "more").exists()
 
 
 def test_the_recorded_config_is_not_changed_by_the_expert() -> None:

@@ -49,6 +49,8 @@ class Family:
     """Whether it has blocks to recompute and to adapt, and a type of weights."""
     module: str | None = None
     """Of examples/, which registers it."""
+    lr: float = 0.03
+    """Of steps in proportion to gradients: large enough that a step left out exceeds the tolerance."""
 
 
 PRISMATIC = {"scratch": {"image_size": 32, "hidden_size": 32, "layers": 2, "mlp_size": 48}}
@@ -59,14 +61,14 @@ SMOLVLA = {"scratch": {"layers": 2, "vision_layers": 1}}
 ACT = {"scratch": {"backbone_width": 4, "hidden_size": 16, "heads": 2, "feedforward_size": 24, "style_layers": 1}}
 FAMILIES = {
     "mlp": Family({"name": "mlp"}, (), 1, layered=False),
-    "openvla": Family({"name": "openvla"} | PRISMATIC, chunk=1),
-    "openvla_oft": Family({"name": "openvla_oft"} | PRISMATIC),
+    "openvla": Family({"name": "openvla"} | PRISMATIC, chunk=1, lr=0.01),
+    "openvla_oft": Family({"name": "openvla_oft"} | PRISMATIC, lr=0.01),
     "openvla_oft_l1": Family({"name": "openvla_oft"} | PRISMATIC | L1, ("front", "wrist"), samples=False),
     "pi0": Family({"name": "pi0", "denoising_steps": 2} | PI),
     "smolvla": Family(
         {"name": "smolvla", "denoising_steps": 2, "noise_method": "flow_noise", "joint_logprob": True} | SMOLVLA,
     ),
-    "act": Family({"name": "act"} | ACT),
+    "act": Family({"name": "act"} | ACT, lr=0.01),
     "cnn": Family({"name": "cnn", "encoder": "test_resnet"}, layered=False),
     "gr00t": Family({"name": "gr00t", "denoising_steps": 2, "noise_method": "flow_cps"} | GR00T),
     "linear": Family({"name": "linear"}, (), 1, imitates=False, layered=False, module="custom_model"),
@@ -84,6 +86,9 @@ class Setting:
     model: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-5
     """Largest difference from the CPU's numbers, of 1 or of the number if that is larger."""
+    proportional: bool = False
+    """Whether steps are nearly in proportion to gradients: with a small eps AdamW moves a weight whose gradient is
+    nothing but rounding as far as any other, and processors round 16 bits to other signs."""
     layered: bool = False
     """Whether it asks for blocks."""
     apart: bool = False
@@ -101,6 +106,7 @@ SETTINGS = {
         {"precision": "bfloat16", "gradient_checkpointing": True},
         model={"dtype": "bfloat16"},
         tolerance=0.05,
+        proportional=True,
     ),
     "lora": Setting(PARTS | {"gradient_checkpointing": True, "lora": {"rank": 4}}, KL, layered=True),
     "full": Setting(PARTS, KL, apart=True),
@@ -161,9 +167,8 @@ def make_engine(family: Family, setting: Setting, device: str, folder: Path, sav
     )
     config = build_section(ModelConfig, family.options | (setting.model if family.layered else {}))
     engine = setting.engine | {"device": device}
-    # Steps nearly in proportion to gradients: with the default eps AdamW moves a weight whose gradient is nothing but
-    # rounding as far as any other, and processors round it to other signs.
-    engine["optimizer"] = {"eps": 1.0, "lr": 0.01}
+    # With the default eps AdamW moves a weight whose gradient is nothing but rounding as far as any other.
+    engine["optimizer"] = {"eps": 1.0, "lr": family.lr} if setting.proportional else {"eps": 1e-2, "lr": 1e-3}
     if not family.layered:
         engine.pop("gradient_checkpointing", None)
     if device == "cpu":

@@ -68,7 +68,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 @pytest.mark.parametrize("name", ["test_resnet", "resnet10t", "test_efficientnet"])
 def test_no_batch_normalisation_is_left(name: str) -> None:
-    backbone = build_backbone(name).train()
+    backbone = build_backbone(name, 1).train()
     assert not any(isinstance(part, torch.nn.BatchNorm2d) for part in backbone.modules())
     assert {part.num_groups for part in backbone.modules() if isinstance(part, torch.nn.GroupNorm)} == {8}
     plain = timm.create_model(name, pretrained=False, num_classes=0, global_pool="")
@@ -117,7 +117,7 @@ def test_frames_are_channels_and_weights_for_one_image_are_those_of_all(tmp_path
     still = torch.cat([alone[0]] * 3, 2)[:, 0]
     torch.testing.assert_close(backbones[1](still), backbones[0](alone[0][:, 0]), atol=1e-5, rtol=1e-5)
     assert (backbones[1](pixels[:, 0]) - backbones[1](still)).abs().max() > 1e-3
-    with pytest.raises(PolicyError, match="6"):
+    with pytest.raises(PolicyError, match=r"takes 6 image.*got 2"):
         several.preprocess(seen)
 
 

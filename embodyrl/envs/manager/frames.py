@@ -16,7 +16,8 @@ Images = NDArray[np.uint8]
 
 
 class Frames:
-    """The last `F` images of each slot's episode, newest first. Before its first one an episode repeats that.
+    """The last `F` images of each slot's episode, newest first. An episode begins with its first one
+    repeated.
 
     Args:
         count: `F`, at least 2.

@@ -66,6 +66,7 @@ class EnvWorker:
         self.first_slot = spec.slots.start
         self._all = range(len(spec.slots))
         self._simulator: Simulator = SIMULATORS.load(config.name)(config, len(spec.slots))
+        self._frame_count = config.frames
         self._frames = Frames(config.frames) if config.frames > 1 else None
         self._tasks = list(self._simulator.spec.tasks)
         # Reversed, so that of tasks with the same description the first keeps its index.
@@ -84,8 +85,7 @@ class EnvWorker:
 
     def simulator_spec(self) -> SimulatorSpec:
         """Return what the simulator offers, with the frames of this run."""
-        spec = self._simulator.spec
-        return spec if self._frames is None else dataclasses.replace(spec, frames=self._frames.count)
+        return dataclasses.replace(self._simulator.spec, frames=self._frame_count)
 
     def named(self, error: WrongResult) -> WrongResult:
         """Return the error with the simulator's name, the slots' numbers in the whole run, and the method called."""

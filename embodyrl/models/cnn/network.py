@@ -21,7 +21,7 @@ CLASSIFIERS = ("fc.", "head.", "classifier.")
 """Beginnings of the names of classifiers' weights in timm's networks."""
 
 
-def build_backbone(name: str, frames: int = 1) -> nn.Module:
+def build_backbone(name: str, frames: int) -> nn.Module:
     """Build timm's network `name` for `frames` images as channels, with random weights, without its classifier, with
     group normalisation.
 
@@ -53,8 +53,9 @@ def _normalize_in_groups(module: nn.Module, name: str) -> None:
         setattr(module, child, norm if activation is None else nn.Sequential(norm, activation))
 
 
-def load_backbone(backbone: nn.Module, path: Path, frames: int = 1) -> None:
-    """Read timm's weights. Statistics of batches and the classifier are left out.
+def load_backbone(backbone: nn.Module, path: Path, frames: int) -> None:
+    """Read timm's weights, those of one image for every one of `frames`. Statistics of batches and the classifier are
+    left out.
 
     Raises:
         PolicyError: the file is damaged, or names or shapes differ (each is named).
@@ -69,7 +70,7 @@ def load_backbone(backbone: nn.Module, path: Path, frames: int = 1) -> None:
     kept = {name: each for name, each in named.items() if not name.startswith(CLASSIFIERS)}
     for name, each in kept.items():
         if name in own and each.dim() == 4 and own[name].shape[1] == frames * each.shape[1] and each.shape[1] == 3:
-            # Weights for one image, for several: the same picture in all frames gives what it gave alone.
+            # Shared equally: the same image in all frames gives what it gave alone.
             kept[name] = each.repeat(1, frames, 1, 1) / frames
     load_strictly(backbone, kept, "pretrained encoder")
 
