@@ -7,6 +7,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from processes import living
 from slow import rest_slow
 from toy_simulator import Do, ToyConfig, actions, episode
 
@@ -48,7 +49,7 @@ def end(process):
     """Kill a process and wait until it is dead, without reaping it: that is its parent's business."""
     os.kill(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while psutil.pid_exists(process.pid) and psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+    while living([process.pid]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -246,7 +247,7 @@ def test_an_exception_is_no_death(manager):
 def test_no_process_of_a_replaced_worker_is_left(manager):
     victim = manager.workers[0].pid
     manager.step(ALL, actions(4, slot0=Do.DIE), [episode(1)] * 4)
-    assert not psutil.pid_exists(victim) or psutil.Process(victim).status() != psutil.STATUS_ZOMBIE
+    assert not living([victim])
     pids = [worker.pid for worker in manager.workers]
     manager.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 from placement_services import MarksItsEnd, Service, SlowToClose
+from processes import living
 
 from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerTimeout
 from embodyrl.placement.local import LocalLauncher
@@ -252,8 +253,8 @@ def test_close_has_one_deadline_for_all(launcher, specs):
 def test_close_takes_the_workers_children_along(launcher, pair):
     grandchild = call(launcher, pair[0], "start_a_child")
     launcher.close()
-    psutil.wait_procs([psutil.Process(grandchild)] if psutil.pid_exists(grandchild) else [], timeout=10)
-    assert not psutil.pid_exists(grandchild)
+    _, alive = psutil.wait_procs(living([grandchild]), timeout=10)
+    assert not alive
 
 
 def test_stop_ends_only_some(launcher, pair):

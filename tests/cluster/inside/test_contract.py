@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from processes import living
 from raylets import ADDRESS, HEAD, OTHER, Raylets, of_runs
 
 from embodyrl.config import load_config
@@ -170,8 +171,8 @@ def test_a_hang_ends_when_those_who_wait_give_up(launcher: Launcher, victim: Wor
     with pytest.raises(WorkerTimeout, match="did not answer 'hang' within 1 s and was killed"):
         launcher.gather([victim.request("hang")], timeout=1.0)
     assert time.monotonic() - start < 5.0
-    psutil.wait_procs([psutil.Process(victim.pid)] if psutil.pid_exists(victim.pid) else [], timeout=5)
-    assert not psutil.pid_exists(victim.pid)
+    _, alive = psutil.wait_procs(living([victim.pid]), timeout=5)
+    assert not alive
 
 
 @pytest.mark.parametrize("idle", [False, True], ids=["busy", "idle"])
@@ -313,7 +314,7 @@ def test_a_keeper_that_is_killed_is_no_lost_machine(program: tuple[subprocess.Po
     keeper.kill()
     said, _ = running.communicate(timeout=30)
     assert f"WorkerDied test worker 0 on machine {OTHER} (pid {pids[1]}) ended during 'hang', because the Ray" in said
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    _, alive = psutil.wait_procs(living(pids), timeout=20)
     assert not alive
 
 
@@ -326,7 +327,7 @@ def test_a_lost_machine_is_named_and_ray_does_not_talk(
     assert time.monotonic() - killed < 15
     raylets.add_other()
     assert said == f"MachineLost machine {OTHER} is lost, with test worker 0: Ray there does not answer any more\n"
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    _, alive = psutil.wait_procs(living(pids), timeout=20)
     assert not alive
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from far_away import HOST, far, launch
+from processes import living
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.config import load_config
@@ -261,7 +262,7 @@ def alone():
 
 def gone(pids, within_s):
     deadline = time.monotonic() + within_s
-    while left := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+    while left := living(pids):
         assert time.monotonic() < deadline, left
         time.sleep(0.02)
 
@@ -305,7 +306,7 @@ def test_a_manager_that_goes_away_ends_its_simulators(alone):
 def test_a_manager_that_is_closed_ends_its_simulators(alone):
     manager, _, pids = alone
     RemoteManager.close(manager)
-    assert not [pid for pid in pids[1:] if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    assert not living(pids[1:])
     manager.close()
     with pytest.raises(RuntimeError, match="this RemoteManager is closed"):
         manager.observe([0])
