@@ -126,6 +126,8 @@ class ModelEntry(Entry):
 
     critic: bool
     """Whether it predicts values."""
+    off_policy: bool = False
+    """Whether it can learn from a replay (a `models.policy.SoftPolicy`)."""
     frames: bool = False
     """Whether it reads images of earlier decisions, too (`env.frames`)."""
     max_chunk: int | None = None
@@ -192,7 +194,11 @@ class AlgorithmEntry(Entry):
     """Whether its stages provide a critic's values; None: works with and without."""
     demonstrations: bool = False
     """Whether it learns from the demonstrations of `data.path`."""
+    off_policy: bool = False
+    """Whether it learns from a replay of past decisions; its options then have a section `off_policy`."""
     check: Function | None = None
+    """As with models."""
+    notes: Function | None = None
     """As with models."""
 
 
@@ -230,6 +236,9 @@ class RewardEntry(Entry):
 
     whole: bool
     """Whether it needs whole episodes."""
+    of_decisions: bool = False
+    """Whether it can be computed for single decisions, as they come from a replay: from `rewards`, `success` (only the
+    first of an episode), `executed`, `steps`, `terminated` and `truncated`."""
     check: Function | None = None
     """As with models."""
 

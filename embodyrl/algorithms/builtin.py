@@ -95,12 +95,14 @@ def declare_rewards() -> None:
         "dense",
         target="embodyrl.algorithms.rewards:dense",
         whole=False,
+        of_decisions=True,
         summary="the simulator's own reward",
     )
     REWARDS.register(
         "success",
         target="embodyrl.algorithms.rewards:success",
         whole=True,
+        of_decisions=True,
         summary="1 for the action that first solves the task, else 0",
     )
     REWARDS.register(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import fact, rule
+from embodyrl.config.rules import Rule, fact, rule
 from embodyrl.config.schema import (
     Bootstrap,
     Config,
@@ -21,6 +22,17 @@ from embodyrl.config.schema import (
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, Requirement, SupportedModel, load_target
 
 
+def of_newest_rollout(function: Rule) -> Rule:
+    """Add a rule about learning from the newest rollout; other rules refuse all of these settings with a replay."""
+
+    @functools.wraps(function)
+    def checked(config: Config) -> Iterator[ConfigIssue]:
+        if not fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+            yield from function(config)
+
+    return rule(checked)
+
+
 def _comparing(config: Config) -> str | None:
     """Return the component that compares the episodes of a group, as text; None if there is none or it is unknown."""
     settings = config.algorithm
@@ -32,7 +44,7 @@ def _comparing(config: Config) -> str | None:
     return None
 
 
-@rule
+@of_newest_rollout
 def groups_are_compared(config: Config) -> Iterator[ConfigIssue]:
     """Check that there are groups if a component compares their episodes, and only then."""
     name, size, comparing = config.algorithm.advantage.name, config.rollout.group_size, _comparing(config)
@@ -57,7 +69,7 @@ def _group_sizes(config: Config) -> str:
     return ", ".join(str(size) for size in range(2, envs + 1) if envs % size == 0) or f"none fits {envs}; raise it"
 
 
-@rule
+@of_newest_rollout
 def whole_episodes_are_collected(config: Config) -> Iterator[ConfigIssue]:
     """Check that components that need whole episodes get them."""
     if config.rollout.episodes is Episodes.whole:
@@ -79,7 +91,7 @@ def whole_episodes_are_collected(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@of_newest_rollout
 def collections_wait_for_a_filter(config: Config) -> Iterator[ConfigIssue]:
     """Check that repeated rollouts come with a filter that drops groups."""
     most, name = config.algorithm.max_collections, config.algorithm.filter.name
@@ -106,7 +118,7 @@ def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
             yield from load_target(check)(config)
 
 
-@rule
+@of_newest_rollout
 def behaviour_policy_is_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that a loss that weights by the behaviour policy gets its log-probs."""
     settings = config.algorithm
@@ -159,7 +171,13 @@ def staleness_notes(config: Config) -> list[str]:
     ]
 
 
-@rule
+def algorithm_notes(config: Config) -> list[str]:
+    """Return the algorithm's notes that are no faults, such as the size of what it keeps."""
+    notes = fact(ALGORITHMS, config.algorithm.name, "notes")
+    return [] if notes is None else list(load_target(notes)(config))
+
+
+@of_newest_rollout
 def rewards_of_actions_are_used(config: Config) -> Iterator[ConfigIssue]:
     """Check that advantages of actions have an estimator that supports them, and log-probs of actions."""
     settings = config.algorithm
@@ -181,7 +199,7 @@ def rewards_of_actions_are_used(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@of_newest_rollout
 def stages_fit_advantage(config: Config) -> Iterator[ConfigIssue]:
     """Check that the algorithm's stages provide a critic's values if, and only if, the estimator uses them."""
     algorithm = fact(ALGORITHMS, config.algorithm.name, "critic")
@@ -197,7 +215,7 @@ def stages_fit_advantage(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@of_newest_rollout
 def bootstrap_has_critic(config: Config) -> Iterator[ConfigIssue]:
     """Check that bootstrapping comes with an advantage that has a critic."""
     name, bootstrap = config.algorithm.advantage.name, config.algorithm.bootstrap
@@ -209,7 +227,7 @@ def bootstrap_has_critic(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@of_newest_rollout
 def value_loss_has_critic(config: Config) -> Iterator[ConfigIssue]:
     """Check that the value loss has no weight without a critic."""
     name, weight = config.algorithm.advantage.name, config.algorithm.value_coef
@@ -221,7 +239,7 @@ def value_loss_has_critic(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@of_newest_rollout
 def model_has_critic(config: Config) -> Iterator[ConfigIssue]:
     """Check that an advantage that needs values has a model that predicts them."""
     name, model = config.algorithm.advantage.name, config.model.name
@@ -316,7 +334,7 @@ def warm_up_comes_to_an_end(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@of_newest_rollout
 def micro_batches_hold_whole_episodes(config: Config) -> Iterator[ConfigIssue]:
     """Check that a whole episode fits into a micro-batch if the loss needs whole episodes."""
     size, loss, chunks = config.engine.micro_batch_size, config.algorithm.loss.name, config.rollout.num_chunks

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import embodyrl.config.placement_rules  # noqa: F401  # the module adds its rules
-from embodyrl.config.algorithm_rules import staleness_notes  # this one, too
+from embodyrl.config.algorithm_rules import algorithm_notes, staleness_notes  # this one, too
 from embodyrl.config.build import build_draft, count_settings, with_values
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import COMPONENTS, Composed, Settings, compose
@@ -195,7 +195,7 @@ def _finish(
     inherited = [] if use is ConfigUse.show else list(inherited_values(config, composed))
     faults += [each.fault for each in inherited if each.what is OfTasks.fault]
     notes = [f"{each.fault.message}: {each.fault.hint}" for each in inherited if each.what is OfTasks.note]
-    notes += staleness_notes(config)
+    notes += [*staleness_notes(config), *algorithm_notes(config)]
     if use is ConfigUse.elsewhere:
         notes += [f"unchecked until the run: {each.message}" for each in simulator_runs_here(config)]
     return config, faults, notes, environment, from_hub

@@ -289,6 +289,8 @@ def ready_slots_exist(config: Config) -> Iterator[ConfigIssue]:
 def batch_splits_into_minibatches(config: Config) -> Iterator[ConfigIssue]:
     """Check that every minibatch has the same number of chunks."""
     envs, rollout, parts = config.env.num_envs, config.rollout, config.algorithm.minibatches
+    if fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+        return  # its minibatches are drawn from a replay
     batch = envs * rollout.episodes_per_slot * rollout.num_chunks
     episodes = f" x rollout.episodes_per_slot = {rollout.episodes_per_slot}" if rollout.episodes_per_slot > 1 else ""
     if batch % parts:

@@ -249,6 +249,13 @@ class Compat(StrEnum):
     siirl = "siirl"
 
 
+class CriticUse(StrEnum):
+    """The value of an action, given those of several critics."""
+
+    min = "min"
+    mean = "mean"
+
+
 class KeepBest(StrEnum):
     """Metric of an evaluation by which checkpoints are compared."""
 

@@ -25,6 +25,7 @@ from embodyrl.algorithms.losses import (
     require_entries,
     value_loss,
 )
+from embodyrl.algorithms.options import SACConfig
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Offload, OldLogprobs, Proximal
 from embodyrl.data.batch import Batch
 from embodyrl.engine.compute import (
@@ -68,8 +69,18 @@ from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.optimizer import Guard, NumericsError, Optimizer, explain_actions
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, is_sharded, parallelize
 from embodyrl.engine.reference import reference_of
+from embodyrl.engine.soft import Minibatch, SoftActorCritic
 from embodyrl.envs import Observation
-from embodyrl.models.policy import ACTION_WEIGHTS, ActOutput, EvalOutput, Inputs, Policy, PolicyObservation
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.policy import (
+    ACTION_WEIGHTS,
+    ActOutput,
+    EvalOutput,
+    Inputs,
+    Policy,
+    PolicyObservation,
+    SoftPolicy,
+)
 from embodyrl.placement.ranks import shards_of
 from embodyrl.tracking.clock import Clock, Phase
 
@@ -187,6 +198,27 @@ class HybridEngine:
         self._whole_episodes = self.loss.takes("sequence")
         self.blocks = blocks
         self._streams = Streams(seed, self.device, blocks.here)
+        self.soft = self._soft_actor_critic(config, algorithm, iterations, seed)
+        """What learns from a replay beside the policy; None for other algorithms."""
+
+    def _soft_actor_critic(
+        self, config: EngineConfig, algorithm: AlgorithmConfig, iterations: int, seed: int
+    ) -> SoftActorCritic | None:
+        if not isinstance(algorithm, SACConfig):
+            return None
+        if not isinstance(self.policy, SoftPolicy) or not self.policy.learns_from_replay:
+            raise PolicyError(f"model {self.policy.name!r} cannot learn from a replay: see model.head")
+        return SoftActorCritic(
+            self.policy,
+            algorithm=algorithm,
+            actor=self.optimizer,
+            config=config.optimizer,
+            updates=iterations,
+            seed=seed,
+            weights=self.weights,
+            guard=self.guard,
+            watch=lambda: self.watch(),
+        )
 
     def rollout_mode(self) -> AbstractContextManager[None]:
         """Hold the weights ready to act for the length of a block. `act` enters it too, so a block around many calls
@@ -212,13 +244,19 @@ class HybridEngine:
         return [*self._streams.actions.values()]
 
     def act(
-        self, observation: Observation, mode: Literal["train", "eval"], noise: torch.Generator | None = None
+        self,
+        observation: Observation,
+        mode: Literal["train", "eval", "random"],
+        noise: torch.Generator | None = None,
     ) -> ActOutput:
-        """Choose a chunk for each slot; see `Policy.act`. Without a stream of `noise`, that of the first block is
-        used."""
+        """Choose a chunk for each slot; see `Policy.act`, and for random ones `SoftPolicy.explore`. Without a stream of
+        `noise`, that of the first block is used."""
         noise = self.noise[0] if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self._preprocess(PolicyObservation.of(observation))
+            if mode == "random":
+                assert isinstance(self.policy, SoftPolicy), "only replays begin with random actions"
+                return self.policy.explore(inputs, noise)
             with self._computing:
                 return self.graphs.act(inputs, mode, noise)
 
@@ -511,6 +549,27 @@ class HybridEngine:
         is_new: Tensor = part["version"] == self.version
         return is_new.view(-1, *[1] * (like.dim() - 1))
 
+    # ---- learning from a replay
+
+    def improve(self, minibatches: Iterable[Minibatch], seen: Tensor) -> dict[str, float]:
+        """Learn from minibatches of a replay, see `SoftActorCritic.learn`.
+
+        Args:
+            minibatches: of this iteration.
+            seen: state observations `[M, S]` so far; the first improvement takes its statistics from them, for good:
+                statistics that moved would move the inputs of all critics.
+
+        Returns:
+            Metrics, each the mean over the optimiser steps.
+        """
+        assert self.soft is not None, "the config rules ask for it"
+        with self.train_mode(), self.clock.measure(Phase.train):
+            if not self.soft.made and self.policy.keeps_statistics:
+                everyone = torch.cat(self.ranks.gather_rows(seen))
+                self.policy.update_statistics({"proprio": everyone.to(self.device)})
+            metrics = self.soft.learn(self.clock.pulling(Phase.preprocess, minibatches), self.version)
+        return metrics | self._end_update(self.optimizer.rate)
+
     # ---- learning from demonstrations
 
     def sft_step(self, batches: Iterable[Batch]) -> dict[str, float]:
@@ -567,6 +626,7 @@ class HybridEngine:
             "streams": self._streams.state_dict(),
             "version": self.version,
             "skipped": self.guard.skipped,
+            **({} if self.soft is None else {"soft": self.soft.state_dict()}),
         }
 
     def noise_state(self) -> dict[str, Any]:
@@ -585,6 +645,8 @@ class HybridEngine:
         warning = self._streams.load_state_dict(state["streams"], state["version"])
         self.set_version(state["version"])
         self.guard.skipped = state["skipped"]
+        if self.soft is not None:
+            self.soft.load_state_dict(state["soft"])
         if self.reference is not None:
             with self.offload.reference_here():
                 self.reference.load_state_dict(state["reference"])

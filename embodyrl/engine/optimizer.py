@@ -125,6 +125,11 @@ class Optimizer:
         rates = (self.config.lr, self.config.critic_lr or self.config.lr)
         for group, rate in zip(self.inner.param_groups, rates, strict=False):
             group["lr"] = rate * factor
+        return self.rate
+
+    @property
+    def rate(self) -> float:
+        """The policy's learning rate at present."""
         return float(self.inner.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:

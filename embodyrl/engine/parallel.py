@@ -123,6 +123,13 @@ class Ranks:
         found = self.gather(padded)
         return [each[:length].numpy().tobytes() for each, length in zip(found, lengths, strict=True)]
 
+    def gather_rows(self, own: Tensor) -> list[Tensor]:
+        """Return the rows of each rank, in their order; only their number may differ."""
+        if self.size == 1:
+            return [own]
+        found = self.gather_bytes(own.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return [torch.frombuffer(bytearray(each), dtype=own.dtype).view(-1, *own.shape[1:]) for each in found]
+
     def gather_values(self, own: Any) -> list[Any]:
         """Return the value of each rank, in their order: anything that JSON can hold."""
         if self.size == 1:

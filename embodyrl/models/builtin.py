@@ -24,8 +24,10 @@ SupportedModel.register(
     target="embodyrl.models.mlp.policy:MLPPolicy",
     options="embodyrl.models.mlp.options:MLPConfig",
     critic=True,
+    off_policy=True,
     max_chunk=32,
     blocks=False,
+    check="embodyrl.models.mlp.options:check",
     summary="policy and value network on state observations; continuous or discrete actions",
 )
 SupportedModel.register(

@@ -81,7 +81,7 @@ class PolicySpec:
     """Shapes of a policy's outputs, and of the state that it reads."""
 
     kind: str
-    """gaussian | categorical | ar_token | parallel_token | regression | flow"""
+    """gaussian | squashed | categorical | ar_token | parallel_token | regression | flow"""
     chunk_size: int
     """`C`, actions in a chunk."""
     action_dim: int
@@ -317,6 +317,43 @@ class Policy(nn.Module, ABC):
         if faults:
             raise PolicyError(f"weights in {path} do not fit model {self.name!r}: {'; '.join(sorted(faults))}")
         self.load_state_dict(weights)
+
+
+class SoftPolicy(Policy):
+    """Base class of policies that can learn from a replay (`engine.soft`): their actions are differentiable functions
+    of noise, and they show what they see to critics.
+
+    Shapes: `F` features of an observation.
+    """
+
+    features: int
+    """`F`."""
+
+    @abstractmethod
+    def explore(self, inputs: Inputs, generator: torch.Generator) -> ActOutput:
+        """Choose chunks of random actions, spread evenly over the simulator's range, whatever is seen."""
+
+    @abstractmethod
+    def encode(self, inputs: Inputs) -> Tensor:
+        """Return what the critics see of observations, float32 `[B, F]`; `inputs` are from `preprocess`."""
+
+    @abstractmethod
+    def draw(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return chunks of actions in -1 .. 1 `[B, C*D]` and their log-probabilities `[B]` [nats], differentiable.
+
+        Args:
+            features: `[B, F]`.
+            noise: standard normal, `[B, C*D]`.
+        """
+
+    @abstractmethod
+    def to_unit(self, actions: Tensor) -> Tensor:
+        """Convert actions `[B, C, D]` in the simulator's units to the range -1 .. 1, `[B, C*D]`."""
+
+    @property
+    @abstractmethod
+    def learns_from_replay(self) -> bool:
+        """Whether the policy was built with a head for it."""
 
 
 def _outside(module: nn.Module, prefix: str, parts: tuple[str, ...]) -> Iterator[str]:

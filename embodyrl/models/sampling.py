@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -58,3 +59,18 @@ class Gaussian(nn.Module):
     def entropy(self, means: Tensor) -> Tensor:
         """Return entropies of the shape of `means` [nats]."""
         return (self.log_std + LOG_SQRT_2PI + 0.5).expand_as(means)
+
+
+def squashed_logprobs(sample: Tensor, means: Tensor, log_stds: Tensor) -> Tensor:
+    """Return log-probabilities of tanh(sample), where the sample is from independent Gaussians [nats].
+
+    log(1 - tanh(z)^2) = 2 (log 2 - z - softplus(-2 z)) is exact for every z; computed as it stands, it is log 0 as soon
+    as tanh rounds to 1.
+
+    Args:
+        sample: `[..., N]`, before tanh.
+        means, log_stds: of the Gaussians, `[..., N]`.
+    """
+    deviations = (sample - means) * (-log_stds).exp()
+    gaussian = torch.addcmul(-LOG_SQRT_2PI - log_stds, deviations, deviations, value=-0.5)
+    return gaussian - 2.0 * (math.log(2.0) - sample - softplus(-2.0 * sample))

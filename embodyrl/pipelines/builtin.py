@@ -33,6 +33,11 @@ def dapo(config: Config) -> list[Stage]:
     return [COLLECT, FILTER, REWARD, ADVANTAGE, UPDATE]
 
 
+def sac(config: Config) -> list[Stage]:
+    """Soft actor-critic (Haarnoja et al. 2018)."""
+    return [COLLECT, Stage("remember", "remember"), Stage("improve", "improve")]
+
+
 def sft(config: Config) -> list[Stage]:
     """Supervised fine-tuning on demonstrations."""
     return [Stage("update", "sft_step")]
@@ -61,6 +66,15 @@ def declare_algorithms() -> None:
         check="embodyrl.data.check:check",
         summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
     )
+    ALGORITHMS.register(
+        "sac",
+        target=sac,
+        options="embodyrl.algorithms.options:SACConfig",
+        off_policy=True,
+        check="embodyrl.pipelines.replay_rules:check",
+        notes="embodyrl.pipelines.replay_rules:notes",
+        summary="soft actor-critic: learns from a replay of past decisions, with critics of actions",
+    )
 
 
 # ---- stages
@@ -81,7 +95,21 @@ def declare_stages() -> None:
         reads=("policy",),
         writes=ROLLOUT,
         changes=("simulators",),
-        summary="run the policy in the simulators",
+        summary="run the policy in the simulators (random actions until a replay holds enough)",
+    )
+    STAGES.register(
+        "remember",
+        target="embodyrl.pipelines.stages:remember",
+        reads=("proprio", "actions", "rewards", "success", "terminated", "truncated", "steps", "valid", "episode"),
+        changes=("replay",),
+        summary="add the rollout's decisions to the replay",
+    )
+    STAGES.register(
+        "improve",
+        target="embodyrl.pipelines.stages:improve",
+        reads=("replay",),
+        changes=("policy",),
+        summary="section algorithm.off_policy: learn from decisions drawn from the replay",
     )
     STAGES.register(
         "filter_groups",

@@ -28,10 +28,12 @@ if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.pipelines.stages import Components
     from embodyrl.rollout.batch import TrajectoryBatch
     from embodyrl.rollout.episodes import Rollout
+    from embodyrl.rollout.replay import Replay
     from embodyrl.rollout.rollouts import Rollouts
 
-RESOURCES = ("simulators", "policy", "demonstrations")
-"""Available before the first stage: `Iteration.collector`, `Iteration.engine` and `Iteration.demonstrations`."""
+RESOURCES = ("simulators", "policy", "demonstrations", "replay")
+"""Available before the first stage: `Iteration.collector`, `Iteration.engine`, `Iteration.demonstrations` and
+`Iteration.replay`."""
 
 NAME = re.compile(r"[A-Za-z]\w*")
 
@@ -49,6 +51,8 @@ class Iteration:
     """The resource `policy`."""
     demonstrations: Demonstrations | None = None
     """The resource `demonstrations`, if the config names some."""
+    replay: Replay | None = None
+    """The resource `replay`, if the algorithm learns from one."""
     batch: TrajectoryBatch | None = None
     """Set by the stage that collects; others add columns to it or put another one in its place."""
     rollouts: list[Rollout] = field(default_factory=list)

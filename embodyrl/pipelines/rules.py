@@ -26,8 +26,11 @@ def stages_fit_together(config: Config) -> Iterator[ConfigIssue]:
     except PipelineError as error:
         yield from error.issues
         return
+    algorithm = config.algorithm.name
+    if fact(ALGORITHMS, algorithm, "off_policy"):
+        return  # it has neither filters nor advantages
     yield from _check_filter(config, [stage.function for stage in stages])
-    if config.pipeline.function is not None or fact(ALGORITHMS, config.algorithm.name, "critic") is None:
+    if config.pipeline.function is not None or fact(ALGORITHMS, algorithm, "critic") is None:
         yield from _check_critic(config, [stage for stage in stages if stage.function == "collect"])
 
 

@@ -5,6 +5,7 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from embodyrl.algorithms.columns import (
     valid_at,
 )
 from embodyrl.algorithms.losses import sequence_numbers, token_weights
-from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.algorithms.options import EncodingRewardConfig, SACConfig
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardLevel
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.large import APART
@@ -35,7 +36,14 @@ from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, type_name
 from embodyrl.rollout.episodes import Rollout
+from embodyrl.rollout.replay import Replay
 from embodyrl.rollout.spread import bring_large, is_here, rows_here
+
+HOPELESS = 20
+"""Episodes without a success after which there is a warning."""
+RANDOM_UPDATES, RANDOM_MARGIN = 2000, 0.05
+"""Updates after which a policy should not be random any more, and the entropy below the largest that tells it, for each
+number of a chunk of actions [nats]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +73,10 @@ class Components:
 
 
 def collect(iteration: Iteration) -> None:
-    """Run the policy in the simulators. Writes the columns of a rollout, and `env/` metrics of the episodes that
-    ended."""
-    rollout = iteration.collector.collect()
+    """Run the policy in the simulators; with a replay, random actions until it holds `start_after` decisions. Writes
+    the columns of a rollout, and `env/` metrics of the episodes that ended."""
+    replay = iteration.replay
+    rollout = iteration.collector.collect(random=replay is not None and not replay.has_begun)
     iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
     iteration.metrics |= rollout_metrics(iteration.rollouts)
@@ -264,6 +273,69 @@ def teaches(batch: TrajectoryBatch, config: Config) -> bool:
     settings = config.algorithm
     other_terms = "values" in batch or settings.kl_coef > 0 or settings.entropy_coef > 0
     return bool(batch["valid"].any()) and (other_terms or bool(batch["advantages"].any()))
+
+
+def remember(iteration: Iteration) -> None:
+    """Add the rollout's decisions to the replay. Reads observations, actions, rewards, success, terminated, truncated,
+    steps, valid and episode; adds `replay/` metrics, and the success of the newest episodes as `env/`."""
+    replay = _replay(iteration)
+    replay.add(iteration.rollouts[-1])
+    iteration.metrics |= replay.metrics()
+
+
+def improve(iteration: Iteration) -> None:
+    """Learn from decisions drawn from the replay, once it holds `start_after`: `updates_per_step` steps for each that
+    was added since. Adds `train/` metrics."""
+    replay = _replay(iteration)
+    settings = iteration.config.algorithm
+    assert isinstance(settings, SACConfig), "the config rules ask for it"
+    steps = replay.take_owed(settings.off_policy.updates_per_step)
+    if iteration.config.env.offload:
+        iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
+    if steps:
+        minibatches = replay.minibatches(steps, settings.off_policy.batch_size)
+        iteration.metrics |= iteration.engine.improve(minibatches, replay.observations)
+        _warn_of_values(iteration, settings)
+    if settings.reward.name == "success" and replay.ended["episodes"] >= HOPELESS and not replay.ended["successes"]:
+        iteration.warn(
+            "replay_without_success",
+            f"no episode of {replay.ended['episodes']} has succeeded, and algorithm.reward=success pays nothing else: "
+            "the critics have nothing to learn. Choose easier tasks, a longer env.max_episode_steps, or "
+            "algorithm.reward=dense",
+        )
+    iteration.metrics |= iteration.engine.memory_metrics()
+
+
+def _warn_of_values(iteration: Iteration, settings: SACConfig) -> None:
+    """Warn of values that no rewards add up to, and of an entropy that stays as large as it can be; each once."""
+    metrics, soft = iteration.metrics, iteration.engine.soft
+    assert soft is not None, "it has just learned"
+    chunk = iteration.config.rollout.chunk_size if settings.discount_per is DiscountPer.action else 1
+    gamma = settings.gamma**chunk
+    bound = soft.largest_return / (1.0 - gamma) if gamma < 1.0 else math.inf
+    if metrics.get("train/q_max", -math.inf) > bound > 0.0:
+        iteration.warn(
+            "values_too_large",
+            f"the critics value an action at {metrics['train/q_max']:.3g}, more than the largest reward so far for "
+            f"ever ({soft.largest_return:.3g} / (1 - gamma) = {bound:.3g}): they overestimate. Lower "
+            "engine.optimizer.critic_lr or algorithm.off_policy.updates_per_step, keep "
+            "algorithm.off_policy.critics.layer_norm on, or use more critics",
+        )
+    learned = metrics.get("train/updates", 0.0) >= RANDOM_UPDATES and settings.off_policy.temperature.learn
+    if learned and metrics.get("train/entropy", -math.inf) > soft.largest_entropy - RANDOM_MARGIN * soft.size:
+        iteration.warn(
+            "policy_stays_random",
+            f"after {metrics['train/updates']:.0f} updates the policy is still as good as random (entropy "
+            f"{metrics['train/entropy']:.2f} of at most {soft.largest_entropy:.2f} nats): its entropy weighs more than "
+            "rewards do. Lower algorithm.off_policy.temperature.initial, or raise "
+            "algorithm.off_policy.temperature.lr or algorithm.reward_scale",
+        )
+
+
+def _replay(iteration: Iteration) -> Replay:
+    if iteration.replay is None:
+        raise BatchError("there is no replay: choose an algorithm that learns from one, such as sac")
+    return iteration.replay
 
 
 def sft_step(iteration: Iteration) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embodyrl.algorithms.off_policy_sizes import critic_weights, replay_bytes
+from embodyrl.algorithms.options import SACConfig
 from embodyrl.config import ConfigError
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, dotted
@@ -119,6 +121,9 @@ def batches_of(config: Config) -> Batches:
     if supervised(config):
         steps, minibatch = config.data.steps, config.data.batch_size
         decisions = steps * minibatch
+    elif isinstance(algorithm, SACConfig):
+        decisions, minibatch = rollout.num_chunks * slots, algorithm.off_policy.batch_size
+        steps = round(algorithm.off_policy.updates_per_step * decisions)
     else:
         decisions = rollout.num_chunks * slots * rollout.episodes_per_slot
         steps, minibatch = algorithm.epochs * algorithm.minibatches, math.ceil(decisions / algorithm.minibatches)
@@ -277,6 +282,7 @@ class Planner:
         host = {"main process": int(PROCESS), "rollout buffer": buffer}
         if supervised(config):
             host["demonstrations"] = config.data.memory_mib * MIB
+        host |= self._replay(config)
         train = train_need(weights, lines, settings, batch=on_device if self._cuda else 0)
         workers = config.placement.rollout.workers
         # What a rank, and what a rollout worker needs in each phase.
@@ -303,6 +309,25 @@ class Planner:
             return {"host": {name: on_host({**need.parts, **host}, apart[name].parts) for name, need in phases.items()}}
         both = on_host(host | {"offloaded": kept_away(weights, settings)}, {})
         return {"gpu": self._on_gpu(config, phases, apart), "host": {"both": both}}
+
+    def _replay(self, config: Config) -> dict[str, int]:
+        """Return the main memory of a rank's share of the replay, and of what learns from it beside the policy; empty
+        for algorithms without one. A replay on the disk leaves the memory."""
+        if not isinstance(config.algorithm, SACConfig):
+            return {}
+        spec, settings, chunk = self._spec(config), config.algorithm.off_policy, config.rollout.chunk_size
+        sizes = {"proprio_dim": spec.proprio_dim, "action_dim": spec.action_dim, "chunk_size": chunk}
+        whole = replay_bytes(settings.replay.capacity, **sizes)
+        held = 0 if whole > settings.replay.memory_mib * MIB else math.ceil(whole / ranks_of(config))
+        critics = settings.critics
+        weights = critic_weights(
+            spec.proprio_dim + chunk * spec.action_dim,
+            count=critics.count,
+            hidden_sizes=critics.hidden_sizes,
+            layer_norm=critics.layer_norm,
+        )
+        # Weights, those of the slow copies, gradients, and two moments.
+        return {"replay": held, "critics": 5 * FLOAT * weights}
 
     def _on_gpu(self, config: Config, phases: Mapping[str, Need], apart: Mapping[str, Need]) -> dict[str, Need]:
         """Return the memory of the GPU that is filled the most in each phase.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
-from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Rollout
+from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Following, Rollout
 from embodyrl.tracking.clock import Phase
 
 Zeros = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
@@ -92,6 +92,7 @@ class Collector:
         env, rollout: their config.
         critic: keep the critic's values in the batch.
         images: keep the images in the batch.
+        following: keep the observations that are in no row, see `Following`.
         seed: the run's seed.
         first_slot: number in the run of this process's slot 0.
         slots: of the run; None: only those of this process.
@@ -107,6 +108,7 @@ class Collector:
         critic: bool,
         seed: int,
         images: bool = True,
+        following: bool = False,
         first_slot: int = 0,
         slots: int | None = None,
     ) -> None:
@@ -115,6 +117,7 @@ class Collector:
         self.config = rollout
         self.critic = critic
         self.images = images
+        self.following = following
         self.first_slot = first_slot
         self._slots_of_run = manager.num_envs if slots is None else slots
         self.clock = engine.clock
@@ -140,6 +143,7 @@ class Collector:
         """Column that each slot is filling, `[num_envs]`."""
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
+        self._mode: Literal["train", "random"] = "train"
         self._held: list[tuple[NDArray[np.int64], Observation]] = []
         """Slots in an episode and their observations, with which the next rollout begins. Copies, because evaluation
         may use the simulators in between."""
@@ -149,10 +153,15 @@ class Collector:
         """True while episodes go on in the simulators between rollouts."""
         return bool(self._held)
 
-    def collect(self, zeros: Zeros = np.zeros) -> Rollout:
-        """Run the policy in training mode; returns the rollout of this process's slots. `zeros` allocates the columns
-        of its batch."""
+    def collect(self, zeros: Zeros = np.zeros, mode: Literal["train", "random"] = "train") -> Rollout:
+        """Run the policy; returns the rollout of this process's slots.
+
+        Args:
+            zeros: allocates the columns of its batch.
+            mode: the policy's own actions as in training, or random ones.
+        """
         with self.clock.measure(Phase.record):
+            self._mode = mode
             return self._collect(zeros)
 
     def _collect(self, zeros: Zeros) -> Rollout:
@@ -178,6 +187,7 @@ class Collector:
             batch=self._batch(collected),
             finished=[replace(episode, row=row) for row, episode in finished],
             env_steps=collected.env_steps,
+            following=_following(collected) if self.following else None,
         )
 
     def give_up_episodes(self) -> None:
@@ -206,7 +216,7 @@ class Collector:
 
     def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, collected: _Progress) -> None:
         """Choose a chunk for each of some slots, send it to the simulators, and record it while they work."""
-        decision = self.engine.act(observation, "train", self.engine.noise[self._block[slots[0]]])
+        decision = self.engine.act(observation, self._mode, self.engine.noise[self._block[slots[0]]])
         actions = self.engine.actions_of(decision)
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
@@ -358,6 +368,16 @@ class Collector:
         self._numbers[:] = state["numbers"]
         self._tracker.load_state_dict(state["tracker"])
         self._held = [(self._all, self.manager.observe(self._all).take(self._all))] if state["in_progress"] else []
+
+
+def _following(collected: _Progress) -> Following | None:
+    """Return the observations that are in no row of the batch; None if there are none."""
+    if not collected.cut_rows:
+        return None
+    rows, slots = np.array(collected.cut_rows), np.array(collected.cut_columns)
+    order = np.lexsort((slots, rows))  # slots were received in an order that may depend on timing
+    observation = Observation.concat(collected.cut_observations).take(order)
+    return Following(rows=rows[order], slots=slots[order], observation=observation)
 
 
 def _outcome(result: StepResult) -> dict[str, NDArray[Any]]:

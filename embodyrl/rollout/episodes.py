@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs import EpisodeSpec
+from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import StepResult
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.seeding import derive_seed
@@ -130,6 +130,19 @@ class EpisodeTracker:
         self._success[:] = state["success"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Following:
+    """Observations that followed chunks and are in no row of a batch: those before a reset at the time limit, and those
+    at which a rollout ended. Of this process's slots, in the order of rows, then slots."""
+
+    rows: NDArray[np.int64]
+    """`[M]`, row of the chunk before."""
+    slots: NDArray[np.int64]
+    """`[M]`, its slot, as this process numbers them."""
+    observation: Observation
+    """`[M]`"""
+
+
 @dataclass(kw_only=True)
 class Rollout:
     """Result of a collection."""
@@ -139,3 +152,5 @@ class Rollout:
     """Episodes that ended, sorted by the chunk in which they did, then by slot."""
     env_steps: int
     """Control steps executed."""
+    following: Following | None = None
+    """What followed chunks of this process's slots, for algorithms that keep it."""

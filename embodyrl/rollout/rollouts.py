@@ -63,8 +63,8 @@ class Rollouts(ABC):
         """The spec of the simulators."""
 
     @abstractmethod
-    def collect(self) -> Rollout:
-        """Run the policy in training mode; returns the rollout of all slots."""
+    def collect(self, *, random: bool = False) -> Rollout:
+        """Run the policy in training mode, or choose random actions; returns the rollout of all slots."""
 
     @abstractmethod
     def settle(self) -> None:

@@ -56,7 +56,9 @@ def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) ->
         )
         for batch, each in zip(_gather_batches(small, ranks), every, strict=True)
     ]
-    return join_rollouts(parts, episodes_per_slot)
+    joint = join_rollouts(parts, episodes_per_slot)
+    joint.following = own.following  # stays where it was collected
+    return joint
 
 
 def join_rollouts(parts: Sequence[Rollout], episodes_per_slot: int) -> Rollout:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from embodyrl.engine.compute import Blocks
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.engine.parallel import Ranks
+    from embodyrl.rollout.replay import Replay
     from embodyrl.rollout.rollouts import Rollouts
     from embodyrl.runner.runner import Runner
     from embodyrl.runner.workers import RolloutWorkers
@@ -116,14 +117,17 @@ def open_runner(
             engine=engine,
             pipeline=pipeline,
             demonstrations=demonstrations,
+            replay=open_replay(config, rollouts, engine, directory.path),
             sinks=sinks,
             progress=progress,
             started=started,
             callbacks=host.callbacks,
             leave=host.leave,
         )
-        if state is not None:
-            runner.restore(state)
+        if runner.replay is not None:
+            runner.message(f"replay: {runner.replay.describe()}")
+        if checkpoint is not None and state is not None:
+            runner.restore(state, checkpoint / TRAINER)
         yield runner
 
 
@@ -372,6 +376,33 @@ def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -
         chunk_size=config.rollout.chunk_size,
         seed=config.seed,
         frames=config.env.frames,
+    )
+
+
+def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: Path) -> Replay | None:
+    """Open the empty replay that the algorithm learns from, with this rank's slots; None if it learns from none."""
+    from embodyrl.algorithms.off_policy_sizes import replay_fields
+    from embodyrl.algorithms.options import SACConfig
+
+    if not isinstance(config.algorithm, SACConfig):
+        return None
+    from embodyrl.rollout.replay import MIB, Replay
+
+    settings, slots = config.algorithm.off_policy.replay, config.env.num_envs
+    blocks = engine.blocks
+    return Replay(
+        settings.capacity,
+        slots=slots,
+        own=range(slots * blocks.here.start // blocks.count, slots * blocks.here.stop // blocks.count),
+        fields=replay_fields(
+            proprio_dim=manager.spec.proprio_dim,
+            action_dim=manager.spec.action_dim,
+            chunk_size=config.rollout.chunk_size,
+        ),
+        start_after=settings.start_after,
+        seed=config.seed,
+        memory=settings.memory_mib * MIB,
+        folder=folder,
     )
 
 

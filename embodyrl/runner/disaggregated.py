@@ -85,9 +85,10 @@ class WorkersRollouts(Rollouts):
         """See `Rollouts`."""
         return self._spec
 
-    def collect(self) -> Rollout:
+    def collect(self, *, random: bool = False) -> Rollout:
         """See `Rollouts`. Asks for the next rollouts, then returns the oldest: one that was asked for `max_staleness`
         iterations ago, and acted with the weights of that moment."""
+        assert not random, "the config rules ask for it"
         wanted = max(1, min(self._ahead + 1, self.iterations_left))
         while len(self.waiting) + self._under_way < wanted:
             self._begin()

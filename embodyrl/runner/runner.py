@@ -24,12 +24,14 @@ from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.pipelines.stages import Components
 from embodyrl.placement.launcher import RemoteError
 from embodyrl.registry import SupportedModel
+from embodyrl.rollout.replay import Replay
 from embodyrl.rollout.rollouts import PlayState, Rollouts
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
-from embodyrl.runner.checkpoint import Retention
+from embodyrl.runner.checkpoint import DamageError, Retention
 from embodyrl.runner.evaluation import Evaluation
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.state import (
+    REPLAY,
     Progress,
     Saved,
     Saver,
@@ -57,6 +59,7 @@ class Runner:
         progress: counters of the run so far.
         started: `time.monotonic()` when the program began, for wall-clock figures.
         demonstrations: to learn from, or None.
+        replay: to learn from, or None.
         callbacks: see `callbacks.Callback`.
         leave: see `stopping.Stopper`.
     """
@@ -73,6 +76,7 @@ class Runner:
         progress: Progress,
         started: float,
         demonstrations: Demonstrations | None = None,
+        replay: Replay | None = None,
         callbacks: Sequence[object] = (),
         leave: Callable[[int], NoReturn] = end_program,
     ) -> None:
@@ -87,6 +91,7 @@ class Runner:
         self.pipeline = pipeline.loaded()
         self.components = Components.of(self.config.algorithm)
         self.demonstrations = demonstrations
+        self.replay = replay
         self.sinks = sinks
         self.progress = progress
         self.stopper = Stopper(self.ranks, leave=leave)
@@ -162,6 +167,7 @@ class Runner:
             collector=self.rollouts,
             engine=self.engine,
             demonstrations=self.demonstrations,
+            replay=self.replay,
             warn=self._warnings.warn,
         )
         start = time.perf_counter()
@@ -322,6 +328,10 @@ class Runner:
         self.rollouts.settle()
         played, engine, surplus = self.rollouts.state(), self.engine.state_dict(), self.rollouts.whole_surplus()
         waiting = self.rollouts.whole_waiting()
+        replay = None
+        if self.replay is not None:
+            whole = self.ranks.broadcast_from_rank0(self._saver.lost_last)
+            replay = self.replay.state(self.ranks, whole=whole)
         if played is None:
             return None
         return TrainerState(
@@ -334,6 +344,7 @@ class Runner:
             simulators=played.simulators,
             surplus=surplus,
             waiting=waiting,
+            replay=replay,
         )
 
     def _report_saved(self, published: Sequence[Saved]) -> None:
@@ -341,8 +352,9 @@ class Runner:
             meanwhile = f", {saved.waited_s:.1f} s of them waiting" if self.config.run.save_async else ""
             self.message(f"saved {saved.place}  ({saved.seconds:.1f} s{meanwhile})")
 
-    def restore(self, state: TrainerState) -> None:
-        """Continue from a checkpoint's trainer state; the policy's weights and `progress` have been loaded before.
+    def restore(self, state: TrainerState, folder: Path) -> None:
+        """Continue from a checkpoint's trainer state, which is in a folder; the policy's weights and `progress` have
+        been loaded before.
 
         Raises:
             DamageError: the state does not have the structure of this run's.
@@ -359,6 +371,10 @@ class Runner:
         )
         self.rollouts.take_surplus(state.surplus)
         self.rollouts.take_waiting(state.waiting)
+        if self.replay is not None:
+            if state.replay is None:
+                raise DamageError("the checkpoint holds no replay, from which this run learns: use another checkpoint")
+            self.replay.restore(state.replay, folder / REPLAY)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from embodyrl.algorithms.options import SACConfig
 from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
@@ -43,6 +44,7 @@ RESUMABLE = (
     *(
         "engine.offload",
         "engine.micro_batch_size",
+        "algorithm.off_policy.replay.memory_mib",
         "engine.gradient_checkpointing",
         "engine.cuda_graphs",
         "engine.parallel.",
@@ -384,6 +386,13 @@ def algorithm(config: Config) -> str:
         return (
             f"{settings.name}   {config.run.iterations} iterations of {data.steps} x {data.batch_size} chunks of "
             f"{rollout.chunk_size} action(s) from {data.path}"
+        )
+    if isinstance(settings, SACConfig):
+        learning = settings.off_policy
+        return (
+            f"{settings.name}   {config.run.iterations} iterations of {rollout.num_chunks} chunks x "
+            f"{config.env.num_envs} envs, chunks of {rollout.chunk_size} action(s), {learning.updates_per_step:g} "
+            f"update(s) per chunk in minibatches of {learning.batch_size}"
         )
     chunks = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
     episodes = f" x {rollout.episodes_per_slot} episodes" if rollout.episodes_per_slot > 1 else ""

@@ -12,7 +12,7 @@ from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import Simulators
-from embodyrl.registry import ADVANTAGES
+from embodyrl.registry import ADVANTAGES, ALGORITHMS
 from embodyrl.rollout.collector import Collector, Zeros
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.needs import images_are_read
@@ -46,16 +46,17 @@ class EnvShare:
             rollout=config.rollout,
             critic=ADVANTAGES.entry(config.algorithm.advantage.name).critic,
             images=not engine.policy.trace_holds_images or images_are_read(config),
+            following=ALGORITHMS.entry(config.algorithm.name).off_policy,
             seed=config.seed,
             first_slot=first,
             slots=config.env.num_envs,
         )
 
-    def collect(self, zeros: Zeros = np.zeros) -> Rollout:
-        """Run the policy in training mode; see `Collector.collect`."""
+    def collect(self, zeros: Zeros = np.zeros, *, random: bool = False) -> Rollout:
+        """Run the policy in training mode, or choose random actions; see `Collector.collect`."""
         # One block around all chunks: sharded weights are gathered once, not for every `act`.
         with self.engine.rollout_mode():
-            return self.collector.collect(zeros)
+            return self.collector.collect(zeros, "random" if random else "train")
 
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
         """Play this process's part of the evaluation, see `Rollouts.evaluate`."""
@@ -110,9 +111,9 @@ class OwnRollouts(Rollouts):
         """See `Rollouts`."""
         return self._manager.spec
 
-    def collect(self) -> Rollout:
+    def collect(self, *, random: bool = False) -> Rollout:
         """See `Rollouts`."""
-        own = self.share.collect()
+        own = self.share.collect(random=random)
         # The batches travel between ranks here, so waiting for the slowest rank counts as communication.
         with self.clock.measure(Phase.sync):
             return gather_rollouts(own, self.exchange, self.share.config.rollout.episodes_per_slot)

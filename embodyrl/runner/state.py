@@ -29,6 +29,7 @@ from embodyrl.errors import RunError
 from embodyrl.models.policy import Policy
 from embodyrl.rollout.batch import TrajectoryBatch, leaves
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.replay import ReplayState
 from embodyrl.runner.checkpoint import (
     CHECKPOINTS,
     LAST,
@@ -46,6 +47,7 @@ ENGINE = "engine"
 SIMULATORS = "simulators"
 SURPLUS = "surplus.safetensors"
 WAITING = "waiting"
+REPLAY = "replay"
 TENSORS, STRUCTURE = ".safetensors", ".json"
 ADDED = {"restore_mismatches": 0, "comes_back": True}
 """Counters that the first checkpoints of this format lack, with the values that they get."""
@@ -112,9 +114,11 @@ class TrainerState:
     """Groups that were collected and not learned from yet."""
     waiting: list[Rollout] = field(default_factory=list)
     """Rollouts that were collected ahead of learning, the oldest first."""
+    replay: ReplayState | None = None
+    """Past decisions that are learned from, if the algorithm does so."""
 
-    def save(self, folder: Path) -> None:
-        """Write into an existing folder."""
+    def save(self, folder: Path, before: Path | None = None) -> None:
+        """Write into an existing folder; `before` is that of the checkpoint before."""
         waiting = [
             {"finished": [asdict(episode) for episode in rollout.finished], "env_steps": rollout.env_steps}
             for rollout in self.waiting
@@ -127,6 +131,9 @@ class TrainerState:
             (folder / SIMULATORS / f"slot_{slot:04d}.bin").write_bytes(state)
         if self.surplus is not None:
             self.surplus.save(folder / SURPLUS)
+        if self.replay is not None:
+            (folder / REPLAY).mkdir()
+            self.replay.save(folder / REPLAY, None if before is None else before / REPLAY)
         for number, rollout in enumerate(self.waiting):
             rollout.batch.save(folder / f"{WAITING}_{number:04d}{TENSORS}")
 
@@ -138,6 +145,7 @@ class TrainerState:
             simulators=list(self.simulators),
             surplus=None if self.surplus is None else _copied(self.surplus),
             waiting=[replace(rollout, batch=_copied(rollout.batch)) for rollout in self.waiting],
+            replay=self.replay,  # a copy already
         )
 
     @property
@@ -145,6 +153,7 @@ class TrainerState:
         """Approximate size of its files [bytes]."""
         batches = [rollout.batch for rollout in self.waiting] + ([] if self.surplus is None else [self.surplus])
         columns = [column for batch in batches for column in leaves(batch).values()]
+        columns += [] if self.replay is None else self.replay.moments.values()
         tensors: int = sum(each.nbytes for each in [*tensors_in(self.engine), *columns])
         return tensors + sum(map(len, self.simulators))
 
@@ -171,6 +180,7 @@ class TrainerState:
                     )
                     for number, each in enumerate(waiting)
                 ],
+                replay=ReplayState.load(folder / REPLAY) if (folder / REPLAY).is_dir() else None,
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise DamageError(
@@ -225,12 +235,12 @@ class Snapshot:
     loaded: LoadedConfig
     trainer: TrainerState
 
-    def write(self, folder: Path) -> None:
-        """Write everything into an existing folder."""
+    def write(self, folder: Path, before: Path | None) -> None:
+        """Write everything into an existing folder; `before` is the checkpoint that this run saved before."""
         for name in (POLICY, TRAINER):
             (folder / name).mkdir()
         save_policy(self.policy, folder / POLICY, self.loaded.config.model)
-        self.trainer.save(folder / TRAINER)
+        self.trainer.save(folder / TRAINER, None if before is None else before / TRAINER)
         write_config(folder, self.loaded)
 
     def apart(self) -> Snapshot:
@@ -269,6 +279,12 @@ class Saver:
         self._retention = retention
         self._thread = ThreadPoolExecutor(1, "save") if in_background else None
         self._pending: Future[Saved] | None = None
+        self._place: Path | None = None
+
+    @property
+    def lost_last(self) -> bool:
+        """Whether the checkpoint that this saver wrote last has been removed since, or there is none."""
+        return self._pending is None and (self._place is None or not self._place.is_dir())
 
     def __enter__(self) -> Saver:
         return self
@@ -322,9 +338,10 @@ class Saver:
         keep = self._retention
         try:
             with writing(self._run_dir, snapshot.iteration, metrics=snapshot.metrics, retention=keep) as publication:
-                snapshot.write(publication.folder)
+                snapshot.write(publication.folder, self._place)
         except (OSError, SafetensorError) as error:
             raise SaveError(self._explain(snapshot, error)) from error
+        self._place = publication.place
         seconds = time.perf_counter() - start
         return Saved(place=publication.place, waited_s=seconds if waited_s is None else waited_s, seconds=seconds)
 

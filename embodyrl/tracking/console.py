@@ -42,6 +42,18 @@ ROLLOUTS = (
     Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f"),
 )
 """Columns of a run with rollouts."""
+REPLAY = (
+    ROLLOUTS[0],
+    Column(title="return", key="env/return", width=9, format=".2f"),
+    Column(title="success", key="env/success_recent", width=7, format=".2f"),
+    Column(title="replay", key="replay/fill", width=6, format=".0%"),
+    Column(title="updates", key="train/updates", width=8, format=",.0f"),
+    Column(title="Q", key="train/q", width=7, format=".2f"),
+    Column(title="alpha", key="train/temperature", width=7, format=".4f"),
+    Column(title="entropy", key="train/entropy", width=7, format=".2f"),
+    ROLLOUTS[-1],
+)
+"""Columns of a run that learns from a replay; `success` is that of the newest 30 episodes."""
 DEMONSTRATIONS = (
     Column(title="loss", key="train/loss", width=8, format=".4f"),
     Column(title="grad norm", key="train/grad_norm", width=9, format=".3f"),
@@ -70,7 +82,7 @@ class ConsoleSink:
         """Show one iteration."""
         if "time/iteration" not in metrics:  # the evaluation before training
             return
-        self._columns = ROLLOUTS if "env/steps" in metrics else DEMONSTRATIONS
+        self._columns = columns_for(metrics)
         self._training_s += metrics["time/iteration"]
         cells = self._cells(iteration, metrics)
         if self._live is not None:
@@ -118,6 +130,13 @@ class ConsoleSink:
         for row in self._rows:
             table.add_row(*row)
         return table
+
+
+def columns_for(metrics: Mapping[str, float]) -> tuple[Column, ...]:
+    """Return the columns for a run with such metrics."""
+    if "replay/fill" in metrics:
+        return REPLAY
+    return ROLLOUTS if "env/steps" in metrics else DEMONSTRATIONS
 
 
 def split_of_time(metrics: Mapping[str, float]) -> str:

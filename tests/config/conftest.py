@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.registry import SIMULATORS, Entry, Registry, all_registries
+from embodyrl.registry import ALGORITHMS, SIMULATORS, Entry, Registry, all_registries
 
 BROKEN = Path(__file__).parent / "broken"
 GOOD = """\
@@ -62,7 +62,9 @@ def _not_asked(registry: Registry, entry: Entry) -> dict[str, None]:
     """Fields of an entry that look at this machine, emptied; tests/envs has tests of them."""
     here = ["tasks", "cameras"] if registry is SIMULATORS and entry.missing() else []
     if entry.name != "gymnasium":  # which is always installed
-        here += {"simulator": ["check", "check_here"], "algorithm": ["check"]}.get(registry.kind, [])
+        here += ["check", "check_here"] if registry is SIMULATORS else []
+    if registry is ALGORITHMS and entry.demonstrations:  # whose check reads them
+        here += ["check"]
     return dict.fromkeys(here)
 
 

@@ -361,7 +361,7 @@ def test_a_simulator_without_state_is_refused() -> None:
 
 
 def test_categorical_logprobs_and_entropy_by_hand() -> None:
-    from embodyrl.models.mlp.policy import CategoricalHead
+    from embodyrl.models.mlp.heads import CategoricalHead
 
     head = CategoricalHead(make_spec(actions=CHOICE), chunk_size=1)
     outputs = torch.tensor([[0.1, 0.2, 0.3, 0.4, 1e-9]]).log()

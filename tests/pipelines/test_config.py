@@ -65,7 +65,8 @@ def test_every_built_in_algorithm_can_be_built_and_loads_its_stages() -> None:
         if entry.source == "built-in":
             stages = entry.load()(config)
             first = "update" if entry.demonstrations else "rollout"
-            assert stages[0].name == first and stages[-1].name == "update"
+            last = "improve" if entry.off_policy else "update"
+            assert stages[0].name == first and stages[-1].name == last
             assert all(callable(stage.load()) for stage in stages)
 
 

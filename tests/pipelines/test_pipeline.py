@@ -42,7 +42,7 @@ def test_a_column_that_nobody_writes_is_named_with_a_near_match() -> None:
         "stage 'update' reads column 'reward', which no stage writes - did you mean 'rewards'?"
     ]
     assert issues(stage("shape", changes="xyz")) == [
-        "stage 'shape' changes column 'xyz', which no stage writes - one of demonstrations, policy, simulators"
+        "stage 'shape' changes column 'xyz', which no stage writes - one of demonstrations, policy, replay, simulators"
     ]
 
 

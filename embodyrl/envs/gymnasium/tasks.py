@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import fact
 from embodyrl.errors import near_match
+from embodyrl.registry import ALGORITHMS
 
 if TYPE_CHECKING:
     from embodyrl.config.schema import Config
@@ -33,7 +35,37 @@ def own_tasks() -> set[str]:
 
 
 def check_here(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in."""
+    """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in, and for each whose actions
+    the algorithm cannot learn."""
+    issues = list(_unknown(config))
+    yield from issues
+    if not issues and fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+        yield from _discrete(config)
+
+
+def _discrete(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task with discrete actions, where they must be continuous. What an environment's actions
+    are, only the environment itself knows."""
+    import gymnasium
+
+    for index, task in enumerate(config.env.tasks):
+        try:
+            environment = gymnasium.make(task, disable_env_checker=True)
+        except Exception:  # of any kind, by code of its own: the simulator will fail to start, and say why
+            continue
+        if isinstance(environment.action_space, gymnasium.spaces.Discrete):
+            able = [each.name for each in ALGORITHMS.entries() if not each.off_policy and not each.demonstrations]
+            name = config.algorithm.name
+            yield ConfigIssue(
+                (f"env.tasks.{index}", "algorithm.name"),
+                f"algorithm {name!r} learns continuous actions, and those of {task!r} are discrete",
+                f"set algorithm to one of {', '.join(able)}, with model.head: gaussian",
+            )
+        environment.close()
+
+
+def _unknown(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task that is not registered."""
     if "gymnasium" not in sys.modules and own_tasks().issuperset(config.env.tasks):
         return
     known = known_tasks()

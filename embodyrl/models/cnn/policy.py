@@ -13,11 +13,11 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.cnn.network import Encoder
 from embodyrl.models.cnn.options import CNNConfig, Encoders
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.mlp.heads import build_head
 from embodyrl.models.mlp.policy import (
     ACTIVATIONS,
     ActorCritic,
     RunningNormalizer,
-    build_head,
     build_network,
 )
 from embodyrl.models.policy import Inputs, PolicyObservation, PolicySpec

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from embodyrl.config.schema import ModelConfig, setting
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import fact
+from embodyrl.config.schema import Config, ModelConfig, setting
+from embodyrl.registry import ALGORITHMS
 
 
 class Activation(StrEnum):
@@ -16,6 +20,13 @@ class Activation(StrEnum):
     elu = "elu"
 
 
+class Distribution(StrEnum):
+    """Distribution of continuous actions."""
+
+    gaussian = "gaussian"
+    squashed = "squashed"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig(ModelConfig):
     """A policy and a value function, each a small network on the state observation."""
@@ -24,9 +35,39 @@ class MLPConfig(ModelConfig):
     """Widths of the hidden layers, of the policy and of the value network."""
     activation: Activation = setting(Activation.tanh)
     """Nonlinearity between the layers."""
+    head: Distribution = setting(Distribution.gaussian)
+    """Distribution of continuous actions. gaussian: Gaussians whose standard deviations do not depend on the
+    observation, clipped to the action range; for PPO and its relatives. squashed: Gaussians whose standard deviations
+    do, squeezed into the action range by tanh; for algorithms that learn from a replay (sac), whose critics take the
+    place of the value network."""
     log_std_init: float = setting(-0.5, low=-5.0, high=2.0)
-    """Start value of the exploration noise's log standard deviation, in units of half the action range. Discrete
-    actions have no such noise."""
+    """Start value of the exploration noise's log standard deviation, in units of half the action range (squashed:
+    before tanh). Discrete actions have no such noise."""
     normalize_observations: bool = setting(True)
     """Scale observations by a running mean and standard deviation, updated once per iteration and saved with the
-    policy."""
+    policy. With a squashed head and a replay they are those of the decisions before learning begins, and stay."""
+
+
+def check(config: Config) -> Iterator[ConfigIssue]:
+    """Check that the distribution of actions is one that the algorithm can learn."""
+    settings, entry = config.model, fact(ALGORITHMS, config.algorithm.name, "off_policy")
+    assert isinstance(settings, MLPConfig)
+    squashed, demonstrated = (
+        settings.head is Distribution.squashed,
+        fact(ALGORITHMS, config.algorithm.name, "demonstrations"),
+    )
+    if entry and not squashed:
+        yield ConfigIssue(
+            ("model.head", "algorithm.name"),
+            f"algorithm {config.algorithm.name!r} learns from a replay, for which model.head = 'gaussian' does not "
+            "serve: its spread ignores the observation, and it leaves the action range",
+            "set model.head to squashed",
+        )
+    if squashed and entry is False and not demonstrated:
+        able = [each.name for each in ALGORITHMS.entries() if each.off_policy or each.demonstrations]
+        yield ConfigIssue(
+            ("model.head", "algorithm.name"),
+            f"model.head = 'squashed' has no value network and no entropy in closed form, which algorithm "
+            f"{config.algorithm.name!r} learns with",
+            f"set model.head to gaussian, or algorithm to {' or '.join(able)}",
+        )

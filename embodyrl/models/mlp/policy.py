@@ -1,8 +1,6 @@
-"""The MLP policy: policy and value network on state observations, their normalisation, and the distributions of
-actions: Gaussians over continuous ones, or a categorical choice among n.
+"""The MLP policy: policy and value network on state observations, and their normalisation.
 
-Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk (`C*D` for Gaussians, `C` for
-choices), `S` proprio dims.
+Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk, `S` proprio dims.
 """
 
 from __future__ import annotations
@@ -11,17 +9,24 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.mlp.heads import CategoricalHead, GaussianHead, SquashedHead, build_head
 from embodyrl.models.mlp.options import Activation, MLPConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec
-from embodyrl.models.sampling import Gaussian, draw, known
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec, SoftPolicy
+from embodyrl.models.sampling import squashed_logprobs
+
+SMALLEST_DEVIATION = 0.02
+"""Smallest standard deviation by which observations are divided where the statistics stay: a number that was constant
+while they were taken (the place of an object, until it is pushed) must not be magnified without bounds. In the units of
+the observation, mostly metres."""
+ATANH_INSIDE = 1.0 - 2.0**-24
+"""Largest float32 below 1, whose inverse tanh is finite."""
 
 ACTIVATIONS = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU, Activation.elu: nn.ELU}
 
@@ -56,11 +61,11 @@ class ActorCritic(Policy):
     `head` and implements `_look`."""
 
     acts_on_device = True
-    head: GaussianHead | CategoricalHead
+    head: GaussianHead | SquashedHead | CategoricalHead
 
     @abstractmethod
-    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the policy `[B, outputs]` and the values `[B]`, both float32."""
+    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Return the outputs of the policy `[B, outputs]` and the values `[B]`, both float32; None without a critic."""
 
     def act(
         self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
@@ -79,15 +84,17 @@ class ActorCritic(Policy):
         return EvalOutput(logprobs=logprobs, entropy=self.head.entropy(outputs), values=values)
 
 
-class MLPPolicy(ActorCritic):
+class MLPPolicy(ActorCritic, SoftPolicy):
     """An MLP with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a separate
-    value network of the same shape."""
+    value network of the same shape. One with a squashed head has none: critics of actions are those of the algorithm.
+    """
 
     def __init__(self, config: MLPConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
         if simulator.proprio_dim == 0:
             raise PolicyError("model 'mlp' needs a state observation, but this simulator has none (proprio_dim 0)")
-        self.head = build_head(simulator, chunk_size, config.log_std_init)
+        self.head = build_head(simulator, chunk_size, config.log_std_init, config.head)
+        self.features = simulator.proprio_dim
         self.spec = PolicySpec(
             kind=self.head.kind,
             chunk_size=chunk_size,
@@ -95,9 +102,10 @@ class MLPPolicy(ActorCritic):
             proprio_dim=simulator.proprio_dim,
         )
         sizes, activation = [simulator.proprio_dim, *config.hidden_sizes], ACTIVATIONS[config.activation]
-        self.normalizer = RunningNormalizer(simulator.proprio_dim) if config.normalize_observations else None
+        smallest = SMALLEST_DEVIATION if self.learns_from_replay else 0.0
+        self.normalizer = RunningNormalizer(simulator.proprio_dim, smallest) if config.normalize_observations else None
         self.actor = build_network([*sizes, self.head.outputs], activation, 0.01)
-        self.critic = build_network([*sizes, 1], activation, 1.0)
+        self.critic = None if self.learns_from_replay else build_network([*sizes, 1], activation, 1.0)
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """See `Policy.sft_loss`."""
@@ -108,20 +116,61 @@ class MLPPolicy(ActorCritic):
         if self.normalizer is not None:
             self.normalizer.update(inputs["proprio"])
 
-    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         features = self._normalize(inputs)
-        return self.actor(features).float(), self.critic(features).squeeze(-1).float()
+        values = None if self.critic is None else self.critic(features).squeeze(-1).float()
+        return self.actor(features).float(), values
 
     def _normalize(self, inputs: Inputs) -> Tensor:
         proprio = inputs["proprio"]
         return proprio if self.normalizer is None else self.normalizer(proprio)
+
+    # ---- learning from a replay
+
+    @property
+    def learns_from_replay(self) -> bool:
+        """See `SoftPolicy`."""
+        return isinstance(self.head, SquashedHead)
+
+    def explore(self, inputs: Inputs, generator: torch.Generator) -> ActOutput:
+        """See `SoftPolicy`; the trace holds the sample as that of `act` does."""
+        head = self._squashed
+        size = (len(inputs["proprio"]), head.size)
+        unit = torch.rand(size, generator=generator, device=generator.device) * 2.0 - 1.0
+        return ActOutput(
+            actions=head.from_unit(unit),
+            logprobs=torch.full_like(unit, -math.log(2.0)),
+            values=None,
+            trace={"sample": unit.clamp(-ATANH_INSIDE, ATANH_INSIDE).atanh()},
+        )
+
+    def encode(self, inputs: Inputs) -> Tensor:
+        """See `SoftPolicy`."""
+        return self._normalize(inputs).float()
+
+    def draw(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """See `SoftPolicy`."""
+        means, log_stds = self._squashed.parameters_of(self.actor(features).float())
+        sample = means + log_stds.exp() * noise
+        return sample.tanh(), squashed_logprobs(sample, means, log_stds).sum(-1)
+
+    def to_unit(self, actions: Tensor) -> Tensor:
+        """See `SoftPolicy`."""
+        return self._squashed.to_unit(actions)
+
+    @property
+    def _squashed(self) -> SquashedHead:
+        if not isinstance(self.head, SquashedHead):
+            raise PolicyError("only a policy with model.head=squashed learns from a replay")
+        return self.head
 
 
 # ---- normalisation of observations
 
 
 class RunningNormalizer(nn.Module):
-    """Scales observations to mean 0 and standard deviation 1, clipped to +-`limit`.
+    """Scales observations to mean 0 and standard deviation 1, clipped to +-`limit`; a standard deviation below
+    `smallest` counts as that.
 
     The statistics change only in `update`, never in `forward`, and are part of the state dict. They are float64,
     because a float32 count stops growing at 2^24 and sums lose digits. Merging follows Chan et al. (1979), "Updating
@@ -134,9 +183,9 @@ class RunningNormalizer(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, size: int, limit: float = 10.0) -> None:
+    def __init__(self, size: int, smallest: float = 0.0, limit: float = 10.0) -> None:
         super().__init__()
-        self.limit = limit
+        self.smallest, self.limit = smallest, limit
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -163,116 +212,4 @@ class RunningNormalizer(nn.Module):
         self.variance.copy_(sum_of_squares / total)
         self.count.copy_(total)
         self.shift.copy_(self.mean)
-        self.scale.copy_((self.variance + 1e-8).rsqrt())
-
-
-# ---- distributions of actions
-
-
-class Head(Protocol):
-    """A distribution over chunks of actions, given the network's outputs `[B, outputs]`."""
-
-    kind: str
-    outputs: int
-
-    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Draw `[B, N]`."""
-        ...
-
-    def mode(self, outputs: Tensor) -> Tensor:
-        """Return the most likely sample `[B, N]`."""
-        ...
-
-    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
-        """Return log-probabilities `[B, N]` of a sample [nats]."""
-        ...
-
-    def entropy(self, outputs: Tensor) -> Tensor:
-        """Return entropies `[B, N]` [nats]."""
-        ...
-
-    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
-        """Convert samples `[B, N]`, which have these log-probabilities, to actions `[B, C, D]` in the simulator's
-        units; NaN where the distribution is."""
-        ...
-
-    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Return the supervised loss for demonstrated `actions [B, C, D]`; a scalar."""
-        ...
-
-
-def build_head(simulator: SimulatorSpec, chunk_size: int, log_std: float) -> GaussianHead | CategoricalHead:
-    """Build the distribution for a simulator's actions; `log_std` is where that of continuous ones starts."""
-    if is_discrete(simulator):
-        return CategoricalHead(simulator, chunk_size)
-    return GaussianHead(simulator, chunk_size, log_std)
-
-
-class GaussianHead(Gaussian):
-    """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range. Samples outside are clipped by
-    the conversion to actions, not by the distribution."""
-
-    kind = "gaussian"
-    centre: Tensor
-    half_width: Tensor
-
-    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
-        self.outputs = chunk_size * simulator.action_dim
-        super().__init__(self.outputs, log_std)
-        self.chunk_size = chunk_size
-        centre, half_width = unit_range(simulator)
-        self.register_buffer("centre", torch.from_numpy(centre))
-        self.register_buffer("half_width", torch.from_numpy(half_width))
-
-    def mode(self, outputs: Tensor) -> Tensor:
-        """See `Head`."""
-        return outputs
-
-    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
-        """See `Head`."""
-        chunk = sample.view(*sample.shape[:-1], self.chunk_size, -1)
-        return from_unit_range(chunk, self.centre, self.half_width)
-
-    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Mean squared error of the means, in units of half the action range. The standard deviations get no gradient:
-        demonstrations do not determine how much to explore."""
-        return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square().mean()
-
-
-class CategoricalHead(nn.Module):
-    """One choice among n for each action of the chunk; the action is its index."""
-
-    kind = "categorical"
-
-    def __init__(self, simulator: SimulatorSpec, chunk_size: int) -> None:
-        super().__init__()
-        self.chunk_size = chunk_size
-        self.outputs = chunk_size * (int(simulator.action_high[0]) + 1)
-
-    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """See `Head`."""
-        return draw(self._logits(outputs).softmax(-1), generator)
-
-    def mode(self, outputs: Tensor) -> Tensor:
-        """See `Head`."""
-        return self._logits(outputs).argmax(-1)
-
-    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
-        """See `Head`."""
-        return self._logits(outputs).log_softmax(-1).gather(-1, sample.unsqueeze(-1)).squeeze(-1)
-
-    def entropy(self, outputs: Tensor) -> Tensor:
-        """See `Head`."""
-        logprobs = self._logits(outputs).log_softmax(-1)
-        return -(logprobs.exp() * logprobs).sum(-1)
-
-    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
-        """See `Head`."""
-        return known(sample.float(), logprobs).unsqueeze(-1)
-
-    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Cross-entropy of the choices."""
-        return -self.logprobs(outputs, actions.squeeze(-1).round().long()).mean()
-
-    def _logits(self, outputs: Tensor) -> Tensor:
-        return outputs.view(*outputs.shape[:-1], self.chunk_size, -1)
+        self.scale.copy_((self.variance.clamp(min=self.smallest**2) + 1e-8).rsqrt())

@@ -1,0 +1,207 @@
+"""Distributions of actions: Gaussians over continuous ones, clipped to their range or squashed into it, or a
+categorical choice among n.
+
+Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk (`C*D` for Gaussians, `C` for
+choices).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.mlp.options import Distribution
+from embodyrl.models.sampling import LOG_SQRT_2PI, Gaussian, draw, known, squashed_logprobs
+
+LOG_STDS = (-20.0, 2.0)
+"""Limits of the log standard deviations of squashed Gaussians, as in Haarnoja et al. (2018), arXiv:1812.05905."""
+INSIDE = 0.999
+"""Demonstrated actions are moved this far inside of -1 .. 1, which tanh never reaches."""
+
+
+class Head(Protocol):
+    """A distribution over chunks of actions, given the network's outputs `[B, outputs]`."""
+
+    kind: str
+    outputs: int
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw `[B, N]`."""
+        ...
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """Return the most likely sample `[B, N]`."""
+        ...
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """Return log-probabilities `[B, N]` of a sample [nats]."""
+        ...
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Return entropies `[B, N]` [nats]."""
+        ...
+
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
+        """Convert samples `[B, N]`, which have these log-probabilities, to actions `[B, C, D]` in the simulator's
+        units; NaN where the distribution is."""
+        ...
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the supervised loss for demonstrated `actions [B, C, D]`; a scalar."""
+        ...
+
+
+def build_head(
+    simulator: SimulatorSpec, chunk_size: int, log_std: float, kind: Distribution = Distribution.gaussian
+) -> GaussianHead | SquashedHead | CategoricalHead:
+    """Build the distribution for a simulator's actions.
+
+    Args:
+        simulator: its spec.
+        chunk_size: `C`.
+        log_std: start value of the log standard deviations of continuous ones.
+        kind: of continuous ones.
+
+    Raises:
+        PolicyError: squashed ones are asked for, and actions are discrete.
+    """
+    if is_discrete(simulator):
+        if kind is Distribution.squashed:
+            raise PolicyError("model.head is squashed, but this simulator's actions are discrete: set it to gaussian")
+        return CategoricalHead(simulator, chunk_size)
+    head = SquashedHead if kind is Distribution.squashed else GaussianHead
+    return head(simulator, chunk_size, log_std)
+
+
+class GaussianHead(Gaussian):
+    """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range. Samples outside are clipped by
+    the conversion to actions, not by the distribution."""
+
+    kind = "gaussian"
+    centre: Tensor
+    half_width: Tensor
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
+        self.outputs = chunk_size * simulator.action_dim
+        super().__init__(self.outputs, log_std)
+        self.chunk_size = chunk_size
+        centre, half_width = unit_range(simulator)
+        self.register_buffer("centre", torch.from_numpy(centre))
+        self.register_buffer("half_width", torch.from_numpy(half_width))
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return outputs
+
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
+        """See `Head`."""
+        chunk = sample.view(*sample.shape[:-1], self.chunk_size, -1)
+        return from_unit_range(chunk, self.centre, self.half_width)
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Mean squared error of the means, in units of half the action range. The standard deviations get no gradient:
+        demonstrations do not determine how much to explore."""
+        return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square().mean()
+
+
+class SquashedHead(nn.Module):
+    """Independent Gaussians whose means and standard deviations both depend on the observation, squashed into the
+    simulator's action range by tanh. A sample is what tanh is taken of, so that no log-probability is ever that of an
+    action that was rounded to the end of its range."""
+
+    kind = "squashed"
+    centre: Tensor
+    half_width: Tensor
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
+        super().__init__()
+        self.size = chunk_size * simulator.action_dim
+        self.outputs = 2 * self.size
+        self.chunk_size = chunk_size
+        self.log_std = log_std
+        centre, half_width = unit_range(simulator)
+        self.register_buffer("centre", torch.from_numpy(centre))
+        self.register_buffer("half_width", torch.from_numpy(half_width))
+
+    def parameters_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and log standard deviations, `[B, N]` each."""
+        means, log_stds = outputs.chunk(2, -1)
+        return means, (log_stds + self.log_std).clamp(*LOG_STDS)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """See `Head`."""
+        means, log_stds = self.parameters_of(outputs)
+        return means + log_stds.exp() * torch.randn(means.shape, generator=generator, device=means.device)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """Return what the most likely Gaussian sample is; see `Head`."""
+        return self.parameters_of(outputs)[0]
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """See `Head`; of the squashed sample, in units where -1 .. 1 spans the simulator's range."""
+        return squashed_logprobs(sample, *self.parameters_of(outputs))
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Return entropies of the Gaussians before squashing, which are larger: those after have no closed form."""
+        return self.parameters_of(outputs)[1] + LOG_SQRT_2PI + 0.5
+
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
+        """See `Head`."""
+        return self.from_unit(sample.tanh())
+
+    def from_unit(self, unit: Tensor) -> Tensor:
+        """Convert numbers in -1 .. 1 `[B, N]` to actions `[B, C, D]` in the simulator's units."""
+        return from_unit_range(unit.view(*unit.shape[:-1], self.chunk_size, -1), self.centre, self.half_width)
+
+    def to_unit(self, actions: Tensor) -> Tensor:
+        """Convert actions `[B, C, D]` in the simulator's units to numbers in -1 .. 1 `[B, N]`."""
+        return ((actions - self.centre) / self.half_width).flatten(1)
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Mean squared error of the most likely actions, in units of half the action range."""
+        wanted = self.to_unit(actions).clamp(-INSIDE, INSIDE)
+        return (self.parameters_of(outputs)[0].tanh() - wanted).square().mean()
+
+
+class CategoricalHead(nn.Module):
+    """One choice among n for each action of the chunk; the action is its index."""
+
+    kind = "categorical"
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int) -> None:
+        super().__init__()
+        self.chunk_size = chunk_size
+        self.outputs = chunk_size * (int(simulator.action_high[0]) + 1)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """See `Head`."""
+        return draw(self._logits(outputs).softmax(-1), generator)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._logits(outputs).argmax(-1)
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._logits(outputs).log_softmax(-1).gather(-1, sample.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        logprobs = self._logits(outputs).log_softmax(-1)
+        return -(logprobs.exp() * logprobs).sum(-1)
+
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
+        """See `Head`."""
+        return known(sample.float(), logprobs).unsqueeze(-1)
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Cross-entropy of the choices."""
+        return -self.logprobs(outputs, actions.squeeze(-1).round().long()).mean()
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        return outputs.view(*outputs.shape[:-1], self.chunk_size, -1)

@@ -1,0 +1,405 @@
+"""Replay: past decisions, from which an update draws at random.
+
+Each slot has a ring of moments: an observation, and mostly the decision that was made there. The moment after a
+decision in the ring is what followed it, so that no observation is kept twice. Only where no decision follows does an
+observation take a place of its own: the last one of an episode that the time limit cut off, and the one at which a
+rollout ended, until the next rollout decides there. After a termination nothing follows.
+
+Shapes: `K` chunks and `B` slots of a rollout, `C` actions in a chunk, `D` action dims, `S` proprio dims, `M` decisions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from embodyrl.algorithms.off_policy_sizes import Field
+from embodyrl.engine.parallel import Ranks
+from embodyrl.engine.soft import Minibatch
+from embodyrl.errors import RunError
+from embodyrl.rollout.episodes import Rollout
+from embodyrl.seeding import derive_seed
+
+MIB = 2**20
+COUNTERS = "counters.json"
+GENERATOR = "generator"
+COUNTED = ("ends", "awaits", "episodes", "solved")
+"""Counters of slots."""
+ROUNDING = 1e-6
+"""A product that is this close below a whole number of steps counts as that."""
+NEWEST = 30
+"""Episodes whose success is shown."""
+OBSERVED = ("proprio",)
+"""Columns of a moment that are observed; the others belong to the decision."""
+
+
+class ReplayError(RunError):
+    """Raised when a replay has no room, or is that of another run."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file of a checkpoint with some moments; later checkpoints have it too, as long as any of them is kept."""
+
+    name: str
+    ends: tuple[int, ...]
+    """Moments that each slot had had when it was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayState:
+    """State of a replay in a checkpoint: only what is new is written; the rest is in files of the one before."""
+
+    counters: dict[str, Any]
+    """JSON; `segments` names all files, the newest last."""
+    generator: Tensor
+    moments: Mapping[str, Tensor]
+    """Contents of the newest file."""
+
+    def save(self, folder: Path, before: Path | None) -> None:
+        """Write into an existing folder.
+
+        Args:
+            folder: for the files.
+            before: folder of the state before.
+        """
+        (folder / COUNTERS).write_text(json.dumps(self.counters) + "\n")
+        *earlier, newest = self.counters["segments"]
+        for name in earlier:
+            assert before is not None, "the first state is whole"
+            _link(before / name, folder / name)
+        moments = {name: column.contiguous() for name, column in self.moments.items()}
+        save_file(moments | {GENERATOR: self.generator}, folder / newest)
+
+    @classmethod
+    def load(cls, folder: Path) -> ReplayState:
+        """Read what `save` wrote, but for the moments, which `Replay.restore` reads."""
+        counters = json.loads((folder / COUNTERS).read_text())
+        with safe_open(folder / counters["segments"][-1], framework="pt") as file:
+            generator = file.get_tensor(GENERATOR)
+        return cls(counters=counters, generator=generator, moments={})
+
+
+def _link(file: Path, place: Path) -> None:
+    """Let a file appear at another place, too: as a link to the same contents where the disk can have it, else as a
+    copy. Nobody ever writes to it again."""
+    try:
+        os.link(file, place)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(file, place)
+
+
+class Replay:
+    """The newest decisions of a run's slots; each rank holds those of its own.
+
+    All ranks know which decisions there are, so that they draw the same minibatches.
+
+    Args:
+        capacity: decisions of all slots together; each slot has room for its share, rounded down.
+        slots: of the run.
+        own: those of this rank.
+        fields: see `off_policy_sizes.replay_fields`.
+        start_after: decisions from which on the policy acts and learns.
+        seed: the run's seed.
+        memory: most bytes that are held in memory; more go to an unnamed file.
+        folder: for that file.
+
+    Raises:
+        ReplayError: there is no room for the file.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        slots: int,
+        own: range,
+        fields: Mapping[str, Field],
+        start_after: int,
+        seed: int,
+        memory: int,
+        folder: Path,
+    ) -> None:
+        self.fields, self.own = fields, own
+        self.rows = capacity // slots
+        """Places in the ring of a slot."""
+        self._generator = torch.Generator().manual_seed(derive_seed(seed, "replay"))
+        self._files: list[mmap.mmap] = []
+        on_disk = capacity * sum(each.nbytes for each in fields.values()) > memory
+        self._columns = {
+            name: self._room((len(own), self.rows, *field.shape), field.dtype, folder if on_disk else None)
+            for name, field in fields.items()
+        }
+        self._decided = np.zeros((slots, self.rows), np.bool_)
+        """Places with a decision, whose successor is there if it needs one."""
+        self._ends = np.zeros(slots, np.int64)
+        """Moments that each slot has had; the next one goes to this number modulo `rows`."""
+        self._saved = np.zeros(slots, np.int64)
+        """The same when the state was last taken."""
+        self._awaits = np.full(slots, -1, np.int64)
+        """Episode that goes on at the newest moment of each slot, which has no decision yet; -1: none."""
+        self._episodes = np.full(slots, -1, np.int64)
+        """Episode of each slot's newest decision."""
+        self._solved = np.zeros(slots, np.bool_)
+        """Whether that episode was solved before now."""
+        self._live = np.zeros(0, np.int64)
+        self._segments: list[Segment] = []
+        self._next_segment = 0
+        self.added = 0
+        """Decisions that were ever added."""
+        self._start_after = start_after
+        self._newest = 0
+        """Decisions of the newest rollout."""
+        self._asking = 0
+        """Decisions added since there are enough, which ask for steps."""
+        self._taken = 0
+        """Steps that were made for them."""
+        self._outcomes: deque[bool] = deque(maxlen=NEWEST)
+        """Success of the newest episodes."""
+        self.ended = {"episodes": 0, "successes": 0}
+        """Episodes that have ended, and those of them that were solved."""
+
+    def _room(self, shape: tuple[int, ...], dtype: type[np.generic], folder: Path | None) -> NDArray[Any]:
+        """Return zeros, in memory or in an unnamed file."""
+        if folder is None or not prod(shape):
+            return np.zeros(shape, dtype)
+        size = prod(shape) * np.dtype(dtype).itemsize
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                # Reserved now: a file with holes would end the process when the disk is full.
+                os.posix_fallocate(file.fileno(), 0, size)
+                self._files.append(mmap.mmap(file.fileno(), size))
+        except OSError as error:
+            raise ReplayError(
+                f"the replay takes {size / MIB:,.0f} MiB in {folder}, for which there is no room ({error.strerror}): "
+                "lower algorithm.off_policy.replay.capacity"
+            ) from error
+        return np.frombuffer(self._files[-1], dtype).reshape(shape)
+
+    def __len__(self) -> int:
+        """Return the number of decisions that can be drawn."""
+        return len(self._live)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there are enough decisions to act and learn by."""
+        return self.added >= self._start_after
+
+    def describe(self) -> str:
+        """Return its size and place, for people."""
+        size = self._decided.size * sum(each.nbytes for each in self.fields.values()) / MIB
+        place = "in the run's folder" if self._files else "in memory"
+        return (
+            f"room for {self._decided.size:,} chunks, {size:,.1f} MiB {place}; the first {self._start_after:,} have "
+            "random actions"
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is in the replay, and the success of the newest episodes."""
+        recent = {"env/success_recent": sum(self._outcomes) / len(self._outcomes)} if self._outcomes else {}
+        ended = {f"replay/{name}": float(number) for name, number in self.ended.items()}
+        return {"replay/decisions": float(len(self)), "replay/fill": len(self) / self._decided.size} | ended | recent
+
+    def take_owed(self, updates_per_step: float) -> int:
+        """Return the whole steps that are owed for the decisions of the newest rollout, and what was left before; none
+        before there are enough decisions."""
+        if not self.has_begun:
+            return 0
+        self._asking += self._newest
+        steps = math.floor(updates_per_step * self._asking + ROUNDING) - self._taken
+        self._taken += steps
+        return steps
+
+    @property
+    def observations(self) -> Tensor:
+        """State observations of this rank's decisions, `[M, S]`; a copy."""
+        here = self._decided[self.own.start : self.own.stop]
+        return torch.from_numpy(self._columns["proprio"][here])
+
+    # ---- adding
+
+    def add(self, rollout: Rollout) -> None:
+        """Add the valid decisions of a rollout of all slots, whose episodes are continuous."""
+        batch = rollout.batch
+        columns = {name: batch[name].numpy() for name in {"valid", "episode", *self.fields}}
+        valid, last = columns["valid"], batch.size[0] - 1
+        executed = np.arange(columns["success"].shape[2]) < columns["steps"][..., None]
+        observed = self._by_place(rollout)
+        self._newest = int(valid.sum())
+        self.added += self._newest
+        self._outcomes.extend(episode.success for episode in rollout.finished)
+        self.ended["episodes"] += len(rollout.finished)
+        self.ended["successes"] += sum(episode.success for episode in rollout.finished)
+        for row in range(batch.size[0]):
+            slots = np.flatnonzero(valid[row])
+            entry = {name: column[row, slots] for name, column in columns.items()}
+            self._begin(slots, entry["episode"])
+            # Solved once is solved: a reward for success is paid for the first time alone.
+            entry["success"] = _first(entry["success"] & executed[row, slots]) & ~self._solved[slots, None]
+            self._solved[slots] |= entry["success"].any(1)
+            self._write(slots, entry, decided=True)
+            # What follows is the next row, or nothing, or an observation without a decision.
+            goes_on = ~entry["terminated"] & ~entry["truncated"] if row == last else np.zeros(len(slots), np.bool_)
+            self._awaits[slots[goes_on]] = entry["episode"][goes_on]
+            alone = slots[goes_on | entry["truncated"] & ~entry["terminated"]]
+            here = {name: column[row, alone] for name, column in observed.items()}
+            self._write(alone, here, decided=False)
+        self._live = np.flatnonzero(self._decided)
+        for file in self._files:  # what was written and drawn leaves the memory of the process, not the page cache
+            file.madvise(mmap.MADV_DONTNEED)
+
+    def _by_place(self, rollout: Rollout) -> dict[str, NDArray[Any]]:
+        """Return the observations of this rank that follow chunks and are in no row, at the row and slot of the chunk:
+        `[K, B, ...]`, zeros elsewhere."""
+        found = {name: np.zeros((*rollout.batch.size, *self.fields[name].shape), np.float32) for name in OBSERVED}
+        following = rollout.following
+        if following is not None:
+            assert following.observation.proprio is not None, "a replay keeps states"
+            found["proprio"][following.rows, self.own.start + following.slots] = following.observation.proprio
+        return found
+
+    def _begin(self, slots: NDArray[np.int64], episodes: NDArray[np.int64]) -> None:
+        """Prepare for decisions of these slots, in these episodes: at a moment that awaits one, or at a new one."""
+        new = episodes != self._episodes[slots]
+        self._solved[slots[new]] = False
+        self._episodes[slots] = episodes
+        goes_on = self._awaits[slots] == episodes
+        self._ends[slots[goes_on]] -= 1
+        self._saved = np.minimum(self._saved, self._ends)
+        self._awaits[slots] = -1
+
+    def _write(self, slots: NDArray[np.int64], entry: Mapping[str, NDArray[Any]], *, decided: bool) -> None:
+        """Write a moment of each of some slots, on the rank that has the slot; all ranks know of it."""
+        places = self._ends[slots] % self.rows
+        self._decided[slots, places] = decided
+        here = (slots >= self.own.start) & (slots < self.own.stop)
+        own = slots[here] - self.own.start
+        for name, column in self._columns.items():
+            if name in entry:
+                column[own, places[here]] = entry[name][here]
+        self._ends[slots] += 1
+
+    # ---- drawing
+
+    def minibatches(self, count: int, size: int) -> Iterator[Minibatch]:
+        """Draw minibatches of `size` decisions, with replacement; yields this rank's decisions of each."""
+        for _ in range(count):
+            drawn = torch.randint(len(self._live), (size,), generator=self._generator).numpy()
+            slots, places = np.divmod(self._live[drawn], self.rows)
+            own = np.flatnonzero((slots >= self.own.start) & (slots < self.own.stop))
+            at = slots[own] - self.own.start, places[own]
+            columns = {name: torch.from_numpy(column[at]) for name, column in self._columns.items()}
+            # After a termination nothing follows, and whatever is there has the factor 0; but it must be a number.
+            following = at[0], np.where(columns["terminated"].numpy(), at[1], (at[1] + 1) % self.rows)
+            columns |= {f"next_{name}": torch.from_numpy(self._columns[name][following]) for name in OBSERVED}
+            columns["steps"] = columns["steps"].long()
+            yield Minibatch(columns=columns, places=torch.from_numpy(own), size=size)
+
+    # ---- checkpoints
+
+    def state(self, ranks: Ranks, *, whole: bool) -> ReplayState | None:
+        """Return what a checkpoint keeps, on the first rank; None on the others. All ranks must call it.
+
+        Args:
+            ranks: those of the run.
+            whole: all moments, not only those since the last state, whose files are gone.
+        """
+        if whole:
+            self._saved[:] = 0
+            self._segments = []
+        own = self._moments_since(np.maximum(self._saved, self._ends - self.rows))
+        moments = {name: torch.cat(ranks.gather_rows(column)) for name, column in own.items()}
+        self._saved = self._ends.copy()
+        kept = [each for each in self._segments if (self._ends - self.rows < each.ends).any()]
+        self._segments = [*kept, Segment(f"moments_{self._next_segment:06d}.safetensors", tuple(self._ends.tolist()))]
+        self._next_segment += 1
+        if not ranks.is_first:
+            return None
+        return ReplayState(
+            counters={
+                **{name: getattr(self, f"_{name}").tolist() for name in COUNTED},
+                "added": self.added,
+                "newest": self._newest,
+                "asking": self._asking,
+                "taken": self._taken,
+                "outcomes": list(self._outcomes),
+                "ended": dict(self.ended),
+                "segments": [each.name for each in self._segments],
+            },
+            generator=self._generator.get_state(),
+            moments=moments,
+        )
+
+    def _moments_since(self, first: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Return a copy of this rank's moments from number `first` of each slot on, by column; with `slot`, `number`
+        and `decided`."""
+        counts = [int(self._ends[slot] - first[slot]) for slot in self.own]
+        slots = np.repeat(np.array(self.own), counts)
+        numbers = np.concatenate([np.arange(first[slot], self._ends[slot]) for slot in self.own])
+        at = slots - self.own.start, numbers % self.rows
+        found = {"slot": slots, "number": numbers, "decided": self._decided[slots, numbers % self.rows]}
+        found |= {name: column[at] for name, column in self._columns.items()}
+        return {name: torch.from_numpy(each) for name, each in found.items()}
+
+    def restore(self, state: ReplayState, folder: Path) -> None:
+        """Continue from a state whose files are in a folder; each rank reads the moments of its slots.
+
+        Raises:
+            ReplayError: the state is that of another run.
+        """
+        counters = state.counters
+        slots, found = len(self._decided), len(counters["ends"])
+        if found != slots:
+            raise ReplayError(f"the replay is that of another run: it has {found} slots, this run has {slots}")
+        for name in COUNTED:
+            getattr(self, f"_{name}")[:] = counters[name]
+        self.added, self._newest = counters["added"], counters["newest"]
+        self._asking, self._taken = counters["asking"], counters["taken"]
+        self._outcomes.extend(counters["outcomes"])
+        self.ended = dict(counters["ended"])
+        self._generator.set_state(state.generator)
+        for name in counters["segments"]:  # the oldest first: what was written twice, was written last
+            self._read(folder / name)
+        self._live = np.flatnonzero(self._decided)
+
+    def _read(self, path: Path) -> None:
+        """Read the moments of a file that are still in the rings."""
+        moments = {name: column.numpy() for name, column in load_file(path).items()}
+        shapes = {name: moments[name].shape[1:] if name in moments else None for name in self.fields}
+        if wrong := [name for name, each in self.fields.items() if shapes[name] != each.shape]:
+            raise ReplayError(
+                f"the replay is that of another run: {', '.join(f'{name} is {shapes[name]}' for name in wrong)}, "
+                f"expected {', '.join(str(self.fields[name].shape) for name in wrong)}"
+            )
+        slots, numbers = moments["slot"], moments["number"]
+        kept = (numbers >= self._ends[slots] - self.rows) & (numbers < self._ends[slots])
+        slots, places = slots[kept], numbers[kept] % self.rows
+        self._decided[slots, places] = moments["decided"][kept]
+        here = (slots >= self.own.start) & (slots < self.own.stop)
+        for name, column in self._columns.items():
+            column[slots[here] - self.own.start, places[here]] = moments[name][kept][here]
+
+
+def _first(success: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return only the first True of each row `[M, C]`."""
+    first: NDArray[np.bool_] = success & (success.cumsum(1) == 1)
+    return first
