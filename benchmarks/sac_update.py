@@ -95,7 +95,7 @@ def ours(decisions: dict[str, np.ndarray], *, width: int, batch: int, layer_norm
     return lambda count: engine.improve(replay.minibatches(count, batch), seen)
 
 
-class Sizes(gymnasium.Env):  # type: ignore[type-arg]
+class Sizes(gymnasium.Env):
     """An environment of MetaWorld's sizes, which is never stepped."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (STATE,), np.float32)

@@ -33,6 +33,7 @@ def write_page(name: str) -> None:
     rows: list[Row] = measured["seeds"]
     controls = json.loads((RESULTS / f"{name}_controls.json").read_text())
     tried = RESULTS / f"{name}_tried.json"
+    constant = json.loads((RESULTS / "constant_motions.json").read_text())
     text = (TEXTS / f"{name}.md").read_text()
     (PAGES / f"{name}.md").write_text(
         text.format(
@@ -41,6 +42,7 @@ def write_page(name: str) -> None:
             remark=measured.get("remark", ""),
             table=table(rows),
             controls=control_table(controls["runs"]),
+            constant={task: found["best"] for task, found in constant["tasks"].items()},
             tried=tried_table(json.loads(tried.read_text())) if tried.is_file() else "",
         )
     )

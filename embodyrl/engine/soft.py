@@ -152,7 +152,8 @@ class SoftActorCritic:
     @torch.no_grad()
     def _look(self, minibatch: Minibatch) -> _Looked:
         """Compute what the networks see, and the return of each decision by `algorithm.reward`."""
-        columns, settings = minibatch.columns, self.algorithm
+        settings, device = self.algorithm, self.log_temperature.device
+        columns = {name: column.to(device, non_blocking=True) for name, column in minibatch.columns.items()}
         executed = torch.arange(columns["rewards"].shape[1], device=columns["steps"].device) < columns["steps"][:, None]
         in_time = {name: columns[name][None] for name in ("rewards", "success", "steps", "terminated", "truncated")}
         rewards = self._reward(in_time | {"executed": executed[None]})[0]

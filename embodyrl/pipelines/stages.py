@@ -75,8 +75,8 @@ class Components:
 def collect(iteration: Iteration) -> None:
     """Run the policy in the simulators; with a replay, random actions until it holds `start_after` decisions. Writes
     the columns of a rollout, and `env/` metrics of the episodes that ended."""
-    replay = iteration.replay
-    rollout = iteration.collector.collect(random=replay is not None and not replay.has_begun)
+    begins = iteration.replay is not None and not iteration.replay.has_begun
+    rollout = iteration.collector.collect(random=True) if begins else iteration.collector.collect()
     iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
     iteration.metrics |= rollout_metrics(iteration.rollouts)

@@ -62,6 +62,27 @@ def test_the_main_job_has_the_cpus_metrics_and_is_evaluated(standin: None, tmp_p
     assert f"return {wanted[-1]['eval/return']:.2f}" in said
 
 
+SAC = [
+    *("env.num_envs=4", "env.workers=1", "env.max_episode_steps=20", "rollout.num_chunks=8"),
+    *("algorithm.off_policy.replay.start_after=60", "algorithm.off_policy.batch_size=32", "run.iterations=4"),
+    *("algorithm.off_policy.critics.count=3", "run.eval_every=2", "eval.episodes=4", "tracking.sinks=[jsonl]"),
+]
+
+
+@pytest.mark.timeout(300)
+def test_learning_from_a_replay_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
+    words = ["run", "experiment/gym_pendulum_sac", *SAC]
+    here = programs.run(["-m", "embodyrl", *words, "run.dir=cpu", "engine.device=cpu"], cwd=tmp_path)
+    assert here.returncode == 0, here.stderr
+    (tmp_path / "run_and_eval.py").write_text(RUN_AND_EVAL)
+    said = under("mlp", tmp_path, "run_and_eval.py", *words, "run.dir=gpu", "engine.device=cuda")
+    assert "policy on cuda" in said and "warning" not in said
+    found, wanted = metrics(tmp_path / "gpu"), metrics(tmp_path / "cpu")
+    assert wanted[-1]["train/updates"] == 3 * 32 and len(found) == len(wanted) == 5
+    for row, other in zip(found, wanted, strict=True):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
 MEASURE = f"""
 import argparse, pathlib, sys
 sys.path.insert(0, {str(BENCHMARK.parent)!r})

@@ -88,7 +88,7 @@ class Scripted:
         self.batches = list(batches)
         self.surplus: TrajectoryBatch | None = None
 
-    def collect(self, *, random: bool = False) -> Rollout:
+    def collect(self) -> Rollout:  # type: ignore[override]
         batch = self.batches.pop(0)
         return Rollout(batch=batch, finished=[], env_steps=int(batch["steps"].sum()))
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from small_runs import Run, kill_after
 
 from embodyrl.cli import train
-from embodyrl.config import load_config
+from embodyrl.config import ConfigError, load_config
 
 SMALL = """
 defaults: [env: gym/pendulum, model: mlp, algorithm: sac, _self_]
@@ -137,3 +137,38 @@ def test_checkpoints_share_what_they_have_in_common(sac: Callable[..., Run], tmp
     shutil.rmtree(run.path / "checkpoints" / "000002")
     shutil.copytree(run.path / "checkpoints" / "000008", tmp_path / "elsewhere")
     assert train.evaluate(str(tmp_path / "elsewhere"), []) == 0
+
+
+def test_the_screen_shows_the_replay_and_what_goes_wrong(sac: Callable[..., Run], tmp_path: Path) -> None:
+    hopeless = [
+        *("env.success_return=1000.0", "algorithm.reward=success", "run.iterations=30", "run.eval_every=0"),
+        *("algorithm.off_policy.temperature.initial=100.0", "algorithm.off_policy.temperature.lr=1e-9"),
+        *("algorithm.off_policy.updates_per_step=3", "algorithm.off_policy.temperature.in_target=false"),
+    ]
+    log = (sac("hopeless", *hopeless).path / "run.log").read_text()
+    warned = re.findall(r"warning: (.*)", log)
+    assert len([line for line in warned if line.startswith("no episode of 2")]) == 1, warned
+    assert len([line for line in warned if "the policy is still as good as random" in line]) == 1, warned
+    assert len([line for line in warned if "the critics value an action at" in line]) <= 1
+    assert not [line for line in (sac("plain").path / "run.log").read_text().splitlines() if "warning" in line]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["algorithm.off_policy.replay.capacity=900000000000"],
+            r"the replay takes [\d,]+ MiB on the disk of .* are free",
+        ),
+        (["algorithm=ppo"], r"unknown key 'algorithm.off_policy'"),
+        (["data.path=nowhere"], "data.path has no use: algorithm 'sac' learns from rollouts"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(words: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config("metaworld_reach_sac", [f"run.dir={tmp_path / 'run'}", *words])
+
+
+def test_validate_says_how_large_the_replay_gets() -> None:
+    [note] = load_config("metaworld_reach_sac", []).notes
+    assert note == "the replay of 20,000 chunks takes up to 3.4 MiB in memory"

@@ -1,0 +1,133 @@
+"""Write docs/results/sac.md and .svg from benchmarks/pages/sac.md and results: sac.json, sac_update.json, and those of
+learning.py for the main job.
+
+    python benchmarks/sac_report.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
+PAGE = ROOT / "benchmarks" / "pages" / "sac.md"
+GOAL = 0.9
+NAMES = {"embodyrl": "embodyrl", "sb3": "Stable-Baselines3"}
+COLOURS = {"embodyrl": "#2563eb", "sb3": "#c2410c"}
+
+
+def interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the Wilson interval of a share."""
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def reached(points: list[dict[str, float]]) -> dict[str, float] | None:
+    """Return the first evaluation with the goal."""
+    return next((point for point in points if point["success"] >= GOAL), None)
+
+
+def table_of_reach(runs: list[dict[str, Any]], episodes: int) -> str:
+    """Return a row for each run."""
+    lines = [
+        f"| | seed | env steps to {GOAL:.2f} | seconds to {GOAL:.2f} | success at the end | seconds in all |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in sorted(runs, key=lambda run: (run["who"], run["seed"])):
+        first, last = reached(run["points"]), run["points"][-1]
+        low, high = interval(last["success"], episodes)
+        steps, seconds = (f"{first['env_steps']:,.0f}", f"{first['seconds']:.0f}") if first else ("not", "not")
+        success = f"{last['success']:.2f} [{low:.2f}, {high:.2f}]"
+        cells = (NAMES[run["who"]], str(run["seed"]), steps, seconds, success, f"{last['seconds']:.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table_of_pendulum(runs: list[dict[str, Any]]) -> str:
+    """Return a row for each contender."""
+    middle = len(runs[0]["points"]) // 2
+    lines = [f"| | after {runs[0]['points'][middle]['env_steps']:,.0f} | at the end | seconds |", "|---|---|---|---|"]
+    for who, name in NAMES.items():
+        own = [run["points"] for run in runs if run["who"] == who]
+        half, end = (", ".join(f"{points[at]['return']:.0f}" for points in own) for at in (middle, -1))
+        seconds = ", ".join(f"{points[-1]['seconds']:.0f}" for points in own)
+        lines.append(f"| {name} | {half} | {end} | {seconds} |")
+    return "\n".join(lines)
+
+
+def curves(runs: list[dict[str, Any]]) -> str:
+    """Return the diagram of success over env steps."""
+    width, height, left, top = 560, 220, 44, 14
+    longest = max(run["points"][-1]["env_steps"] for run in runs)
+
+    def at(point: dict[str, float]) -> str:
+        return f"{left + point['env_steps'] / longest * width:.1f},{top + (1 - point['success']) * height:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + left + 20} {height + top + 36}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width + left + 20}" height="{height + top + 36}" fill="white"/>',
+    ]
+    for share in (0.0, 0.5, GOAL, 1.0):
+        y = top + (1 - share) * height
+        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#444">{share:g}</text>')
+    for steps in range(0, int(longest) + 1, 5000):
+        x = left + steps / longest * width
+        parts.append(f'<text x="{x:.1f}" y="{top + height + 18}" text-anchor="middle" fill="#444">{steps:,}</text>')
+    parts.append(f'<text x="{left + width}" y="{top + height + 32}" text-anchor="end" fill="#444">env steps</text>')
+    for run in runs:
+        line = " ".join(map(at, run["points"]))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[run["who"]]}" stroke-width="1.8"/>')
+    for row, (who, name) in enumerate(NAMES.items()):
+        x, y = left + width - 150, top + height - 34 + 18 * row
+        parts.append(f'<line x1="{x}" y1="{y}" x2="{x + 22}" y2="{y}" stroke="{COLOURS[who]}" stroke-width="2.5"/>')
+        parts.append(f'<text x="{x + 28}" y="{y + 4}" fill="#222">{name}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main() -> None:
+    """Write the page and the diagram."""
+    found = json.loads((RESULTS / "sac.json").read_text())
+    update = json.loads((RESULTS / "sac_update.json").read_text())
+    ppo = json.loads((RESULTS / "learning_metaworld_reach.json").read_text())["runs"]
+    reach = [run for run in found["runs"] if run["job"] == "metaworld_reach_sac"]
+    pendulum = [run for run in found["runs"] if run["job"] == "gym_pendulum_sac"]
+    half = next(iter(key for key in ppo[0]["success"] if key != "0"))
+    assert all(run["success"][half] >= GOAL for run in ppo), "the page says so"
+    every = reach[0]["points"][1]["env_steps"] - reach[0]["points"][0]["env_steps"]
+    rows = [f"| {name} | {row['cpu_ms']:.1f} |" for name, row in update["median"].items()]
+    text = PAGE.read_text().format(
+        seeds=len({run["seed"] for run in reach}),
+        episodes=found["episodes"],
+        goal=GOAL,
+        every=round(every),
+        load=f"{min(run['load_average'] for run in reach):g} to {max(run['load_average'] for run in reach):g}",
+        reach=table_of_reach(reach, found["episodes"]),
+        ppo_steps=round(ppo[0]["env_steps"] * int(half) / max(map(int, ppo[0]["success"]))),
+        ppo_all=ppo[0]["env_steps"],
+        ppo_seconds=round(median(run["process_s"] for run in ppo)),
+        ours_share=median(
+            run["points"][-1]["seconds_of_updates"] / run["points"][-1]["seconds"]
+            for run in reach
+            if run["who"] == "embodyrl"
+        ),
+        pendulum_steps=round(pendulum[0]["points"][-1]["env_steps"]),
+        pendulum=table_of_pendulum(pendulum),
+        rounds=update["rounds"],
+        updates=update["updates"],
+        update="\n".join(["| | CPU [ms] |", "|---|---|", *rows]),
+        ratio=update["ratio"],
+        ratios=", ".join(f"{ratio:.2f}" for ratio in update["ratios"]),
+    )
+    (PAGES / "sac.md").write_text(text)
+    (PAGES / "sac.svg").write_text(curves(reach))
+
+
+if __name__ == "__main__":
+    main()
