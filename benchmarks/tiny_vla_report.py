@@ -42,6 +42,7 @@ def write_page(name: str) -> None:
             remark=measured.get("remark", ""),
             table=table(rows),
             controls=control_table(controls["runs"]),
+            motions=constant["motions"],
             constant={task: found["best"] for task, found in constant["tasks"].items()},
             tried=tried_table(json.loads(tried.read_text())) if tried.is_file() else "",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,12 +113,13 @@ def _sizes(config: Config) -> Iterator[ConfigIssue]:
     needs = {
         "algorithm.off_policy.replay.start_after": settings.replay.start_after,
         "algorithm.off_policy.batch_size": settings.batch_size,
-        "rollout.num_chunks x env.num_envs": config.rollout.num_chunks * envs,
+        # A rollout, and the observation of each env at which the next one goes on.
+        "(rollout.num_chunks + 1) x env.num_envs": (config.rollout.num_chunks + 1) * envs,
     }
     what, least = max(needs.items(), key=lambda need: need[1])
     if capacity < least:
         yield ConfigIssue(
-            ("algorithm.off_policy.replay.capacity", *what.split(" x ")),
+            ("algorithm.off_policy.replay.capacity", *re.findall(r"\w+\.[\w.]+", what)),
             f"algorithm.off_policy.replay.capacity = {capacity} decisions, fewer than {what} = {least}",
             f"set algorithm.off_policy.replay.capacity to {least} or more",
         )

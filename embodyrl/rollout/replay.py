@@ -378,7 +378,7 @@ class Replay:
         self.ended = dict(counters["ended"])
         self._generator.set_state(state.generator)
         for name in counters["segments"]:  # the oldest first: what was written twice, was written last
-            self._read(folder / name)
+            self._read(folder / Path(name).name)
         self._live = np.flatnonzero(self._decided)
 
     def _read(self, path: Path) -> None:

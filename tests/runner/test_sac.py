@@ -15,6 +15,7 @@ from small_runs import Run, kill_after
 
 from embodyrl.cli import train
 from embodyrl.config import ConfigError, load_config
+from embodyrl.runner.checkpoint import verify
 
 SMALL = """
 defaults: [env: gym/pendulum, model: mlp, algorithm: sac, _self_]
@@ -130,13 +131,21 @@ def test_a_saved_policy_is_evaluated_and_starts_another_run(sac: Callable[..., R
     assert again.metrics()[0]["eval/return"] == run.metrics()[-1]["eval/return"]
 
 
-def test_checkpoints_share_what_they_have_in_common(sac: Callable[..., Run], tmp_path: Path) -> None:
-    run = sac("run", "run.save_every=2", "algorithm.off_policy.replay.capacity=2000")
+@pytest.mark.parametrize("background", ["false", "true"])
+def test_checkpoints_share_what_they_have_in_common(sac: Callable[..., Run], tmp_path: Path, background: str) -> None:
+    settings = ["run.save_every=2", "algorithm.off_policy.replay.capacity=2000", f"run.save_async={background}"]
+    run = sac("run", *settings)
     files = sorted((run.path / "checkpoints" / "000008" / "trainer" / "replay").glob("*.safetensors"))
     assert [file.stat().st_nlink for file in files] == [4, 3, 2, 1]
     shutil.rmtree(run.path / "checkpoints" / "000002")
     shutil.copytree(run.path / "checkpoints" / "000008", tmp_path / "elsewhere")
     assert train.evaluate(str(tmp_path / "elsewhere"), []) == 0
+    # One that was removed while the run went on: the next is whole.
+    few = sac("few", *settings, "run.keep_last=1", "run.iterations=6")
+    assert train.resume(few.path, ["run.iterations=8"]) == 0
+    assert few.metrics()[-1] == run.metrics()[-1]
+    [kept] = (each for each in (few.path / "checkpoints").iterdir() if not each.is_symlink())
+    assert all(file.stat().st_nlink == 1 for file in kept.rglob("*.safetensors")) and verify(kept).iteration == 8
 
 
 def test_the_screen_shows_the_replay_and_what_goes_wrong(sac: Callable[..., Run], tmp_path: Path) -> None:
