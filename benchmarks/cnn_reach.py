@@ -110,12 +110,15 @@ def report() -> None:
         ],
         rows,
     )
+    constant = json.loads((RESULTS / "constant_motions.json").read_text())
     controls = json.loads((RESULTS / "cnn_reach_controls.json").read_text())
     text = (TEXTS / f"{NAME}.md").read_text()
     numbers = {
         "episodes": EPISODES,
         "env_steps": f"{rows[0]['env_steps']:,}",
         "ninety": " / ".join(f"{steps_until(0.9, row):,}" for row in rows),
+        "motions": constant["motions"],
+        "constant": constant["tasks"]["reach-v3"]["best"],
         "more_episodes": controls["episodes"],
         "more_black": ", ".join(f"{run['black images']:.2f}" for run in controls["runs"]),
         "steps": f"{rows[0]['compared']['steps']:,}",

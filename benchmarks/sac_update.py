@@ -91,8 +91,8 @@ def ours(decisions: dict[str, np.ndarray], *, width: int, batch: int, layer_norm
     replay._columns["rewards"][0] = decisions["rewards"][:, None]
     replay._columns["steps"][0] = 1
     replay._live = np.arange(DECISIONS)
-    seen = torch.from_numpy(decisions["proprio"])
-    return lambda count: engine.improve(replay.minibatches(count, batch), seen)
+    engine.take_statistics(torch.from_numpy(decisions["proprio"]))
+    return lambda count: engine.improve(replay.minibatches(count, batch))
 
 
 class Sizes(gymnasium.Env):

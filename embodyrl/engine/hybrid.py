@@ -551,22 +551,18 @@ class HybridEngine:
 
     # ---- learning from a replay
 
-    def improve(self, minibatches: Iterable[Minibatch], seen: Tensor) -> dict[str, float]:
-        """Learn from minibatches of a replay, see `SoftActorCritic.learn`.
+    def take_statistics(self, seen: Tensor) -> None:
+        """Take the policy's statistics from the state observations before learning begins, `[M, S]` of this rank. They
+        then stay: statistics that moved would move the inputs of all that the critics have learned."""
+        if self.policy.keeps_statistics:
+            everyone = torch.cat(self.ranks.gather_rows(seen))
+            self.policy.update_statistics({"proprio": everyone.to(self.device)})
 
-        Args:
-            minibatches: of this iteration.
-            seen: state observations `[M, S]` so far; the first improvement takes its statistics from them, for good:
-                statistics that moved would move the inputs of all critics.
-
-        Returns:
-            Metrics, each the mean over the optimiser steps.
-        """
+    def improve(self, minibatches: Iterable[Minibatch]) -> dict[str, float]:
+        """Learn from an iteration's minibatches of a replay, see `SoftActorCritic.learn`; returns metrics, each the
+        mean over the optimiser steps."""
         assert self.soft is not None, "the config rules ask for it"
         with self.train_mode(), self.clock.measure(Phase.train):
-            if not self.soft.made and self.policy.keeps_statistics:
-                everyone = torch.cat(self.ranks.gather_rows(seen))
-                self.policy.update_statistics({"proprio": everyone.to(self.device)})
             metrics = self.soft.learn(self.clock.pulling(Phase.preprocess, minibatches), self.version)
         return metrics | self._end_update(self.optimizer.rate)
 

@@ -106,7 +106,7 @@ class SoftActorCritic:
         wanted = self.settings.temperature.target_entropy
         self.target_entropy = usual_target_entropy(self.size) if isinstance(wanted, str) else wanted
         of_critics = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
-        of_temperature = dataclasses.replace(config, lr=self.settings.temperature.lr, critic_lr=None)
+        of_temperature = dataclasses.replace(config, lr=self.settings.temperature.lr, critic_lr=None, weight_decay=0.0)
         self.optimizers = {
             "actor": actor,
             "critic": Optimizer(self.critics.parameters(), of_critics, updates, keep_gradients=True),

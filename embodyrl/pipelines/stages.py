@@ -289,12 +289,14 @@ def improve(iteration: Iteration) -> None:
     replay = _replay(iteration)
     settings = iteration.config.algorithm
     assert isinstance(settings, SACConfig), "the config rules ask for it"
-    steps = replay.take_owed(settings.off_policy.updates_per_step)
+    is_first, steps = replay.is_new, replay.take_owed(settings.off_policy.updates_per_step)
     if iteration.config.env.offload:
         iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
     if steps:
         minibatches = replay.minibatches(steps, settings.off_policy.batch_size)
-        iteration.metrics |= iteration.engine.improve(minibatches, replay.observations)
+        if is_first and iteration.config.model.checkpoint is None:  # else it has its own
+            iteration.engine.take_statistics(replay.observations)
+        iteration.metrics |= iteration.engine.improve(minibatches)
         _warn_of_values(iteration, settings)
     if settings.reward.name == "success" and replay.ended["episodes"] >= HOPELESS and not replay.ended["successes"]:
         iteration.warn(

@@ -204,6 +204,11 @@ class Replay:
         """Whether there are enough decisions to act and learn by."""
         return self.added >= self._start_after
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been learned from it yet."""
+        return self._taken == 0
+
     def describe(self) -> str:
         """Return its size and place, for people."""
         size = self._decided.size * sum(each.nbytes for each in self.fields.values()) / MIB
