@@ -108,6 +108,7 @@ CHANGES = {
 }
 
 ELSEWHERE = {
+    "model.head": "tests/engine/test_soft.py, as all of algorithm.off_policy: only a replay learns a squashed one",
     "rollout.ready_slots": "tests/rollout/test_schedules.py",
     "rollout.observe": "tests/rollout/test_schedules.py: what is kept, not what is learned",
     "engine.device": "tests/engine/test_hybrid.py, on a machine without a GPU",
