@@ -7,10 +7,11 @@ learning.py for the main job.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from embodyrl.runner.evaluation import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
@@ -18,13 +19,6 @@ PAGE = ROOT / "benchmarks" / "pages" / "sac.md"
 GOAL = 0.9
 NAMES = {"embodyrl": "embodyrl", "sb3": "Stable-Baselines3"}
 COLOURS = {"embodyrl": "#2563eb", "sb3": "#c2410c"}
-
-
-def interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the Wilson interval of a share."""
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def reached(points: list[dict[str, float]]) -> dict[str, float] | None:
@@ -40,7 +34,7 @@ def table_of_reach(runs: list[dict[str, Any]], episodes: int) -> str:
     ]
     for run in sorted(runs, key=lambda run: (run["who"], run["seed"])):
         first, last = reached(run["points"]), run["points"][-1]
-        low, high = interval(last["success"], episodes)
+        low, high = wilson_interval(round(last["success"] * episodes), episodes)
         steps, seconds = (f"{first['env_steps']:,.0f}", f"{first['seconds']:.0f}") if first else ("not", "not")
         success = f"{last['success']:.2f} [{low:.2f}, {high:.2f}]"
         cells = (NAMES[run["who"]], str(run["seed"]), steps, seconds, success, f"{last['seconds']:.0f}")

@@ -24,7 +24,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from embodyrl.algorithms.off_policy_sizes import replay_fields
+from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields
 from embodyrl.algorithms.options import CriticsConfig, OffPolicyConfig, SACConfig
 from embodyrl.config.schema import EngineConfig, OptimizerConfig
 from embodyrl.engine.hybrid import HybridEngine
@@ -32,7 +32,7 @@ from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models.mlp.options import Activation, Distribution, MLPConfig
 from embodyrl.models.mlp.policy import MLPPolicy
 from embodyrl.registry import LOSSES
-from embodyrl.rollout.replay import MIB, Replay
+from embodyrl.rollout.replay import Replay
 
 STATE, ACTION, DECISIONS = 39, 4, 20_000
 GAMMA, TAU, RATE = 0.99, 0.005, 3e-4

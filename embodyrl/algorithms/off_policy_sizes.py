@@ -10,6 +10,8 @@ from math import prod
 
 import numpy as np
 
+MIB = 2**20
+
 
 @dataclass(frozen=True)
 class Field:
@@ -41,7 +43,12 @@ def replay_fields(*, proprio_dim: int, action_dim: int, chunk_size: int) -> Mapp
 def replay_bytes(capacity: int, *, proprio_dim: int, action_dim: int, chunk_size: int) -> int:
     """Return the size of a replay with room for `capacity` decisions [bytes]."""
     fields = replay_fields(proprio_dim=proprio_dim, action_dim=action_dim, chunk_size=chunk_size)
-    return capacity * sum(each.nbytes for each in fields.values())
+    return capacity * row_bytes(fields)
+
+
+def row_bytes(fields: Mapping[str, Field]) -> int:
+    """Return the size of a decision in a replay [bytes]."""
+    return sum(each.nbytes for each in fields.values())
 
 
 def critic_weights(inputs: int, *, count: int, hidden_sizes: Sequence[int], layer_norm: bool) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import Rule, fact, rule
+from embodyrl.config.rules import fact, of_newest_rollout, rule
 from embodyrl.config.schema import (
     Bootstrap,
     Config,
@@ -20,17 +19,6 @@ from embodyrl.config.schema import (
     RolloutMode,
 )
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, Requirement, SupportedModel, load_target
-
-
-def of_newest_rollout(function: Rule) -> Rule:
-    """Add a rule about learning from the newest rollout; other rules refuse all of these settings with a replay."""
-
-    @functools.wraps(function)
-    def checked(config: Config) -> Iterator[ConfigIssue]:
-        if not fact(ALGORITHMS, config.algorithm.name, "off_policy"):
-            yield from function(config)
-
-    return rule(checked)
 
 
 def _comparing(config: Config) -> str | None:

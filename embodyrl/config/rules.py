@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -47,6 +48,17 @@ def rule(function: Rule) -> Rule:
     """Add a function to `RULES`."""
     RULES.append(function)
     return function
+
+
+def of_newest_rollout(function: Rule) -> Rule:
+    """Add a rule about learning from the newest rollout; other rules refuse all of these settings with a replay."""
+
+    @functools.wraps(function)
+    def checked(config: Config) -> Iterator[ConfigIssue]:
+        if not fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+            yield from function(config)
+
+    return rule(checked)
 
 
 def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use: ConfigUse) -> list[ConfigIssue]:
@@ -285,12 +297,10 @@ def ready_slots_exist(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@of_newest_rollout
 def batch_splits_into_minibatches(config: Config) -> Iterator[ConfigIssue]:
     """Check that every minibatch has the same number of chunks."""
     envs, rollout, parts = config.env.num_envs, config.rollout, config.algorithm.minibatches
-    if fact(ALGORITHMS, config.algorithm.name, "off_policy"):
-        return  # its minibatches are drawn from a replay
     batch = envs * rollout.episodes_per_slot * rollout.num_chunks
     episodes = f" x rollout.episodes_per_slot = {rollout.episodes_per_slot}" if rollout.episodes_per_slot > 1 else ""
     if batch % parts:

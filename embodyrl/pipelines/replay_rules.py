@@ -8,14 +8,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from embodyrl.algorithms.off_policy_sizes import largest_entropy, replay_bytes
+from embodyrl.algorithms.off_policy_sizes import MIB, largest_entropy, replay_bytes, usual_target_entropy
 from embodyrl.algorithms.options import SACConfig
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, fact, state_dim
 from embodyrl.config.schema import AlgorithmConfig, Config, Episodes, ParallelBackend
 from embodyrl.registry import ALGORITHMS, REWARDS, SupportedModel
 
-MIB = 2**20
 USED = ("name", "reward", "time_penalty", "reward_scale", "gamma", "discount_per", "bootstrap")
 """Settings of every algorithm that a replay has a use for."""
 
@@ -151,7 +150,7 @@ def _entropy(config: Config) -> Iterator[ConfigIssue]:
             "algorithm.off_policy.temperature.target_entropy",
             f"algorithm.off_policy.temperature.target_entropy = {wanted:g} nats, which no distribution of {size} "
             f"numbers in -1 .. 1 reaches: a uniform one has {largest_entropy(size):.3g}",
-            f"set it below that (auto: {-0.5 * size:g})",
+            f"set it below that (auto: {usual_target_entropy(size):g})",
         )
 
 

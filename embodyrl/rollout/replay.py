@@ -30,14 +30,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from embodyrl.algorithms.off_policy_sizes import Field
+from embodyrl.algorithms.off_policy_sizes import MIB, Field, row_bytes
 from embodyrl.engine.parallel import Ranks
 from embodyrl.engine.soft import Minibatch
 from embodyrl.errors import RunError
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.seeding import derive_seed
 
-MIB = 2**20
 COUNTERS = "counters.json"
 GENERATOR = "generator"
 COUNTED = ("ends", "awaits", "episodes", "solved")
@@ -144,7 +143,7 @@ class Replay:
         """Places in the ring of a slot."""
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "replay"))
         self._files: list[mmap.mmap] = []
-        on_disk = capacity * sum(each.nbytes for each in fields.values()) > memory
+        on_disk = capacity * row_bytes(fields) > memory
         self._columns = {
             name: self._room((len(own), self.rows, *field.shape), field.dtype, folder if on_disk else None)
             for name, field in fields.items()
@@ -211,7 +210,7 @@ class Replay:
 
     def describe(self) -> str:
         """Return its size and place, for people."""
-        size = self._decided.size * sum(each.nbytes for each in self.fields.values()) / MIB
+        size = self._decided.size * row_bytes(self.fields) / MIB
         place = "in the run's folder" if self._files else "in memory"
         return (
             f"room for {self._decided.size:,} chunks, {size:,.1f} MiB {place}; the first {self._start_after:,} have "

@@ -381,12 +381,12 @@ def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -
 
 def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: Path) -> Replay | None:
     """Open the empty replay that the algorithm learns from, with this rank's slots; None if it learns from none."""
-    from embodyrl.algorithms.off_policy_sizes import replay_fields
+    from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields
     from embodyrl.algorithms.options import SACConfig
 
     if not isinstance(config.algorithm, SACConfig):
         return None
-    from embodyrl.rollout.replay import MIB, Replay
+    from embodyrl.rollout.replay import Replay
 
     settings, slots = config.algorithm.off_policy.replay, config.env.num_envs
     blocks = engine.blocks

@@ -43,8 +43,7 @@ ROLLOUTS = (
 )
 """Columns of a run with rollouts."""
 REPLAY = (
-    ROLLOUTS[0],
-    Column(title="return", key="env/return", width=9, format=".2f"),
+    *ROLLOUTS[:2],
     Column(title="success", key="env/success_recent", width=7, format=".2f"),
     Column(title="replay", key="replay/fill", width=6, format=".0%"),
     Column(title="updates", key="train/updates", width=8, format=",.0f"),

@@ -294,6 +294,19 @@ def test_steps_that_are_not_finite_are_left_out() -> None:
     assert all(bool(torch.isfinite(each).all()) for each in weights(engine).values())
 
 
+def test_a_rank_without_a_row_of_a_minibatch_changes_nothing_by_itself() -> None:
+    """It has noise and steps as the others, and no loss; nothing of it is NaN."""
+    engine = make_engine()
+    full = minibatch()
+    none = Minibatch(
+        columns={name: column[:0] for name, column in full.columns.items()}, places=full.places[:0], size=full.size
+    )
+    before = weights(engine)
+    metrics = learn(engine, none)
+    assert moved(engine, before) == set() and engine.guard.skipped == 0
+    assert metrics["train/critic_loss"] == metrics["train/q"] == 0.0 and metrics["train/q_max"] == -math.inf
+
+
 def test_random_actions_are_spread_over_the_range_and_can_be_scored() -> None:
     policy = make_engine().policy
     assert isinstance(policy, MLPPolicy)

@@ -15,11 +15,11 @@ import torch
 from counter_simulator import last_step
 from known_numbers import LIMIT, make_collector
 
-from embodyrl.algorithms.off_policy_sizes import replay_bytes, replay_fields
+from embodyrl.algorithms.off_policy_sizes import MIB, replay_bytes, replay_fields
 from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.engine.soft import Minibatch
 from embodyrl.rollout.episodes import Following, Rollout
-from embodyrl.rollout.replay import MIB, Replay, ReplayError, ReplayState
+from embodyrl.rollout.replay import Replay, ReplayError, ReplayState
 
 SIZES = {"proprio_dim": 2, "action_dim": 2, "chunk_size": 1}
 
