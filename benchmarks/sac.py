@@ -74,8 +74,8 @@ def peer(job: str, seed: int) -> list[Point]:
     from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+    from embodyrl.algorithms.off_policy_options import SACConfig
     from embodyrl.algorithms.off_policy_sizes import usual_target_entropy
-    from embodyrl.algorithms.options import SACConfig
     from embodyrl.config import load_config
 
     config = load_config(job, [f"seed={seed}"]).config

@@ -24,8 +24,8 @@ import gymnasium
 import numpy as np
 import torch
 
+from embodyrl.algorithms.off_policy_options import CriticsConfig, OffPolicyConfig, SACConfig
 from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields
-from embodyrl.algorithms.options import CriticsConfig, OffPolicyConfig, SACConfig
 from embodyrl.config.schema import EngineConfig, OptimizerConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, SimulatorSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,3 +27,14 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically, replacing an existing one."""
     with replacing(path) as temporary:
         temporary.write_text(text)
+
+
+def link_or_copy(file: Path, place: Path) -> None:
+    """Let a file appear at another place, too: as a link to the same contents where the disk can have it, else as a
+    copy. Nobody ever writes to it again."""
+    try:
+        os.link(file, place)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(file, place)

@@ -148,6 +148,10 @@ class ModelEntry(Entry):
     """`module:function` that takes the whole config and returns notes for `embodyrl validate`."""
     published: str | None = None
     """Name of its published size, or None."""
+    flow: Function | None = None
+    """`module:function` that takes the section `model` of a flow policy (`models.flow.policy.FlowPolicy`) and the chunk
+    size, and returns the `models.flow.config.FlowSizes` of its checkpoint, without importing torch; None: it is no flow
+    policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +168,8 @@ class SimulatorEntry(Entry):
     simulator knows it."""
     action_dim: Function | None = None
     """`module:function` that returns the size of an action (D), in the same way."""
+    control_frequency: Function | None = None
+    """`module:function` that returns the control steps per second [Hz], in the same way."""
     task_description: Function | None = None
     """`module:function` that returns the task description of a task."""
     graphics: str | None = None
@@ -192,10 +198,14 @@ class AlgorithmEntry(Entry):
 
     critic: bool | None = None
     """Whether its stages provide a critic's values; None: works with and without."""
-    demonstrations: bool = False
-    """Whether it learns from the demonstrations of `data.path`."""
+    demonstrations: bool | None = False
+    """Whether it learns from the demonstrations of `data.path`; None: from them if there are any."""
     off_policy: bool = False
     """Whether it learns from a replay of past decisions; its options then have a section `off_policy`."""
+    imitates: bool = False
+    """Whether it only imitates, by a policy's `sft_loss`: any model and any kind of action will do."""
+    steers: bool = False
+    """Whether it leaves a flow policy (`ModelEntry.flow`) as it is, and chooses its noise."""
     check: Function | None = None
     """As with models."""
     notes: Function | None = None

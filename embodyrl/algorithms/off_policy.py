@@ -10,6 +10,8 @@ Shapes: `M` decisions, `C` actions in a chunk, `E` critics.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -74,6 +76,24 @@ def soft_targets(
     return returns + factors * following
 
 
+def implicit_targets(returns: Tensor, factors: Tensor, values: Tensor) -> Tensor:
+    """Return the targets `[M]` of all critics: R + Gam V(s'), which no action outside of the data is asked for
+    (Kostrikov et al. 2021, arXiv:2110.06169, eq. 6).
+
+    Args:
+        returns: `[M]`, R.
+        factors: `[M]`, Gam.
+        values: `[M]`, V(s').
+    """
+    require_same_shape(returns=returns, factors=factors, values=values)
+    return returns + factors * values
+
+
+def agreed_values(values: Tensor, use: CriticUse) -> Tensor:
+    """Return the value `[M]` of each action by several critics `[E, M]`: the smallest, or their mean."""
+    return values.amin(0) if use is CriticUse.min else values.mean(0)
+
+
 def critic_losses(values: Tensor, targets: Tensor) -> Tensor:
     """Return the loss `[M]` of each decision: the sum of (Q_j - y)^2 over critics.
 
@@ -93,9 +113,46 @@ def actor_losses(values: Tensor, logprobs: Tensor, *, temperature: Tensor, use: 
         temperature: scalar, alpha.
         use: Q is the smallest of the critics' values, or their mean.
     """
-    agreed = values.amin(0) if use is CriticUse.min else values.mean(0)
+    agreed = agreed_values(values, use)
     require_same_shape(values=agreed, logprobs=logprobs)
     return temperature * logprobs - agreed
+
+
+def imitation_losses(errors: Tensor, labelled: Tensor, count: Tensor, size: int) -> Tensor:
+    """Return the imitation loss `[M]` of each decision, such that the mean over a minibatch is the mean error of its
+    demonstrated decisions; 0 where nobody has demonstrated one.
+
+    Args:
+        errors: `[M]`, of the policy's action.
+        labelled: bool `[M]`, whether there is a demonstrated action to imitate.
+        count: scalar, how many there are in the whole minibatch.
+        size: decisions of the whole minibatch.
+    """
+    require_same_shape(errors=errors, labelled=labelled)
+    return errors.where(labelled, errors.new_zeros(())) * (size / count.clamp(min=1))
+
+
+def expectile_losses(differences: Tensor, *, expectile: float) -> Tensor:
+    """Return the loss `[M]` of the values of states: |tau - 1(d < 0)| d^2, whose minimum is an expectile of what the
+    actions taken there are worth (Kostrikov et al. 2021, "IQL", arXiv:2110.06169, eq. 5).
+
+    Args:
+        differences: `[M]`, d = Q(s, a) - V(s).
+        expectile: tau, 0 .. 1.
+    """
+    return torch.where(differences < 0.0, 1.0 - expectile, expectile) * differences.square()
+
+
+def advantage_weights(advantages: Tensor, *, scale: float, largest: float) -> Tensor:
+    """Return the weight `[M]` of imitating each action: exp(beta (Q(s, a) - V(s))), bounded (Kostrikov et al. 2021,
+    arXiv:2110.06169, eq. 7; Peng et al. 2019, "AWR", arXiv:1910.00177).
+
+    Args:
+        advantages: `[M]`, Q(s, a) - V(s).
+        scale: beta.
+        largest: bound of the weights.
+    """
+    return (scale * advantages).clamp(max=math.log(largest)).exp()
 
 
 def temperature_losses(log_temperature: Tensor, logprobs: Tensor, *, target_entropy: float) -> Tensor:

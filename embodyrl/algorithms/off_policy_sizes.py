@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 
 import numpy as np
+
+from embodyrl.algorithms.off_policy_options import CorrectedConfig, DSRLConfig, InterveneConfig
+from embodyrl.config.schema import Config
+from embodyrl.models.flow.config import FlowSizes, SteeringConfig
 
 MIB = 2**20
 
@@ -20,6 +24,8 @@ class Field:
     shape: tuple[int, ...]
     """Of an entry."""
     dtype: type[np.generic]
+    observed: bool = False
+    """Whether it is part of what is observed at a moment; else it belongs to the decision that is made there."""
 
     @property
     def nbytes(self) -> int:
@@ -27,11 +33,56 @@ class Field:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def replay_fields(*, proprio_dim: int, action_dim: int, chunk_size: int) -> Mapping[str, Field]:
-    """Return the columns of a replay."""
+def replay_fields(
+    *,
+    proprio_dim: int,
+    action_dim: int,
+    chunk_size: int,
+    images: tuple[int, ...] | None = None,
+    corrected: bool = False,
+) -> Mapping[str, Field]:
+    """Return the columns of a replay.
+
+    Args:
+        proprio_dim: `S`; 0: there are no states.
+        action_dim: `D`.
+        chunk_size: `C`.
+        images: shape `(V, H, W, 3)` of the images of a moment; None: none are kept.
+        corrected: whether an expert acts beside the policy, so that it is kept who decided and what the expert wanted.
+    """
+    observed = {
+        "proprio": Field((proprio_dim,), np.float32, observed=True) if proprio_dim else None,
+        "images": Field(images, np.uint8, observed=True) if images else None,
+    }
+    corrections = {
+        "task_index": Field((), np.int64),
+        "source": Field((), np.uint8),
+        "labels": Field((chunk_size, action_dim), np.float32),
+        "labelled": Field((), np.bool_),
+    }
     return {
-        "proprio": Field((proprio_dim,), np.float32),
+        **{name: each for name, each in observed.items() if each is not None},
         "actions": Field((chunk_size, action_dim), np.float32),
+        **_outcome(chunk_size),
+        **(corrections if corrected else {}),
+    }
+
+
+def steered_fields(
+    flow: FlowSizes, steering: SteeringConfig, *, action_dim: int, chunk_size: int
+) -> Mapping[str, Field]:
+    """Return the columns of a replay of noise that was chosen for a frozen flow policy, whose features take the place
+    of observations; for the sizes see `replay_fields`."""
+    return {
+        "features": Field((flow.features(chunk_size, action_dim),), np.float16, observed=True),
+        "noise": Field(flow.noise(steering, chunk_size), np.float32),
+        **_outcome(chunk_size),
+    }
+
+
+def _outcome(chunk_size: int) -> Mapping[str, Field]:
+    """Return the columns of what a decision led to."""
+    return {
         "rewards": Field((chunk_size,), np.float32),
         "success": Field((chunk_size,), np.bool_),
         "steps": Field((), np.uint8),
@@ -40,15 +91,55 @@ def replay_fields(*, proprio_dim: int, action_dim: int, chunk_size: int) -> Mapp
     }
 
 
-def replay_bytes(capacity: int, *, proprio_dim: int, action_dim: int, chunk_size: int) -> int:
-    """Return the size of a replay with room for `capacity` decisions [bytes]."""
-    fields = replay_fields(proprio_dim=proprio_dim, action_dim=action_dim, chunk_size=chunk_size)
-    return capacity * row_bytes(fields)
+def intervene_of(config: Config) -> InterveneConfig | None:
+    """Return the settings of a run's expert beside the policy; None without one."""
+    settings = getattr(config.algorithm, "off_policy", None)
+    return settings.intervene if isinstance(settings, CorrectedConfig) else None
+
+
+def fields_of(
+    config: Config, *, proprio_dim: int, action_dim: int, flow: FlowSizes | None = None
+) -> Mapping[str, Field]:
+    """Return the columns of a run's replay; for the sizes see `replay_fields`.
+
+    Args:
+        config: of the run.
+        proprio_dim, action_dim: of the simulator.
+        flow: sizes of the policy, if its noise is what is learned.
+    """
+    env, settings = config.env, config.algorithm
+    if isinstance(settings, DSRLConfig):
+        assert flow is not None, "the config rules ask for a flow policy"
+        steering, chunk_size = settings.off_policy.steering, config.rollout.chunk_size
+        return steered_fields(flow, steering, action_dim=action_dim, chunk_size=chunk_size)
+    return replay_fields(
+        proprio_dim=proprio_dim,
+        action_dim=action_dim,
+        chunk_size=config.rollout.chunk_size,
+        images=(env.frames * len(env.cameras), *env.image_size, 3) if env.cameras else None,
+        corrected=intervene_of(config) is not None,
+    )
 
 
 def row_bytes(fields: Mapping[str, Field]) -> int:
     """Return the size of a decision in a replay [bytes]."""
     return sum(each.nbytes for each in fields.values())
+
+
+def held_in_memory(fields: Mapping[str, Field], *, capacity: int, memory: int) -> frozenset[str]:
+    """Return the columns of a replay that are held in memory; the others lie in files. Small ones are read byte by
+    byte, so that they come first.
+
+    Args:
+        fields: of the replay.
+        capacity: decisions.
+        memory: most bytes. If not all columns fit, half of it is left for those parts of files that are being read.
+    """
+    if capacity * row_bytes(fields) <= memory:
+        return frozenset(fields)
+    names = sorted(fields, key=lambda name: fields[name].nbytes)
+    totals = accumulate(capacity * fields[name].nbytes for name in names)
+    return frozenset(name for name, total in zip(names, totals, strict=True) if total <= memory // 2)
 
 
 def critic_weights(inputs: int, *, count: int, hidden_sizes: Sequence[int], layer_norm: bool) -> int:

@@ -8,16 +8,14 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import (
     AdvantageConfig,
-    AlgorithmConfig,
     Compat,
     Config,
-    CriticUse,
     Excess,
     FilterConfig,
     FilterMetric,
@@ -137,82 +135,6 @@ class AccuracyConfig(FilterConfig):
     """Smallest success rate of a group."""
     accuracy_high: float = setting(0.9, low=0.0, high=1.0)
     """Largest success rate of a group."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
-    """Memory of past decisions."""
-
-    capacity: int = setting(200_000, low=1)
-    """Decisions that are kept; the oldest make room for new ones. The last observation of an episode that the time
-    limit cut off takes the place of one."""
-    memory_mib: int = setting(2048, low=1)
-    """Largest replay that is held in memory [MiB]. A larger one lies in an unnamed file in the run's folder."""
-    start_after: int = setting(1000, low=1)
-    """Decisions with random actions before the policy acts and learns, of all envs together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticsConfig:
-    """Networks that value a chunk of actions in a state, and slow copies of them for their own targets."""
-
-    count: int = setting(2, low=1, high=100)
-    """Number of critics (E)."""
-    subset: int = setting(2, low=1)
-    """Critics whose smallest value is the target, drawn for every step, none twice; at most `count`."""
-    hidden_sizes: list[int] = setting([256, 256], low=1)
-    """Widths of their hidden layers."""
-    layer_norm: bool = setting(True)
-    """Normalise every hidden layer, which keeps values of actions that were never tried from growing."""
-    tau: float = setting(0.005, above=0.0, high=1.0)
-    """Share of the way that the slow copies go towards the critics after every step."""
-    actor_uses: CriticUse = setting(CriticUse.min)
-    """Value that the policy learns to make large: the smallest of all critics (min), or their mean."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TemperatureConfig:
-    """Weight of the policy's entropy, in units of the scaled reward."""
-
-    initial: float = setting(0.01, above=0.0)
-    """Temperature at the start."""
-    learn: bool = setting(True)
-    """Learn the temperature with which the policy has the target entropy. false: it stays."""
-    lr: float = setting(1.0e-3, above=0.0, high=10.0)
-    """Learning rate of its logarithm; it follows `engine.optimizer.schedule`."""
-    target_entropy: float | str = setting("auto", words=("auto",))
-    """Entropy of a chunk of actions, each in -1 .. 1, that the policy should have [nats]. auto: minus half of its
-    numbers."""
-    in_target: bool = setting(True)
-    """Count the entropy of what follows in the critics' targets. false: they value rewards alone, which suits sparse
-    ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig:
-    """Learning from what was collected before, too."""
-
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
-    """Memory of past decisions."""
-    updates_per_step: float = setting(1.0, above=0.0)
-    """Optimizer steps of the critics for every decision that is collected. What is left of a whole step is made in a
-    later iteration."""
-    actor_every: int = setting(1, low=1)
-    """Steps of the critics for every step of the policy and the temperature."""
-    batch_size: int = setting(256, low=1)
-    """Decisions in a minibatch."""
-    critics: CriticsConfig = field(default_factory=CriticsConfig)
-    """Networks that value actions."""
-    temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
-    """Weight of the policy's entropy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SACConfig(AlgorithmConfig):
-    """Soft actor-critic."""
-
-    off_policy: OffPolicyConfig = field(default_factory=OffPolicyConfig)
-    """Learning from what was collected before, too."""
 
 
 # ---- checks of options, and what follows from them

@@ -258,14 +258,19 @@ def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
     name, path = config.algorithm.name, config.data.path
     if name not in ALGORITHMS:
         return  # which has been reported
-    learns = bool(fact(ALGORITHMS, name, "demonstrations"))
+    learns = fact(ALGORITHMS, name, "demonstrations")
     if learns and path is None:
         yield ConfigIssue(
             ("data.path", "algorithm.name"),
             f"algorithm {name!r} learns from demonstrations, but data.path is null",
             "name the folder of a LeRobotDataset v3; `embodyrl collect CONFIG --out DIR --episodes N` records one",
         )
-    if path is not None and not learns and ALGORITHMS.entry(name).source == "built-in" and not config.pipeline.insert:
+    if (
+        path is not None
+        and learns is False
+        and ALGORITHMS.entry(name).source == "built-in"
+        and not config.pipeline.insert
+    ):
         yield ConfigIssue(
             ("data.path", "algorithm.name"),
             f"data.path has no use: algorithm {name!r} learns from rollouts",

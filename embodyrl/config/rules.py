@@ -121,14 +121,28 @@ def fact(registry: Registry[Any], name: str, key: str) -> Any:
     return getattr(registry.entry(name), key) if name in registry else None
 
 
+def is_supervised(config: Config) -> bool:
+    """Return whether the run learns from demonstrations alone."""
+    name = config.algorithm.name
+    return bool(fact(ALGORITHMS, name, "demonstrations")) and not fact(ALGORITHMS, name, "off_policy")
+
+
 def state_dim(config: Config) -> int | None:
     """Return the size of the simulator's state (S); None if it is unknown before the simulator runs."""
-    return _declared_size(config, "state_dim")
+    size: int | None = _declared(config, "state_dim")
+    return size
 
 
 def action_dim(config: Config) -> int | None:
     """Return the size of the simulator's actions (D); None if it is unknown before the simulator runs."""
-    return _declared_size(config, "action_dim")
+    size: int | None = _declared(config, "action_dim")
+    return size
+
+
+def control_frequency(config: Config) -> float | None:
+    """Return the control steps per second [Hz]; None if they are unknown before the simulator runs."""
+    frequency: float | None = _declared(config, "control_frequency")
+    return frequency
 
 
 def task_descriptions(config: Config) -> dict[str, str]:
@@ -141,10 +155,9 @@ def task_descriptions(config: Config) -> dict[str, str]:
     return {task: describe(task) for task in env.tasks if task in known} | env.task_descriptions
 
 
-def _declared_size(config: Config, key: str) -> int | None:
+def _declared(config: Config, key: str) -> Any:
     declared = fact(SIMULATORS, config.env.name, key)
-    size: int | None = None if declared is None else load_target(declared)(config.env)
-    return size
+    return None if declared is None else load_target(declared)(config.env)
 
 
 def _multiples(number: int, of: int) -> str:
@@ -353,7 +366,7 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def learning_executes_whole_chunks(config: Config) -> Iterator[ConfigIssue]:
     """Check that rollouts that are learned from execute the chunks that were sampled."""
-    if fact(ALGORITHMS, config.algorithm.name, "demonstrations"):
+    if is_supervised(config):
         return
     for name in ("actions", "ensemble"):
         value = getattr(config.eval, name)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import action_dim, control_frequency, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.data.layout import DatasetError, DatasetSpec, Info
 from embodyrl.envs import SimulatorSpec
+from embodyrl.errors import MissingPackageError
 from embodyrl.hub import is_hub_name
 
 
@@ -37,6 +39,64 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             f"images of the demonstrations in {path} have {_by(spec.image_size)} pixels, those of the simulator "
             f"{_by(env.image_size)}",
             f"set env.image_size to {list(spec.image_size)}, or record them with this env.image_size",
+        )
+
+
+def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
+    """Yield why critics cannot learn from the demonstrations, which have to be of the very task that is rolled out.
+    Reads their rewards, but no other column."""
+    path = config.data.path
+    if path is None or is_hub_name(path):
+        return  # see `check`
+    try:
+        spec = Info.read(Path(path)).spec
+    except DatasetError:
+        return  # which `check` reports
+    if not spec.outcome:
+        yield ConfigIssue(
+            ("data.path", "algorithm.name"),
+            f"the demonstrations in {path} hold neither rewards nor successes, which the critics of algorithm "
+            f"{config.algorithm.name!r} learn from",
+            "record them anew with embodyrl collect, or set algorithm to sft",
+        )
+    sizes = {"actions": (spec.action_dim, action_dim(config)), "states": (spec.state_dim, state_dim(config))}
+    for what, (found, wanted) in sizes.items():
+        if wanted is not None and found != wanted:
+            yield ConfigIssue(
+                ("data.path", "env.name"),
+                f"{what} of the demonstrations in {path} have {found} numbers, those of the simulator {wanted}",
+                "record them with this section env",
+            )
+    frequency = control_frequency(config)
+    if frequency is not None and spec.fps != max(1, round(frequency)):
+        yield ConfigIssue(
+            ("data.path", "env.action_repeat" if hasattr(config.env, "action_repeat") else "env.name"),
+            f"the demonstrations in {path} have {spec.fps} actions per second, the simulator {frequency:g}: an action "
+            "of theirs does something else",
+            "record them with this section env",
+        )
+    if spec.outcome:
+        yield from _rewards(Path(path))
+
+
+def _rewards(path: Path) -> Iterator[ConfigIssue]:
+    """Check that all rewards are numbers."""
+    try:
+        from embodyrl.data.reader import Dataset
+    except MissingPackageError:
+        return  # which is reported with the algorithm
+    try:
+        wrong = Dataset(path).episodes_with_bad_rewards()
+    except DatasetError as error:
+        message, _, remedy = str(error).partition(": ")
+        yield ConfigIssue("data.path", message, remedy)
+        return
+    if wrong:
+        yield ConfigIssue(
+            "data.path",
+            f"the demonstrations in {path} hold rewards that are no finite numbers, in episode "
+            f"{', '.join(map(str, wrong[:5]))}{' and others' if len(wrong) > 5 else ''}",
+            "record them anew, or remove these episodes",
         )
 
 

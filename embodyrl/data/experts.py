@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from embodyrl.registry import EXPERTS, Requirement
 
@@ -44,12 +44,26 @@ class Demonstrator(Protocol):
         ...
 
 
-def scripted_expert(env: EnvConfig) -> Demonstrator:
-    """Return the scripted expert of a simulator.
+@runtime_checkable
+class Remembering(Protocol):
+    """A demonstrator whose actions depend on more than the present observation. What it remembers is saved with a run
+    in which it corrects a policy, so that a run that was interrupted goes on alike. MetaWorld's remember nothing."""
+
+    def memory(self, slot: int) -> str:
+        """Return what it remembers of the episode in a slot."""
+        ...
+
+    def remember(self, slot: int, memory: str) -> None:
+        """Continue from what `memory` returned, after `begin` with the same episode."""
+        ...
+
+
+def scripted_expert(env: EnvConfig, name: str | None = None) -> Demonstrator:
+    """Return a scripted expert for a simulator, by default its own.
 
     Raises:
-        UnknownNameError: the simulator has none.
+        UnknownNameError: there is no such expert, or the simulator has none.
         MissingPackageError: a package is not installed.
     """
-    expert: Callable[[EnvConfig], Demonstrator] = EXPERTS.load(env.name)
+    expert: Callable[[EnvConfig], Demonstrator] = EXPERTS.load(name or env.name)
     return expert(env)

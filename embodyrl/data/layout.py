@@ -4,6 +4,7 @@
     meta/stats.json                                 minimum, maximum, mean, ... of every feature
     meta/tasks.parquet                              task descriptions
     meta/episodes/chunk-000/file-000.parquet        positions and statistics of each episode
+    meta/ends.parquet                               what followed the last action of each episode (ours alone)
     data/chunk-000/file-000.parquet                 a row per frame; images as PNG if they are stored as images
     videos/<feature>/chunk-000/file-000.mp4         images if they are stored as videos
 
@@ -31,6 +32,7 @@ VERSION = "v3.0"
 INFO = Path("meta/info.json")
 STATS = Path("meta/stats.json")
 TASKS = Path("meta/tasks.parquet")
+ENDS = Path("meta/ends.parquet")
 EPISODES = "meta/episodes"
 NUMBERED = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 EPISODES_PATH = f"{EPISODES}/{NUMBERED}.parquet"
@@ -43,6 +45,7 @@ DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 REWARD, SUCCESS, DONE, PERTURBED = "next.reward", "next.success", "next.done", "perturbed"
+EXECUTED, TERMINATED = "executed_action", "next.terminated"
 COUNTERS = ("frame_index", "episode_index", "index", "task_index")
 
 
@@ -94,6 +97,10 @@ class DatasetSpec:
     """Whether rewards and success are stored."""
     perturbed: bool = False
     """Whether frames are marked in which another action than the recorded one was executed."""
+    executed: bool = False
+    """Whether the actions that were executed are stored, too."""
+    ends: bool = False
+    """Whether it is stored what was observed after the last action of each episode, and whether that ended it."""
 
     @property
     def action_dim(self) -> int:
@@ -124,6 +131,8 @@ class DatasetSpec:
             found |= {REWARD: _feature("float32", [1]), SUCCESS: _feature("bool", [1]), DONE: _feature("bool", [1])}
         if self.perturbed:
             found[PERTURBED] = _feature("bool", [1])
+        if self.executed:
+            found[EXECUTED] = _feature("float32", [self.action_dim], list(self.action_names))
         return found | {"timestamp": _feature("float32", [1])} | {name: _feature("int64", [1]) for name in COUNTERS}
 
 
@@ -178,7 +187,7 @@ class Info:
         if faults:
             raise DatasetError(f"{folder / INFO} cannot be used: {'; '.join(faults)}")
         return cls(
-            spec=_spec(content),
+            spec=_spec(content, ends=(folder / ENDS).is_file()),
             episodes=content["total_episodes"],
             frames=content["total_frames"],
             tasks=content["total_tasks"],
@@ -249,7 +258,7 @@ def _height_and_width(feature: Mapping[str, Any]) -> tuple[int, int]:
     return (second, third) if str(names[0]).startswith("c") else (first, second)
 
 
-def _spec(content: Mapping[str, Any]) -> DatasetSpec:
+def _spec(content: Mapping[str, Any], *, ends: bool) -> DatasetSpec:
     features = content["features"]
     shown = {name.removeprefix(IMAGES): each for name, each in features.items() if name.startswith(IMAGES)}
     first = next(iter(shown.values()), None)
@@ -266,6 +275,8 @@ def _spec(content: Mapping[str, Any]) -> DatasetSpec:
         images=Images(first["dtype"]) if first else Images.image,
         outcome={REWARD, SUCCESS} <= features.keys(),
         perturbed=PERTURBED in features,
+        executed=EXECUTED in features,
+        ends=ends,
     )
 
 
@@ -290,6 +301,14 @@ class Episode:
     """`[T]`: whether the task was solved after the action."""
     perturbed: NDArray[np.bool_] | None = None
     """`[T]`: whether another action than the recorded one was executed. None: never."""
+    executed: NDArray[np.float32] | None = None
+    """`[T, D]`: the actions that were executed. None: `actions`, or where `perturbed` says otherwise, unknown."""
+    last_proprio: NDArray[np.float32] | None = None
+    """`[S]` state observation after the last action, if it is known."""
+    last_images: NDArray[np.uint8] | None = None
+    """`[V, H, W, 3]`, images after the last action, if they are known."""
+    terminated: bool = False
+    """Whether the simulator ended the episode at its last action, for another reason than a time limit."""
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -304,14 +323,20 @@ class Episode:
             "rewards": () if spec.outcome else None,
             "success": () if spec.outcome else None,
             "perturbed": () if spec.perturbed else None,
+            "executed": (spec.action_dim,) if spec.executed else None,
+        }
+        of_the_end: dict[str, tuple[int, ...] | None] = {
+            "last_proprio": wanted["proprio"] if spec.ends else None,
+            "last_images": wanted["images"] if spec.ends else None,
         }
         if not len(self):
             raise ValueError("an episode has at least one frame")
-        for name, shape in wanted.items():
+        of_frames = {name: None if shape is None else (len(self), *shape) for name, shape in wanted.items()}
+        for name, shape in (of_frames | of_the_end).items():
             array = getattr(self, name)
             if (array is None) != (shape is None):
                 raise ValueError(f"{name} is {'missing' if array is None else 'there'}, but the dataset says otherwise")
-            if array is not None and array.shape != (len(self), *(shape or ())):
-                raise ValueError(f"{name} has shape {array.shape}, expected {(len(self), *(shape or ()))}")
+            if array is not None and array.shape != shape:
+                raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
             if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"{name} holds a number that is not finite")

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from embodyrl.data import storage
 from embodyrl.data.layout import (
     ACTION,
+    ENDS,
     EPISODES,
+    EXECUTED,
     PERTURBED,
     REWARD,
     STATE,
     SUCCESS,
     TASKS,
+    TERMINATED,
     DatasetError,
     DatasetSpec,
     Episode,
@@ -42,6 +45,11 @@ class Where:
     """Its first row in that table."""
     videos: dict[str, tuple[Path, float]]
     """By feature: the file, and the start of the episode in it [s]."""
+
+    @property
+    def last_row(self) -> int:
+        """Its last row in that table, plus 1."""
+        return self.first_row + self.length
 
 
 class Dataset:
@@ -74,7 +82,7 @@ class Dataset:
         """
         where, spec = self.episodes[number], self.spec
         names = [*self._columns, *(spec.image_keys if with_images and spec.images is Images.image else [])]
-        table = storage.read_rows(where.path, where.first_row, where.first_row + where.length, names)
+        table = storage.read_rows(where.path, where.first_row, where.last_row, names)
         columns = {name: storage.numbers(table[name]) for name in self._columns}
         if not (columns["episode_index"] == number).all():
             raise DatasetError(f"{where.path} holds other rows than episode {number} where it should be")
@@ -90,13 +98,44 @@ class Dataset:
             rewards=columns[REWARD].astype(np.float32) if spec.outcome else None,
             success=columns[SUCCESS].astype(np.bool_) if spec.outcome else None,
             perturbed=columns[PERTURBED].astype(np.bool_) if spec.perturbed else None,
+            executed=columns[EXECUTED].reshape(where.length, -1).astype(np.float32) if spec.executed else None,
+            **(self._end(number, with_images=with_images) if spec.ends else {}),
         )
+
+    def episodes_with_bad_rewards(self) -> list[int]:
+        """Return the numbers of episodes with a reward that is not finite; those of a dataset without rewards: none."""
+        if not self.spec.outcome:
+            return []
+        tables = (storage.read_rows(each.path, each.first_row, each.last_row, [REWARD]) for each in self.episodes)
+        return [number for number, table in enumerate(tables) if not np.isfinite(storage.numbers(table[REWARD])).all()]
+
+    def _end(self, number: int, *, with_images: bool) -> dict[str, Any]:
+        """Read what followed the last action of an episode."""
+        spec, path = self.spec, self.folder / ENDS
+        keys = spec.image_keys if with_images else []
+        row = storage.read_rows(
+            path, number, number + 1, ["episode_index", TERMINATED, *([STATE] if spec.state_dim else []), *keys]
+        )
+        if row["episode_index"].to_pylist() != [number]:
+            raise DatasetError(f"{path} holds other rows than that of episode {number} where it should be")
+        found: dict[str, Any] = {"terminated": bool(row[TERMINATED].to_pylist()[0])}
+        if spec.state_dim:
+            found["last_proprio"] = storage.numbers(row[STATE]).reshape(-1).astype(np.float32)
+        if keys:
+            found["last_images"] = np.stack([storage.from_png(row[key].to_pylist()[0]["bytes"]) for key in keys])
+        return found
 
     @cached_property
     def _columns(self) -> list[str]:
         """Numeric columns that are read."""
         spec = self.spec
-        optional = {STATE: spec.state_dim, REWARD: spec.outcome, SUCCESS: spec.outcome, PERTURBED: spec.perturbed}
+        optional = {
+            STATE: spec.state_dim,
+            REWARD: spec.outcome,
+            SUCCESS: spec.outcome,
+            PERTURBED: spec.perturbed,
+            EXECUTED: spec.executed,
+        }
         return [ACTION, "episode_index", "task_index", *(name for name, there in optional.items() if there)]
 
     def _images(self, where: Where, table: Any) -> NDArray[np.uint8]:

@@ -59,6 +59,8 @@ def dataset_spec(
         images=images,
         outcome=True,
         perturbed=perturbed,
+        executed=perturbed,
+        ends=True,
     )
 
 
@@ -154,12 +156,18 @@ class Recorder:
         result = self._manager.step(slots, executed[:, None])
         for row, take in enumerate(takes):
             take.actions.append(wanted[row])
+            take.executed.append(executed[row])
             take.perturbed.append(pushes[row] is not None)
             take.rewards.append(float(result.rewards[row, 0]))
             take.success.append(bool(result.success[row, 0]))
             take.lost = bool(result.lost[row])
         enough = np.array([take.steps_since_success > self._after_success for take in takes])
-        return result.observation, result.ended | result.lost | enough
+        over = result.ended | result.lost | enough
+        last = self._demonstrator.recorded(result.final_observation)
+        for row in np.flatnonzero(over).tolist():
+            takes[row].see_last(last, row)
+            takes[row].terminated = bool(result.terminated[row])
+        return result.observation, over
 
 
 @dataclass(kw_only=True)
@@ -173,9 +181,13 @@ class _Take:
     images: list[NDArray[np.uint8]] = field(default_factory=list)
     proprio: list[NDArray[np.float32]] = field(default_factory=list)
     actions: list[NDArray[np.float32]] = field(default_factory=list)
+    executed: list[NDArray[np.float32]] = field(default_factory=list)
     perturbed: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     success: list[bool] = field(default_factory=list)
+    last_images: NDArray[np.uint8] | None = None
+    last_proprio: NDArray[np.float32] | None = None
+    terminated: bool = False
     lost: bool = False
     """The simulator process died; the episode is played again."""
 
@@ -186,6 +198,13 @@ class _Take:
             self.images.append(observation.images[row].copy())
         if observation.proprio is not None:
             self.proprio.append(observation.proprio[row].copy())
+
+    def see_last(self, observation: Observation, row: int) -> None:
+        """Copy the observation after the last action."""
+        if observation.images is not None:
+            self.last_images = observation.images[row].copy()
+        if observation.proprio is not None:
+            self.last_proprio = observation.proprio[row].copy()
 
     @property
     def steps_since_success(self) -> int:
@@ -205,5 +224,9 @@ class _Take:
                 rewards=np.array(self.rewards, np.float32),
                 success=np.array(self.success, np.bool_),
                 perturbed=np.array(self.perturbed, np.bool_) if marked else None,
+                executed=np.stack(self.executed) if marked else None,
+                last_proprio=self.last_proprio,
+                last_images=self.last_images,
+                terminated=self.terminated,
             ),
         )

@@ -25,13 +25,16 @@ from embodyrl.data.layout import (
     DATA_FILE_MB,
     DATA_PATH,
     DONE,
+    ENDS,
     EPISODES_PATH,
+    EXECUTED,
     PERTURBED,
     REWARD,
     STATE,
     STATS,
     SUCCESS,
     TASKS,
+    TERMINATED,
     VIDEO_FILE_MB,
     VIDEO_PATH,
     DatasetError,
@@ -69,6 +72,7 @@ class DatasetWriter:
         self._place = FilePosition()
         self._table = storage.TableWriter(self._partial / DATA_PATH.format(**self._place._asdict()))
         self._videos = {key: _VideoFile(self._partial, key, spec) for key in spec.image_keys if self._in_videos}
+        self._ends = storage.TableWriter(self._partial / ENDS)
         self._rows: list[dict[str, Any]] = []
         self._numbers: dict[str, list[NDArray[Any]]] = {}
         self._images: dict[str, list[Statistics]] = {}
@@ -102,6 +106,8 @@ class DatasetWriter:
             else:
                 columns[key] = storage.image_column([storage.to_png(image) for image in shown])
         self._table.add(columns)
+        if self.spec.ends:
+            self._ends.add(self._end(episode))
         for name, values in found.items():
             self._numbers.setdefault(name, []).append(values)
         self._note(episode, videos, described)
@@ -117,6 +123,7 @@ class DatasetWriter:
             SUCCESS: episode.success,
             DONE: done if self.spec.outcome else None,
             PERTURBED: episode.perturbed,
+            EXECUTED: episode.executed,
         }
         frame = np.arange(length, dtype=np.int64)
         task = self._task_descriptions.setdefault(episode.task, len(self._task_descriptions))
@@ -131,6 +138,19 @@ class DatasetWriter:
                 "task_index": np.full(length, task, np.int64),
             }
         )
+
+    def _end(self, episode: Episode) -> dict[str, Any]:
+        """Return a row with what followed the last action."""
+        columns = {
+            "episode_index": storage.column(np.array([self.episodes])),
+            TERMINATED: storage.column(np.array([episode.terminated])),
+        }
+        if episode.last_proprio is not None:
+            columns[STATE] = storage.column(episode.last_proprio[None])
+        for camera, key in enumerate(self.spec.image_keys):
+            assert episode.last_images is not None, "checked above"
+            columns[key] = storage.image_column([storage.to_png(episode.last_images[camera])])
+        return columns
 
     def _note(self, episode: Episode, videos: dict[str, Any], described: dict[str, Statistics]) -> None:
         """Append the row with the position of the episode."""
@@ -177,6 +197,7 @@ class DatasetWriter:
 
     def _finish_files(self) -> None:
         self._table.close()
+        self._ends.close()
         for video in self._videos.values():
             video.close()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, relu
 
-from embodyrl.algorithms.options import CriticsConfig
+from embodyrl.algorithms.off_policy_options import CriticsConfig
 
 
 class Critics(nn.Module):

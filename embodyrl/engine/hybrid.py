@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from embodyrl.algorithms.losses import (
     require_entries,
     value_loss,
 )
-from embodyrl.algorithms.options import SACConfig
+from embodyrl.algorithms.off_policy_options import IQLConfig, SACConfig, imitation_steps
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Offload, OldLogprobs, Proximal
 from embodyrl.data.batch import Batch
 from embodyrl.engine.compute import (
@@ -41,6 +41,7 @@ from embodyrl.engine.compute import (
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.graphs import CudaGraph, Graphs
 from embodyrl.engine.large import LEARNED_FROM
+from embodyrl.engine.learners import learner_of
 from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
 from embodyrl.engine.minibatch import (
     ON_HOST,
@@ -69,9 +70,9 @@ from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.optimizer import Guard, NumericsError, Optimizer, explain_actions
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, is_sharded, parallelize
 from embodyrl.engine.reference import reference_of
-from embodyrl.engine.soft import Minibatch, SoftActorCritic
+from embodyrl.engine.soft import Minibatch
 from embodyrl.envs import Observation
-from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.steering import SteeredPolicy
 from embodyrl.models.policy import (
     ACTION_WEIGHTS,
     ActOutput,
@@ -174,13 +175,19 @@ class HybridEngine:
         self._computing = computing_in(self.precision, self.device)
         if self.precision is not torch.float32:
             cast_once(policy)
+        # The encoder of a policy that learns from a replay is stepped with the critics (`SoftActorCritic`).
+        beside = set(policy.encoder_parameters()) if _has_critics(policy, algorithm) else set()
         self.optimizer = Optimizer(
-            policy.parameters(),
+            (parameter for parameter in policy.parameters() if parameter not in beside),
             config.optimizer,
             iterations,
             policy.critic_parameters(),
-            keep_gradients=config.offload is Offload.none,
+            keep_gradients=config.offload is Offload.none and not beside,
         )
+        self._imitator = self.optimizer
+        """Learns from demonstrations: all of the policy, its encoder included."""
+        if beside and imitation_steps(algorithm):
+            self._imitator = Optimizer(policy.parameters(), config.optimizer, iterations)
         self.guard = Guard(config.guard, folder if ranks.is_first else None)
         self.offload = EngineOffload(
             config.offload,
@@ -198,19 +205,9 @@ class HybridEngine:
         self._whole_episodes = self.loss.takes("sequence")
         self.blocks = blocks
         self._streams = Streams(seed, self.device, blocks.here)
-        self.soft = self._soft_actor_critic(config, algorithm, iterations, seed)
-        """What learns from a replay beside the policy; None for other algorithms."""
-
-    def _soft_actor_critic(
-        self, config: EngineConfig, algorithm: AlgorithmConfig, iterations: int, seed: int
-    ) -> SoftActorCritic | None:
-        if not isinstance(algorithm, SACConfig):
-            return None
-        if not isinstance(self.policy, SoftPolicy) or not self.policy.learns_from_replay:
-            raise PolicyError(f"model {self.policy.name!r} cannot learn from a replay: see model.head")
-        return SoftActorCritic(
-            self.policy,
-            algorithm=algorithm,
+        self.soft = learner_of(
+            policy,
+            algorithm,
             actor=self.optimizer,
             config=config.optimizer,
             updates=iterations,
@@ -219,6 +216,7 @@ class HybridEngine:
             guard=self.guard,
             watch=lambda: self.watch(),
         )
+        """What learns from a replay beside the policy; None for other algorithms."""
 
     def rollout_mode(self) -> AbstractContextManager[None]:
         """Hold the weights ready to act for the length of a block. `act` enters it too, so a block around many calls
@@ -254,11 +252,24 @@ class HybridEngine:
         noise = self.noise[0] if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self._preprocess(PolicyObservation.of(observation))
-            if mode == "random":
-                assert isinstance(self.policy, SoftPolicy), "only replays begin with random actions"
-                return self.policy.explore(inputs, noise)
             with self._computing:
+                if mode == "random":
+                    assert isinstance(self.policy, SoftPolicy), "only replays begin with random actions"
+                    return self.policy.explore(inputs, noise)
                 return self.graphs.act(inputs, mode, noise)
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether replays keep features of observations, not observations."""
+        return isinstance(self.policy, SteeredPolicy)
+
+    def look(self, observation: Observation) -> Tensor:
+        """Return the features of observations on the CPU; see `SteeredPolicy.look`."""
+        assert isinstance(self.policy, SteeredPolicy), "see keeps_features"
+        with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
+            inputs = self._preprocess(PolicyObservation.of(observation))
+            with self._computing:
+                return self.policy.look(inputs).cpu()
 
     def actions_of(self, decision: ActOutput) -> NDArray[np.float32]:
         """Return the actions `[B, C, D]` of a decision on the CPU, for simulators.
@@ -479,14 +490,15 @@ class HybridEngine:
             total.loss = total.loss + settings.value_coef * errors.sum() / decisions
         return total
 
-    def optimizer_step(self, loss: Tensor, minibatch: Columns) -> Tensor | None:
+    def optimizer_step(self, loss: Tensor, minibatch: Columns, optimizer: Optimizer | None = None) -> Tensor | None:
         """Clip the gradients of a minibatch's loss and make an optimiser step; returns their norm before clipping, or
-        None if loss or norm is not finite and the step was left out."""
-        norm = self.optimizer.clip()
+        None if loss or norm is not finite and the step was left out. `optimizer` is the policy's unless given."""
+        optimizer = optimizer or self.optimizer
+        norm = optimizer.clip()
         # One NaN in the weights would ruin everything after it, so both are checked before they reach the weights.
         if not self.guard.allows(loss, norm, minibatch, update=self.version + 1):
             return None
-        self.optimizer.step()
+        optimizer.step()
         self.watch()
         return norm
 
@@ -551,12 +563,13 @@ class HybridEngine:
 
     # ---- learning from a replay
 
-    def take_statistics(self, seen: Tensor) -> None:
-        """Take the policy's statistics from the state observations before learning begins, `[M, S]` of this rank. They
-        then stay: statistics that moved would move the inputs of all that the critics have learned."""
-        if self.policy.keeps_statistics:
+    def take_statistics(self, seen: Tensor | None, name: str = "proprio") -> None:
+        """Take the policy's statistics from what was seen before learning begins, `[M, ...]` of this rank: state
+        observations, if there are any, or another input of the policy. They then stay: statistics that moved would move
+        the inputs of all that the critics have learned."""
+        if self.policy.keeps_statistics and seen is not None:
             everyone = torch.cat(self.ranks.gather_rows(seen))
-            self.policy.update_statistics({"proprio": everyone.to(self.device)})
+            self.policy.update_statistics({name: everyone.to(self.device)})
 
     def improve(self, minibatches: Iterable[Minibatch]) -> dict[str, float]:
         """Learn from an iteration's minibatches of a replay, see `SoftActorCritic.learn`; returns metrics, each the
@@ -574,37 +587,108 @@ class HybridEngine:
         Returns:
             Metrics, each the mean over the optimiser steps.
         """
-        rate = self.optimizer.set_learning_rate(self.version)
+        rate = self._imitator.set_learning_rate(self.version)
+        return self._imitate(batches, statistics=True) | self._end_update(rate)
+
+    def imitate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Learn from demonstrations before the run's first update: `sft_step` that counts as no update, and leaves the
+        policy's statistics as they are."""
+        self._imitator.set_learning_rate(self.version)
+        return self._imitate(batches, statistics=False)
+
+    def _imitate(self, batches: Iterable[Batch], *, statistics: bool) -> dict[str, float]:
+        """Make an optimiser step per minibatch of demonstrations; returns the means of metrics.
+
+        Args:
+            batches: the minibatches.
+            statistics: update those of the policy.
+        """
         history: list[Metrics] = []
         with self.train_mode(), self.clock.measure(Phase.train):
             for batch in self.clock.pulling(Phase.preprocess, batches):
                 inputs = self._preprocess(PolicyObservation.of(batch.observation))
-                self.policy.update_statistics(inputs)
+                if statistics:
+                    self.policy.update_statistics(inputs)
                 wanted = torch.from_numpy(batch.actions).to(self.device)
                 inputs = inputs | {ACTION_WEIGHTS: torch.from_numpy(action_weights(batch)).to(self.device)}
                 loss = self._sft_backward(inputs, wanted)
+                grad_norm = self.optimizer_step(loss, {"inputs": inputs, "actions": wanted}, self._imitator)
+                if grad_norm is not None:
+                    history.append({"loss": loss, "grad_norm": grad_norm})
+        self._imitator.clear()
+        return mean_metrics(history)
+
+    def imitate_labels(self, minibatches: Iterable[Minibatch], task_descriptions: Sequence[str]) -> dict[str, float]:
+        """Learn from what an expert would have done, one optimiser step per minibatch. Decisions for which that is not
+        known do not count.
+
+        Args:
+            minibatches: the same ones on all ranks, each with its own decisions of them.
+            task_descriptions: those that the column `task_index` refers to.
+
+        Returns:
+            Metrics, each the mean over the optimiser steps.
+        """
+        rate = self.optimizer.set_learning_rate(self.version)
+        history: list[Metrics] = []
+        with self.train_mode(), self.clock.measure(Phase.train):
+            for minibatch in self.clock.pulling(Phase.preprocess, minibatches):
+                labelled = minibatch.columns["labelled"]
+                count = int(self.ranks.sum(labelled.sum()))
+                draws = self.policy.imitation_draws(minibatch.size, self._streams.imitation)
+                # A rank without a row makes a backward pass, too, of weight 0, so that all have the same gradients.
+                own = torch.nonzero(labelled).squeeze(1) if labelled.any() else torch.zeros(1, dtype=torch.int64)
+                columns = rows(minibatch.columns if len(labelled) else _one_row(minibatch.columns), own)
+                places = minibatch.places[own] if len(labelled) else own
+                columns = to_columns(columns, self.device, ON_HOST | self.policy.reads_on_host)
+                wanted = columns["labels"]
+                inputs = self._preprocess(observation_from(columns, task_descriptions))
+                inputs = inputs | {ACTION_WEIGHTS: torch.ones(wanted.shape[:2], device=self.device)}
+                drawn = {name: column[places.to(self.device)] for name, column in draws.items()}
+                counts, dealt = bool(labelled.any()), self._parts(len(own), self._micro_batch_size or len(own))
+                parts = [(part, counts * (part.stop - part.start) / max(count, 1)) for part in dealt]
+                loss = self._imitation_backward(inputs, wanted, drawn, parts)
                 grad_norm = self.optimizer_step(loss, {"inputs": inputs, "actions": wanted})
                 if grad_norm is not None:
                     history.append({"loss": loss, "grad_norm": grad_norm})
         return mean_metrics(history) | self._end_update(rate)
 
+    @staticmethod
+    def _parts(count: int, size: int) -> list[slice]:
+        """Return the rows of each micro-batch of `count` rows."""
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
     def _sft_backward(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """Make the forward and backward passes of a minibatch of demonstrations, one micro-batch at a time; returns its
-        loss, a mean over samples, and leaves its gradients on the parameters."""
-        self.optimizer.clear()
-        count, total = len(actions), torch.zeros((), device=self.device)
+        """Make the forward and backward passes of a minibatch of demonstrations that all ranks have; see
+        `_imitation_backward`."""
+        count = len(actions)
         # Drawn for the whole minibatch at once, so that the size of micro-batches changes no number.
         draws = self.policy.imitation_draws(count, self._streams.imitation)
-        size = self.ranks.part_size(count, self._micro_batch_size)
-        for part, counts in self.ranks.scatter([slice(start, start + size) for start in range(0, count, size)]):
+        dealt = self.ranks.scatter(self._parts(count, self.ranks.part_size(count, self._micro_batch_size)))
+        parts = [(part, counts * (part.stop - part.start) / count) for part, counts in dealt]
+        return self._imitation_backward(inputs, actions, draws, parts)
+
+    def _imitation_backward(
+        self, inputs: Inputs, actions: Tensor, draws: Inputs, parts: Iterable[tuple[slice, float]]
+    ) -> Tensor:
+        """Make the forward and backward passes of what is imitated, one micro-batch at a time; returns the loss of the
+        minibatch, a mean over samples, and leaves its gradients on the parameters.
+
+        Args:
+            inputs, actions, draws: see `Policy.sft_loss`.
+            parts: rows of each micro-batch of this rank, and their share of the minibatch; 0: they do not count.
+        """
+        self._imitator.clear()
+        total = torch.zeros((), device=self.device)
+        for part, share in parts:
             with self._computing:
                 seen, drawn = ({name: column[part] for name, column in of.items()} for of in (inputs, draws))
                 loss = self.policy.sft_loss(seen, actions[part], drawn)
             # The policy returns a mean over the part; the last part may be smaller and counts for less.
-            loss = loss.float() * (counts * len(actions[part]) / count)
+            loss = loss.float() * share
             (loss * self.weights.factor).backward()
             total += loss.detach()
-        self.weights.sum_gradients(self.optimizer.parameters)
+        self.weights.sum_gradients(self._imitator.parameters)
         return self.ranks.sum(total)
 
     # ---- checkpoints
@@ -623,7 +707,12 @@ class HybridEngine:
             "version": self.version,
             "skipped": self.guard.skipped,
             **({} if self.soft is None else {"soft": self.soft.state_dict()}),
+            **({} if self._imitator is self.optimizer else {"imitator": self._imitator_state()}),
         }
+
+    def _imitator_state(self) -> dict[str, Any]:
+        """Return the state of what has learned from demonstrations; empty when the run has gone on to other things."""
+        return {} if self.version else self._imitator.state_dict()
 
     def noise_state(self) -> dict[str, Any]:
         """Return the state of `noise`; see `Streams`."""
@@ -643,11 +732,22 @@ class HybridEngine:
         self.guard.skipped = state["skipped"]
         if self.soft is not None:
             self.soft.load_state_dict(state["soft"])
+        if state.get("imitator"):
+            self._imitator.load_state_dict(state["imitator"])
         if self.reference is not None:
             with self.offload.reference_here():
                 self.reference.load_state_dict(state["reference"])
         self.offload.put_away()
         return warning
+
+
+def _has_critics(policy: Policy, algorithm: AlgorithmConfig) -> TypeGuard[SoftPolicy]:
+    return isinstance(algorithm, SACConfig | IQLConfig) and isinstance(policy, SoftPolicy)
+
+
+def _one_row(columns: Columns) -> Columns:
+    """Return columns of one row of zeros that look like these."""
+    return {name: column.new_zeros(1, *column.shape[1:]) for name, column in columns.items()}
 
 
 def _see_nothing() -> None:

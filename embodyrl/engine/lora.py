@@ -27,6 +27,7 @@ from embodyrl.config.schema import LoraConfig, ModelConfig
 from embodyrl.errors import did_you_mean
 from embodyrl.hub import name_of
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.steering import SteeredPolicy
 from embodyrl.models.policy import Policy
 from embodyrl.models.saved import ADAPTER_FOLDER, BASE_FILE, HEADS_FILE
 from embodyrl.models.weights import fill
@@ -154,10 +155,13 @@ def merge(policy: nn.Module) -> None:
         policy.set_submodule(name, layer.get_base_layer())
 
 
-def save_policy(policy: Policy, folder: Path, config: ModelConfig) -> None:
-    """Write a policy into an existing folder, with adapters or without."""
+def save_policy(policy: Policy, folder: Path, config: ModelConfig, before: Path | None = None) -> None:
+    """Write a policy into an existing folder, with adapters or without; `before` is the folder that this run has saved
+    it in before."""
     if adapted_layers(policy):
         save_adapted(policy, folder, config)
+    elif isinstance(policy, SteeredPolicy):
+        policy.save(folder, config, before)
     else:
         policy.save(folder, config)
 

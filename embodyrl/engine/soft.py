@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +26,15 @@ from embodyrl.algorithms.off_policy import (
     soft_targets,
     temperature_losses,
 )
+from embodyrl.algorithms.off_policy_options import CriticsConfig, ReplayAlgorithmConfig, SACConfig
 from embodyrl.algorithms.off_policy_sizes import largest_entropy, usual_target_entropy
-from embodyrl.algorithms.options import SACConfig
+from embodyrl.algorithms.shifts import draw_shifts, shifted
 from embodyrl.config.schema import OptimizerConfig
 from embodyrl.engine.critics import Critics
 from embodyrl.engine.minibatch import Columns, Metrics
 from embodyrl.engine.optimizer import Guard, Optimizer
 from embodyrl.engine.parallel import Replicas
-from embodyrl.models.policy import PolicyObservation, SoftPolicy
+from embodyrl.models.policy import SoftPolicy
 from embodyrl.registry import REWARDS
 from embodyrl.seeding import derive_seed
 
@@ -42,38 +44,54 @@ class Minibatch:
     """Decisions drawn from a replay; those of them that this rank holds."""
 
     columns: Columns
-    """`[M, ...]`: `proprio`, `next_proprio`, `actions [M, C, D]`, `rewards [M, C]`, `success [M, C]`, `steps`,
-    `terminated`, `truncated`."""
+    """`[M, ...]`: what was observed, such as `proprio`, and after the decision `next_proprio`; what was decided, such
+    as `actions [M, C, D]`; `rewards [M, C]`, `success [M, C]`, `steps`, `terminated`, `truncated`; where some have been
+    demonstrated also `labels [M, C, D]`, what a demonstrator would execute, and `labelled`, whether there is one."""
     places: Tensor
     """int64 `[M]`, their places in the minibatch, which decide the noise that goes with them."""
     size: int
     """Decisions of the whole minibatch, on all ranks."""
+    demonstrated: Tensor | None = None
+    """bool `[M]`, whether a decision is one of the demonstrations; None: none is."""
 
 
 @dataclass(kw_only=True)
-class _Looked:
+class Looked:
     """A minibatch as the networks see it."""
 
+    columns: Columns
+    """Of the minibatch, on the device."""
     features: Tensor
+    """`[M, F]`, without a gradient."""
+    encoded: Tensor
+    """The same, from which gradients flow to the policy's encoder, if it has one."""
     following: Tensor
     """Features of the observations that followed."""
     actions: Tensor
     """`[M, N]`, in -1 .. 1."""
     returns: Tensor
     factors: Tensor
+    labels: Tensor | None
+    """`[M, C, D]`, demonstrated actions in the simulator's units; None: there are none."""
+    labelled: Tensor | None
+    """bool `[M]`"""
 
 
-class SoftActorCritic:
-    """What learns beside the policy, and the steps of a minibatch.
+class CriticLearner(ABC):
+    """What learns from a replay: critics of actions, their slow copies, and the steps of a minibatch. A subclass adds
+    how the critics and the policy learn.
 
     The critics learn from the gradients of their own loss alone, and the policy from those of its own: each is clipped
-    and stepped apart, and no gradient of one is in the norm of the other.
+    and stepped apart, and no gradient of one is in the norm of the other. An encoder of the policy learns with the
+    critics (Yarats et al. 2021, arXiv:2107.09645): the policy's loss and the targets see its features as they are.
 
     Args:
         policy: on its device.
-        algorithm: discounts, reward, sizes, rates.
-        actor: the policy's optimiser.
-        config: of all optimisers; critics and temperature have rates of their own.
+        algorithm: discounts, reward.
+        critics: sizes of the critics.
+        pixels: largest shift of images; 0: they are not shifted.
+        actor: the policy's optimiser; without `SoftPolicy.encoder_parameters`.
+        config: of all optimisers; critics have a rate of their own.
         updates: iterations of the run, for the schedules.
         seed: the run's seed.
         weights: how ranks sum gradients.
@@ -85,7 +103,9 @@ class SoftActorCritic:
         self,
         policy: SoftPolicy,
         *,
-        algorithm: SACConfig,
+        algorithm: ReplayAlgorithmConfig,
+        critics: CriticsConfig,
+        pixels: int,
         actor: Optimizer,
         config: OptimizerConfig,
         updates: int,
@@ -94,41 +114,36 @@ class SoftActorCritic:
         guard: Guard,
         watch: Callable[[], None],
     ) -> None:
-        self.policy, self.algorithm, self.settings = policy, algorithm, algorithm.off_policy
+        self.policy, self.algorithm = policy, algorithm
+        self._sizes, self._pixels = critics, pixels
         self._weights, self._guard, self._watch = weights, guard, watch
         self._ranks = weights.ranks
-        self.size = policy.spec.chunk_size * policy.spec.action_dim
-        device = next(policy.parameters()).device
+        self.size = policy.decision_size
+        device = self.device = next(policy.parameters()).device
         start = torch.Generator().manual_seed(derive_seed(seed, "critics"))
-        self.critics = Critics(policy.features + self.size, self.settings.critics, start).to(device)
+        self.critics = Critics(policy.feature_dim + self.size, critics, start).to(device)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(self.settings.temperature.initial), device=device))
-        wanted = self.settings.temperature.target_entropy
-        self.target_entropy = usual_target_entropy(self.size) if isinstance(wanted, str) else wanted
+        encoder = policy.encoder_parameters()
         of_critics = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
-        of_temperature = dataclasses.replace(config, lr=self.settings.temperature.lr, critic_lr=None, weight_decay=0.0)
+        learned = [*self.critics.parameters(), *encoder]
         self.optimizers = {
             "actor": actor,
-            "critic": Optimizer(self.critics.parameters(), of_critics, updates, keep_gradients=True),
-            "temperature": Optimizer([self.log_temperature], of_temperature, updates, keep_gradients=True),
+            "critic": Optimizer(learned, of_critics, updates, keep_gradients=not encoder),
         }
         self._reward = Bound(REWARDS.load(algorithm.reward.name), algorithm.reward)
-        self.noise = torch.Generator(device).manual_seed(derive_seed(seed, "improve"))
-        """Noise of the actions that are drawn in learning."""
         self.choice = torch.Generator().manual_seed(derive_seed(seed, "subset"))
         """Choice of the critics of a target."""
+        self.shifts = torch.Generator(device).manual_seed(derive_seed(seed, "shifts"))
+        """Shifts of images."""
         self.made = 0
         """Steps of the critics so far."""
-        self.largest_entropy = largest_entropy(self.size)
-        """Entropy of a policy that is random [nats]."""
         self.largest_return = 0.0
         """Largest return of a decision that was ever learned from, without its sign."""
 
     # ---- an iteration
 
     def learn(self, minibatches: Iterable[Minibatch], version: int) -> dict[str, float]:
-        """Make a step of the critics from each minibatch, and every `actor_every`-th time one of the policy and of the
-        temperature; returns metrics, each the mean over its steps.
+        """Learn from minibatches, one after the other; returns metrics, each the mean over its steps.
 
         Args:
             minibatches: the same ones on all ranks, each with its own decisions of them.
@@ -138,31 +153,38 @@ class SoftActorCritic:
             optimizer.set_learning_rate(version)
         history: list[Metrics] = []
         for minibatch in minibatches:
-            looked = self._look(minibatch)
-            noise = torch.randn(2, minibatch.size, self.size, generator=self.noise, device=self.noise.device)
-            own = noise[:, minibatch.places.to(noise.device)]
-            metrics = self._learn_critics(minibatch, looked, own[0])
-            self.made += 1
-            if self.made % self.settings.actor_every == 0:
-                metrics |= self._learn_actor(minibatch, looked, own[1])
-            self.targets.follow(self.critics, self.settings.critics.tau)
+            metrics = self._learn(minibatch, self._look(minibatch))
+            self.targets.follow(self.critics, self._sizes.tau)
             history.append(metrics)
         return self._means(history)
 
-    @torch.no_grad()
-    def _look(self, minibatch: Minibatch) -> _Looked:
+    def after_imitation(self) -> None:  # noqa: B027 - most have no use for it
+        """Take note of the policy that imitation alone gave, before the first update."""
+
+    @abstractmethod
+    def _learn(self, minibatch: Minibatch, looked: Looked) -> Metrics:
+        """Make the steps of a minibatch, count it in `made`, and return metrics."""
+
+    def _look(self, minibatch: Minibatch) -> Looked:
         """Compute what the networks see, and the return of each decision by `algorithm.reward`."""
-        settings, device = self.algorithm, self.log_temperature.device
+        settings, device = self.algorithm, self.device
         columns = {name: column.to(device, non_blocking=True) for name, column in minibatch.columns.items()}
+        if self._pixels:
+            columns |= self._shifted(columns, minibatch)
         executed = torch.arange(columns["rewards"].shape[1], device=columns["steps"].device) < columns["steps"][:, None]
         in_time = {name: columns[name][None] for name in ("rewards", "success", "steps", "terminated", "truncated")}
         rewards = self._reward(in_time | {"executed": executed[None]})[0]
         shaped = (rewards - settings.time_penalty) * executed * settings.reward_scale
         discounts: dict[str, Any] = {"gamma": settings.gamma, "discount_per": settings.discount_per}
-        return _Looked(
-            features=self._features(columns["proprio"]),
-            following=self._features(columns["next_proprio"]),
-            actions=self.policy.to_unit(columns["actions"]),
+        encoded = self._features(columns)
+        with torch.no_grad():
+            following = self._features(columns, "next_")
+        return Looked(
+            columns=columns,
+            features=encoded.detach(),
+            encoded=encoded,
+            following=following,
+            actions=self.policy.to_unit(columns[self.policy.decided]),
             returns=decision_returns(shaped.float(), **discounts),
             factors=following_factors(
                 columns["steps"],
@@ -171,63 +193,42 @@ class SoftActorCritic:
                 bootstrap=settings.bootstrap,
                 **discounts,
             ),
+            labels=columns.get("labels"),
+            labelled=columns.get("labelled"),
         )
 
-    def _features(self, proprio: Tensor) -> Tensor:
-        observation = PolicyObservation(proprio=proprio, task_descriptions=[""] * len(proprio))
-        return self.policy.encode(self.policy.preprocess(observation))
+    def _shifted(self, columns: Columns, minibatch: Minibatch) -> Columns:
+        """Return the images of a minibatch and those that followed, shifted. Shifts are drawn for the whole minibatch,
+        so that they are the same for any number of ranks."""
+        pixels, found = self._pixels, {}
+        for name in ("images", "next_images"):
+            drawn = draw_shifts(minibatch.size, pixels, self.shifts)
+            found[name] = shifted(columns[name], drawn[minibatch.places.to(drawn.device)], pixels)
+        return found
 
-    def _learn_critics(self, minibatch: Minibatch, looked: _Looked, noise: Tensor) -> Metrics:
-        """Step the critics towards their targets; `noise` `[M, N]` is that of the actions that follow."""
-        settings, optimizer = self.settings, self.optimizers["critic"]
-        with torch.no_grad():
-            actions, logprobs = self.policy.draw(looked.following, noise)
-            targets = soft_targets(
-                looked.returns,
-                looked.factors,
-                self.targets(looked.following, actions, self._subset()),
-                logprobs,
-                temperature=self.log_temperature.exp(),
-                entropy=settings.temperature.in_target,
-            )
-        values = self.critics(looked.features, looked.actions)
-        losses = critic_losses(values, targets)
-        loss = self._step(optimizer, losses, minibatch)
-        if loss is None:
-            return {}
-        found = values.detach()
-        return {
-            "critic_loss": loss,
-            "q": found.mean(0).sum() / minibatch.size,
-            "q_max": found.mean(0).max() if len(losses) else found.new_tensor(-math.inf),
-            "return_max": looked.returns.abs().max() if len(losses) else found.new_zeros(()),
-        }
+    def _features(self, columns: Columns, prefix: str = "", of: SoftPolicy | None = None) -> Tensor:
+        """Return what the critics see of the observations at decisions, or with `next_` of those that followed; `of` is
+        the policy that looks, if it is another one."""
+        followed = [name.removeprefix("next_") for name in columns if name.startswith("next_")]
+        return (of or self.policy).recall({name: columns[f"{prefix}{name}"] for name in followed})
 
     def _subset(self) -> Tensor | None:
         """Draw the critics of a target, none twice; None: all of them count."""
-        count, subset = self.settings.critics.count, self.settings.critics.subset
+        count, subset = self._sizes.count, self._sizes.subset
         if subset == count:
             return None
         drawn = torch.randperm(count, generator=self.choice)[:subset]
-        return drawn.to(self.log_temperature.device)
+        return drawn.to(self.device)
 
-    def _learn_actor(self, minibatch: Minibatch, looked: _Looked, noise: Tensor) -> Metrics:
-        """Step the policy towards actions of a higher value, and the temperature; `noise` `[M, N]` is that of the
-        actions."""
-        settings = self.settings
-        actions, logprobs = self.policy.draw(looked.features, noise)
-        losses = actor_losses(
-            self.critics.of_actions(looked.features, actions),
-            logprobs,
-            temperature=self.log_temperature.detach().exp(),
-            use=settings.critics.actor_uses,
-        )
-        loss = self._step(self.optimizers["actor"], losses, minibatch)
-        metrics = {} if loss is None else {"actor_loss": loss, "entropy": -logprobs.detach().sum() / minibatch.size}
-        if settings.temperature.learn:
-            losses = temperature_losses(self.log_temperature, logprobs, target_entropy=self.target_entropy)
-            self._step(self.optimizers["temperature"], losses, minibatch)
-        return metrics
+    @staticmethod
+    def _seen(values: Tensor, looked: Looked, minibatch: Minibatch) -> Metrics:
+        """Return metrics of the critics' values `[E, M]` of decisions, and of the returns that they learned from."""
+        means, any_here = values.mean(0), bool(len(looked.returns))
+        return {
+            "q": means.sum() / minibatch.size,
+            "q_max": means.max() if any_here else means.new_tensor(-math.inf),
+            "return_max": looked.returns.abs().max() if any_here else means.new_zeros(()),
+        }
 
     def _step(self, optimizer: Optimizer, losses: Tensor, minibatch: Minibatch) -> Tensor | None:
         """Make an optimiser step by the mean of losses over the whole minibatch, of which these are this rank's;
@@ -246,7 +247,7 @@ class SoftActorCritic:
 
     def _means(self, history: list[Metrics]) -> dict[str, float]:
         """Return the metrics of an iteration: the same on all ranks."""
-        metrics = {"train/updates": float(self.made), "train/temperature": float(self.log_temperature.detach().exp())}
+        metrics = {"train/updates": float(self.made)}
         for name in dict.fromkeys(name for row in history for name in row):
             column = torch.stack([row[name] for row in history if name in row])
             every = torch.stack(self._ranks.gather(column))
@@ -258,15 +259,14 @@ class SoftActorCritic:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return critics, their slow copies, temperature, optimisers and random streams. The policy and its optimiser
-        are not among them."""
+        """Return critics, their slow copies, optimisers and random streams. The policy and its optimiser are not among
+        them."""
         return {
             "critics": dict(self.critics.state_dict()),
             "targets": dict(self.targets.state_dict()),
-            "log_temperature": self.log_temperature.detach(),
             "optimizers": {name: each.state_dict() for name, each in self._own_optimizers()},
-            "noise": self.noise.get_state(),
             "choice": self.choice.get_state(),
+            "shifts": self.shifts.get_state(),
             "made": self.made,
             "largest_return": self.largest_return,
         }
@@ -276,13 +276,130 @@ class SoftActorCritic:
         """Continue from `state_dict`."""
         self.critics.load_state_dict(state["critics"])
         self.targets.load_state_dict(state["targets"])
-        self.log_temperature.copy_(state["log_temperature"])
         for name, each in self._own_optimizers():
             each.load_state_dict(state["optimizers"][name])
-        if len(self.noise.get_state()) == len(state["noise"]):  # else of another type of device: see `Streams`
-            self.noise.set_state(state["noise"])
+        restore_stream(self.shifts, state["shifts"])
         self.choice.set_state(state["choice"])
         self.made, self.largest_return = state["made"], state["largest_return"]
 
     def _own_optimizers(self) -> Iterator[tuple[str, Optimizer]]:
         return ((name, each) for name, each in self.optimizers.items() if name != "actor")
+
+
+class SoftActorCritic(CriticLearner):
+    """Soft actor-critic: the temperature, and what critics and policy learn.
+
+    Args:
+        policy, seed: see `CriticLearner`.
+        algorithm: discounts, reward, sizes, rates.
+        config: of all optimisers; critics and temperature have rates of their own.
+        updates: iterations of the run, for the schedules.
+        others: see `CriticLearner`.
+    """
+
+    algorithm: SACConfig
+
+    def __init__(
+        self,
+        policy: SoftPolicy,
+        *,
+        algorithm: SACConfig,
+        config: OptimizerConfig,
+        updates: int,
+        seed: int,
+        **others: Any,
+    ) -> None:
+        settings = self.settings = algorithm.off_policy
+        common: dict[str, Any] = {"algorithm": algorithm, "config": config, "updates": updates, "seed": seed}
+        super().__init__(policy, critics=settings.critics, pixels=settings.augment_pixels, **common, **others)
+        temperature = settings.temperature
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature.initial), device=self.device))
+        wanted = temperature.target_entropy
+        self.target_entropy = usual_target_entropy(self.size) if isinstance(wanted, str) else wanted
+        of_temperature = dataclasses.replace(config, lr=temperature.lr, critic_lr=None, weight_decay=0.0)
+        self.optimizers["temperature"] = Optimizer([self.log_temperature], of_temperature, updates, keep_gradients=True)
+        self.noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "improve"))
+        """Noise of the actions that are drawn in learning."""
+        self.largest_entropy = largest_entropy(self.size)
+        """Entropy of a policy that is random [nats]."""
+
+    def _learn(self, minibatch: Minibatch, looked: Looked) -> Metrics:
+        """Make a step of the critics, and every `actor_every`-th time one of the policy and of the temperature."""
+        noise = torch.randn(2, minibatch.size, self.size, generator=self.noise, device=self.noise.device)
+        own = noise[:, minibatch.places.to(noise.device)]
+        metrics = self._learn_critics(minibatch, looked, own[0])
+        self.made += 1
+        if self._is_actors_turn():
+            metrics |= self._learn_actor(minibatch, looked, own[1])
+        return metrics
+
+    def _is_actors_turn(self) -> bool:
+        """Return whether the policy learns from this minibatch, too."""
+        return self.made % self.settings.actor_every == 0
+
+    def _learn_critics(self, minibatch: Minibatch, looked: Looked, noise: Tensor) -> Metrics:
+        """Step the critics towards their targets; `noise` `[M, N]` is that of the actions that follow."""
+        settings, optimizer = self.settings, self.optimizers["critic"]
+        with torch.no_grad():
+            actions, logprobs = self.policy.draw(looked.following, noise)
+            targets = soft_targets(
+                looked.returns,
+                looked.factors,
+                self.targets(looked.following, actions, self._subset()),
+                logprobs,
+                temperature=self.log_temperature.exp(),
+                entropy=settings.temperature.in_target,
+            )
+        values = self.critics(looked.encoded, looked.actions)
+        losses = critic_losses(values, targets)
+        loss = self._step(optimizer, losses, minibatch)
+        if loss is None:
+            return {}
+        return {"critic_loss": loss} | self._seen(values.detach(), looked, minibatch)
+
+    def _learn_actor(self, minibatch: Minibatch, looked: Looked, noise: Tensor) -> Metrics:
+        """Step the policy towards actions of a higher value, and the temperature; `noise` `[M, N]` is that of the
+        actions."""
+        settings = self.settings
+        actions, logprobs = self.policy.draw(looked.features, noise)
+        losses = actor_losses(
+            self.critics.of_actions(looked.features, actions),
+            logprobs,
+            temperature=self.log_temperature.detach().exp(),
+            use=settings.critics.actor_uses,
+        )
+        besides = self._besides(minibatch, looked)
+        loss = self._step(self.optimizers["actor"], sum(besides.values(), losses), minibatch)
+        metrics = {} if loss is None else {"actor_loss": loss, "entropy": -logprobs.detach().sum() / minibatch.size}
+        if loss is not None:
+            metrics |= {name: each.detach().sum() / minibatch.size for name, each in besides.items()}
+        if settings.temperature.learn:
+            losses = temperature_losses(self.log_temperature, logprobs, target_entropy=self.target_entropy)
+            self._step(self.optimizers["temperature"], losses, minibatch)
+        return metrics
+
+    def _besides(self, minibatch: Minibatch, looked: Looked) -> dict[str, Tensor]:
+        """Return what is added to the policy's losses, `[M]` each, by the name of its metric."""
+        return {}
+
+    def _means(self, history: list[Metrics]) -> dict[str, float]:
+        """See `CriticLearner`; also the temperature."""
+        return super()._means(history) | {"train/temperature": float(self.log_temperature.detach().exp())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `CriticLearner`; also the temperature."""
+        own = {"log_temperature": self.log_temperature.detach(), "noise": self.noise.get_state()}
+        return super().state_dict() | own
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        super().load_state_dict(state)
+        self.log_temperature.copy_(state["log_temperature"])
+        restore_stream(self.noise, state["noise"])
+
+
+def restore_stream(stream: torch.Generator, state: Tensor) -> None:
+    """Continue a random stream, unless its state is that of another type of device; see `Streams`."""
+    if len(stream.get_state()) == len(state):
+        stream.set_state(state)

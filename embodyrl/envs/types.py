@@ -113,6 +113,8 @@ class Observation:
     """`[B, S]`, or None if S is 0."""
     task_descriptions: list[str]
     """Task description of each slot, length `B`."""
+    privileged: NDArray[np.float32] | None = None
+    """`[B, P]`: the state as an expert sees it who corrects the policy; None without one. No policy reads it."""
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Observation:
         """Return a copy of some rows: where the mask `[B]` is True, or those with these numbers, in their order."""
@@ -121,6 +123,7 @@ class Observation:
             images=None if self.images is None else self.images[numbers],
             proprio=None if self.proprio is None else self.proprio[numbers],
             task_descriptions=[self.task_descriptions[number] for number in numbers.tolist()],
+            privileged=None if self.privileged is None else self.privileged[numbers],
         )
 
     @staticmethod
@@ -128,10 +131,12 @@ class Observation:
         """Return the rows of all `observations`, one after the other; each has images, or none has, as with proprio."""
         images = [each.images for each in observations if each.images is not None]
         proprio = [each.proprio for each in observations if each.proprio is not None]
+        privileged = [each.privileged for each in observations if each.privileged is not None]
         return Observation(
             images=np.concatenate(images) if images else None,
             proprio=np.concatenate(proprio) if proprio else None,
             task_descriptions=[task for each in observations for task in each.task_descriptions],
+            privileged=np.concatenate(privileged) if privileged else None,
         )
 
 

@@ -15,21 +15,30 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import SteeringConfig, other_steering
 from embodyrl.models.policy import Policy
-from embodyrl.models.saved import read_description
+from embodyrl.models.saved import read_description, read_steering
 from embodyrl.registry import SupportedModel
 from embodyrl.seeding import derive_seed
 
 
-def build_policy(config: ModelConfig, simulator: SimulatorSpec | None, *, chunk_size: int, seed: int) -> Policy:
+def build_policy(
+    config: ModelConfig,
+    simulator: SimulatorSpec | None,
+    *,
+    chunk_size: int,
+    seed: int,
+    steering: SteeringConfig | None = None,
+) -> Policy:
     """Build the policy that `config` names, with weights from `config.checkpoint` or, without one, random weights from
-    `seed`.
+    `seed`. A flow policy that was saved with a network that steers it is built with that.
 
     Args:
         config: the model's options.
         simulator: the simulator's spec; None: only for models that can be built from their checkpoint.
         chunk_size: actions per chunk.
         seed: of random weights.
+        steering: of a network that chooses the noise of a flow policy; None: only if the checkpoint has one.
 
     Raises:
         PolicyError: the model does not fit the simulator, or the checkpoint does not fit.
@@ -41,7 +50,35 @@ def build_policy(config: ModelConfig, simulator: SimulatorSpec | None, *, chunk_
     policy.name = config.name
     if config.checkpoint is not None:
         policy.start_from(Path(config.checkpoint))
+    saved = None if config.checkpoint is None else read_steering(Path(config.checkpoint))
+    if saved is not None or steering is not None:
+        policy = _steered(policy, config.checkpoint, saved, steering, seed)
     return policy
+
+
+def _steered(
+    policy: Policy, checkpoint: str | None, saved: dict[str, Any] | None, asked: SteeringConfig | None, seed: int
+) -> Policy:
+    """Return a policy with the network that steers it, in a checkpoint or new.
+
+    Raises:
+        PolicyError: the checkpoint's is not the one that was asked for, or damaged.
+    """
+    from embodyrl.models.flow.steering import steered
+
+    if saved is None:
+        assert asked is not None
+        return steered(policy, asked, seed)
+    try:
+        settings = SteeringConfig(**saved)
+    except TypeError as error:
+        raise PolicyError(f"policy.json in {checkpoint} is damaged (steering: {error}): take another one") from error
+    found = steered(policy, settings, seed)
+    others = [] if asked is None else [text for _, text in other_steering(saved, asked, policy.spec.chunk_size)]
+    if others:
+        raise PolicyError(f"algorithm.off_policy.steering: {'; '.join(others)}")
+    found.load_steering(Path(str(checkpoint)))
+    return found
 
 
 def load_policy(

@@ -14,6 +14,7 @@ PI: dict[str, Any] = {
     "blocks": True,
     "standalone": True,
     "check": "embodyrl.models.pi.check:check",
+    "flow": "embodyrl.models.pi.check:flow_sizes",
     "notes": "embodyrl.models.pi.check:notes",
     "kept": {"denoising_times": "summed"},
 }
@@ -36,6 +37,7 @@ SupportedModel.register(
     options="embodyrl.models.cnn.options:CNNConfig",
     requires=VLA,
     critic=True,
+    off_policy=True,
     frames=True,
     max_chunk=32,
     blocks=False,
@@ -78,6 +80,7 @@ SupportedModel.register(
     blocks=True,
     standalone=True,
     check="embodyrl.models.gr00t.check:check",
+    flow="embodyrl.models.gr00t.check:flow_sizes",
     kept={"prompt_length": None},
     published="the published GR00T N1.5 (2.7B)",
     summary="GR00T N1.5 (2.7B): images, robot state and a task description; a chunk of actions out of noise",
@@ -110,6 +113,7 @@ SupportedModel.register(
     blocks=True,
     standalone=True,
     check="embodyrl.models.smolvla.check:check",
+    flow="embodyrl.models.smolvla.check:flow_sizes",
     published="the published SmolVLA (0.45B)",
     summary="SmolVLA (450M): images, robot state and a task description; a chunk of actions out of noise",
 )

@@ -323,32 +323,76 @@ class SoftPolicy(Policy):
     """Base class of policies that can learn from a replay (`engine.soft`): their actions are differentiable functions
     of noise, and they show what they see to critics.
 
-    Shapes: `F` features of an observation.
+    Shapes: `F` features of an observation, `N` numbers of a decision.
     """
 
-    features: int
+    feature_dim: int
     """`F`."""
+    decided: str = "actions"
+    """Column of a replay with what the policy decides and the critics value: a column of rollouts, or of their
+    traces."""
+    scaled: str = "proprio"
+    """Column of a replay whose statistics scale what the policy sees."""
+
+    @property
+    def decision_size(self) -> int:
+        """`N`, numbers of a decision: `C*D` actions, unless a subclass decides something else."""
+        return self.spec.chunk_size * self.spec.action_dim
 
     @abstractmethod
     def explore(self, inputs: Inputs, generator: torch.Generator) -> ActOutput:
-        """Choose chunks of random actions, spread evenly over the simulator's range, whatever is seen."""
+        """Choose chunks before anything is learned: of random actions, spread evenly over the simulator's range,
+        whatever is seen."""
 
     @abstractmethod
     def encode(self, inputs: Inputs) -> Tensor:
-        """Return what the critics see of observations, float32 `[B, F]`; `inputs` are from `preprocess`."""
+        """Return what the critics see of observations, float32 `[B, F]`; `inputs` are from `preprocess`. Differentiable
+        in `encoder_parameters`."""
+
+    def encoder_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of `encode`, which learn from the loss of the critics alone and are stepped with them
+        (Yarats et al. 2021, arXiv:2107.09645). The default: none."""
+        return []
+
+    def recall(self, stored: Inputs) -> Tensor:
+        """Return what the critics see of observations in a replay, float32 `[B, F]`; `stored` has their columns, on the
+        policy's device."""
+        descriptions = [""] * len(next(iter(stored.values())))
+        observation = PolicyObservation(
+            images=stored.get("images"), proprio=stored.get("proprio"), task_descriptions=descriptions
+        )
+        return self.encode(self.preprocess(observation))
 
     @abstractmethod
     def draw(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return chunks of actions in -1 .. 1 `[B, C*D]` and their log-probabilities `[B]` [nats], differentiable.
+        """Return decisions in -1 .. 1 `[B, N]` and their log-probabilities `[B]` [nats], differentiable.
 
         Args:
             features: `[B, F]`.
-            noise: standard normal, `[B, C*D]`.
+            noise: standard normal, `[B, N]`.
         """
 
     @abstractmethod
-    def to_unit(self, actions: Tensor) -> Tensor:
-        """Convert actions `[B, C, D]` in the simulator's units to the range -1 .. 1, `[B, C*D]`."""
+    def mode(self, features: Tensor) -> Tensor:
+        """Return the most likely decisions in -1 .. 1, `[B, N]`."""
+
+    @abstractmethod
+    def errors(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Return the errors `[B]` of the most likely chunks, differentiable: the supervised loss of each decision.
+
+        Args:
+            features: `[B, F]`.
+            actions: demonstrated ones, `[B, C, D]` in the simulator's units.
+        """
+
+    @abstractmethod
+    def to_unit(self, decided: Tensor) -> Tensor:
+        """Convert decisions, such as actions `[B, C, D]` in the simulator's units, to the range -1 .. 1, `[B, N]`."""
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether it scales what it sees by statistics that it does not have yet."""
+        return False
 
     @property
     @abstractmethod

@@ -61,6 +61,57 @@ class Gaussian(nn.Module):
         return (self.log_std + LOG_SQRT_2PI + 0.5).expand_as(means)
 
 
+LOG_STDS = (-20.0, 2.0)
+"""Limits of the log standard deviations of squashed Gaussians, as in Haarnoja et al. (2018), arXiv:1812.05905."""
+
+
+class Squashed(nn.Module):
+    """Independent Gaussians whose means and standard deviations both depend on the observation, squashed into -1 .. 1
+    by tanh. A sample is what tanh is taken of, so that no log-probability is ever that of a number that was rounded to
+    the end of the range.
+
+    Args:
+        size: `N`, numbers of a sample.
+        log_std: log standard deviation where the network's output is 0.
+    """
+
+    def __init__(self, size: int, log_std: float) -> None:
+        super().__init__()
+        self.size, self.log_std = size, log_std
+        self.outputs = 2 * size
+        """Numbers that the network returns."""
+
+    def parameters_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and log standard deviations, `[B, N]` each."""
+        means, log_stds = outputs.chunk(2, -1)
+        return means, (log_stds + self.log_std).clamp(*LOG_STDS)
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw `[B, N]`."""
+        means, log_stds = self.parameters_of(outputs)
+        return means + log_stds.exp() * torch.randn(means.shape, generator=generator, device=means.device)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """Return what the most likely Gaussian sample is `[B, N]`."""
+        return self.parameters_of(outputs)[0]
+
+    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
+        """Return log-probabilities `[B, N]` of the squashed sample, in -1 .. 1 [nats]."""
+        return squashed_logprobs(sample, *self.parameters_of(outputs))
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Return entropies `[B, N]` of the Gaussians before squashing, which are larger: those after have no closed
+        form [nats]."""
+        return self.parameters_of(outputs)[1] + LOG_SQRT_2PI + 0.5
+
+    def draw(self, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return squashed samples `[B, N]` and their log-probabilities `[B]` [nats], both differentiable functions of
+        standard normal noise `[B, N]`."""
+        means, log_stds = self.parameters_of(outputs)
+        sample = means + log_stds.exp() * noise
+        return sample.tanh(), squashed_logprobs(sample, means, log_stds).sum(-1)
+
+
 def squashed_logprobs(sample: Tensor, means: Tensor, log_stds: Tensor) -> Tensor:
     """Return log-probabilities of tanh(sample), where the sample is from independent Gaussians [nats].
 

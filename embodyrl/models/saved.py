@@ -57,6 +57,12 @@ LARGE = 100 * 10**6
 """Weights from which on a model counts as large: memory and threads matter more than digits and starting time."""
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return all files that belong to a checkpoint's weights; raises what `shard_files` raises."""
+    index = folder / INDEX_FILE
+    return [*shard_files(folder), *([index] if index.is_file() else [])]
+
+
 def shard_files(folder: Path) -> list[Path]:
     """Return the files that hold a checkpoint's weights.
 
@@ -167,6 +173,8 @@ BASE_FILE = "base.json"
 """The description of a policy that consists of adapters, with the options of its base model."""
 ADAPTER_FOLDER = "adapter"
 """Folder of the adapters, in the folder of a policy whose base weights are elsewhere."""
+STEERING_FILE = "steering.safetensors"
+"""File beside a flow policy's weights: the network that chooses its noise."""
 HEADS_FILE = "heads.safetensors"
 """File beside that folder: weights that were trained in full."""
 BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer", "vlm", "pretrained")
@@ -177,8 +185,8 @@ FREE = ("dtype", "noise_level", "noise_level_end")
 Options = TypeVar("Options", bound=ModelConfig)
 
 
-def write_description(folder: Path, config: ModelConfig, spec: Any) -> None:
-    """Write the options that a policy is saved with, and its `PolicySpec`.
+def write_description(folder: Path, config: ModelConfig, spec: Any, **parts: Any) -> None:
+    """Write the options that a policy is saved with, its `PolicySpec`, and what describes further parts of it.
 
     Options that name files elsewhere are null, because the folder has copies and may move to another machine; the
     commit of a checkpoint from the hub stays as its origin.
@@ -186,7 +194,7 @@ def write_description(folder: Path, config: ModelConfig, spec: Any) -> None:
     options = dataclasses.asdict(config)
     origins = {name: name_of(options[name]) for name in BROUGHT if options.get(name) is not None}
     options |= {name: None if origin is None else str(origin) for name, origin in origins.items()}
-    description = {"options": options, "spec": dataclasses.asdict(spec)}
+    description = {"options": options, "spec": dataclasses.asdict(spec), **parts}
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
 
 
@@ -209,6 +217,20 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
     if not isinstance(spec, dict) or type(spec.get("chunk_size")) is not int:
         raise PolicyError(f"{path} is damaged (no spec.chunk_size): take another checkpoint")
     return kept, spec["chunk_size"]
+
+
+def read_steering(folder: Path) -> dict[str, Any] | None:
+    """Return the options of the network that steers a saved flow policy (`SteeringConfig`), by name; None if nothing
+    steers it.
+
+    Raises:
+        PolicyError: the file is damaged.
+    """
+    path = folder / DESCRIPTION_FILE
+    found = (read_json(path) if path.is_file() else {}).get("steering")
+    if found is not None and not isinstance(found, dict):
+        raise PolicyError(f"{path} is damaged (steering is {found!r:.60}, no object): take another checkpoint")
+    return found
 
 
 def with_kept(config: Options, folder: Path) -> Options:

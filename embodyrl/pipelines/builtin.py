@@ -6,12 +6,17 @@ What a stage does is in `stages.py`, and with which settings is in configs/algor
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from embodyrl.algorithms.off_policy_options import IQLConfig
 from embodyrl.config.schema import Config
-from embodyrl.pipelines.pipeline import Stage
+from embodyrl.pipelines.pipeline import Iteration, Stage
 from embodyrl.registry import ALGORITHMS, STAGES, Requirement
 
 COLLECT = Stage("rollout", "collect")
 COLLECT_WITH_CRITIC = Stage("rollout", "collect", writes=("values", "next_values"))
+REMEMBER = Stage("remember", "remember")
 FILTER = Stage("filter", "filter_groups")
 REWARD = Stage("reward", "shape_rewards")
 ADVANTAGE = Stage("advantage", "estimate_advantages")
@@ -35,7 +40,46 @@ def dapo(config: Config) -> list[Stage]:
 
 def sac(config: Config) -> list[Stage]:
     """Soft actor-critic (Haarnoja et al. 2018)."""
-    return [COLLECT, Stage("remember", "remember"), Stage("improve", "improve")]
+    return [COLLECT, REMEMBER, Stage("improve", "improve")]
+
+
+def dagger(config: Config) -> list[Stage]:
+    """Dataset aggregation (Ross et al. 2011)."""
+    shown = () if config.data.path is None else ("demonstrations",)
+    return [COLLECT, REMEMBER, Stage("improve", "learn_corrections", reads=shown)]
+
+
+def rlpd(config: Config) -> list[Stage]:
+    """Soft actor-critic with demonstrations in every minibatch (Ball et al. 2023)."""
+    *before, improve = sac(config)
+    return [*before, replace(improve, reads=("demonstrations",))]
+
+
+def iql(config: Config) -> list[Stage]:
+    """Implicit Q-learning: offline, then with rollouts (Kostrikov et al. 2021)."""
+    assert isinstance(config.algorithm, IQLConfig), "its registration says so"
+    offline = config.algorithm.off_policy.offline_iterations
+
+    def is_offline(iteration: Iteration) -> bool:
+        return iteration.number <= offline
+
+    def is_online(iteration: Iteration) -> bool:
+        return not is_offline(iteration)
+
+    alone = Stage("offline", "improve_offline", when=is_offline)
+    if offline >= config.run.iterations:
+        return [alone]
+    return [
+        *([alone] if offline else []),
+        replace(COLLECT, when=is_online),
+        Stage("remember", "remember", when=is_online),
+        Stage("improve", "improve", reads=("demonstrations",), when=is_online),
+    ]
+
+
+def dsrl(config: Config) -> list[Stage]:
+    """Soft actor-critic over the noise of a frozen flow policy (Wagenmakers et al. 2025)."""
+    return [COLLECT, Stage("remember", "remember_noise"), Stage("improve", "improve")]
 
 
 def sft(config: Config) -> list[Stage]:
@@ -58,28 +102,70 @@ def declare_algorithms() -> None:
         ("srpo", grpo, False, "self-referential: failures are paid by their distance to the batch's own successes"),
     ):
         ALGORITHMS.register(name, target=stages, critic=critic, summary=summary)
+    demonstrated = Requirement(module="pyarrow", install="pip install 'embodyrl[data]'")
+    from_replay: dict[str, Any] = {
+        "off_policy": True,
+        "check": "embodyrl.pipelines.replay_rules:check",
+        "notes": "embodyrl.pipelines.replay_rules:notes",
+    }
     ALGORITHMS.register(
         "sft",
         target=sft,
-        requires=[Requirement(module="pyarrow", install="pip install 'embodyrl[data]'")],
+        requires=[demonstrated],
         demonstrations=True,
+        imitates=True,
         check="embodyrl.data.check:check",
         summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
     )
     ALGORITHMS.register(
         "sac",
         target=sac,
-        options="embodyrl.algorithms.options:SACConfig",
-        off_policy=True,
-        check="embodyrl.pipelines.replay_rules:check",
-        notes="embodyrl.pipelines.replay_rules:notes",
+        options="embodyrl.algorithms.off_policy_options:SACConfig",
         summary="soft actor-critic: learns from a replay of past decisions, with critics of actions",
+        **from_replay,
+    )
+    ALGORITHMS.register(
+        "iql",
+        target=iql,
+        requires=[demonstrated],
+        options="embodyrl.algorithms.off_policy_options:IQLConfig",
+        demonstrations=True,
+        summary="implicit Q-learning: from demonstrations (data.path) by what they are worth, then with rollouts",
+        **from_replay,
+    )
+    ALGORITHMS.register(
+        "rlpd",
+        target=rlpd,
+        requires=[demonstrated],
+        options="embodyrl.algorithms.off_policy_options:RLPDConfig",
+        demonstrations=True,
+        summary="soft actor-critic with demonstrations (data.path) in every minibatch, after imitating them",
+        **from_replay,
+    )
+    ALGORITHMS.register(
+        "dagger",
+        target=dagger,
+        requires=[demonstrated],
+        options="embodyrl.algorithms.off_policy_options:DAggerConfig",
+        demonstrations=None,
+        imitates=True,
+        summary="dataset aggregation: imitates an expert in the states that the policy gets into, and demonstrations",
+        **from_replay,
+    )
+    ALGORITHMS.register(
+        "dsrl",
+        target=dsrl,
+        options="embodyrl.algorithms.off_policy_options:DSRLConfig",
+        steers=True,
+        summary="soft actor-critic that steers a frozen flow policy by choosing its noise",
+        **from_replay,
     )
 
 
 # ---- stages
 
 OBSERVATIONS = ("proprio?", "images?")
+CORRECTIONS = ("source?", "labels?", "labelled?")
 EVERY_STEP = ("step_proprio?", "step_images?")
 CRITIC = ("values?", "next_values?")
 OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
@@ -93,16 +179,25 @@ def declare_stages() -> None:
         "collect",
         target="embodyrl.pipelines.stages:collect",
         reads=("policy",),
-        writes=ROLLOUT,
+        writes=(*ROLLOUT, *CORRECTIONS),
         changes=("simulators",),
         summary="run the policy in the simulators (random actions until a replay holds enough)",
     )
     STAGES.register(
         "remember",
         target="embodyrl.pipelines.stages:remember",
-        reads=("proprio", "actions", "rewards", "success", "terminated", "truncated", "steps", "valid", "episode"),
+        apart=True,
+        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", *CORRECTIONS),
         changes=("replay",),
         summary="add the rollout's decisions to the replay",
+    )
+    STAGES.register(
+        "remember_noise",
+        target="embodyrl.pipelines.stages:remember",
+        apart=True,
+        reads=("trace", *OUTCOME, "episode"),
+        changes=("replay",),
+        summary="add the rollout's decisions to the replay: the noise of a frozen flow policy, and what it saw",
     )
     STAGES.register(
         "improve",
@@ -110,6 +205,20 @@ def declare_stages() -> None:
         reads=("replay",),
         changes=("policy",),
         summary="section algorithm.off_policy: learn from decisions drawn from the replay",
+    )
+    STAGES.register(
+        "improve_offline",
+        target="embodyrl.pipelines.stages:improve_offline",
+        reads=("demonstrations",),
+        changes=("policy",),
+        summary="section algorithm.off_policy: learn from demonstrations alone",
+    )
+    STAGES.register(
+        "learn_corrections",
+        target="embodyrl.pipelines.stages:learn_corrections",
+        reads=("replay",),
+        changes=("policy",),
+        summary="section algorithm.off_policy: imitate what an expert says about decisions drawn from the replay",
     )
     STAGES.register(
         "filter_groups",

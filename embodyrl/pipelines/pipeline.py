@@ -24,6 +24,7 @@ from embodyrl.registry import ALGORITHMS, STAGES
 
 if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.data.batches import Demonstrations
+    from embodyrl.data.transitions import Transitions
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.pipelines.stages import Components
     from embodyrl.rollout.batch import TrajectoryBatch
@@ -49,8 +50,12 @@ class Iteration:
     """The resource `simulators`."""
     engine: HybridEngine
     """The resource `policy`."""
+    number: int = 1
+    """Of the iteration in the run, from 1."""
     demonstrations: Demonstrations | None = None
     """The resource `demonstrations`, if the config names some."""
+    transitions: Transitions | None = None
+    """The same as decisions for critics, if the algorithm has both."""
     replay: Replay | None = None
     """The resource `replay`, if the algorithm learns from one."""
     batch: TrajectoryBatch | None = None
@@ -96,6 +101,8 @@ class Stage:
     """Columns that it adds."""
     changes: tuple[str, ...] = ()
     """Columns that it replaces, or resources that it uses up or alters; it may read them too."""
+    when: Callable[[Iteration], bool] | None = None
+    """Says of every iteration whether the stage runs; None: it does in all."""
     apart: bool = False
     """True if it does without large columns that lie with other ranks, or fetches them itself."""
 
@@ -166,6 +173,8 @@ class Pipeline:
             StageError: a stage leaves out a column that it declares to write.
         """
         for stage in self.stages:
+            if stage.when is not None and not stage.when(iteration):
+                continue
             start = time.perf_counter()
             try:
                 with _large_columns(iteration, stage):

@@ -6,13 +6,27 @@ import dataclasses
 import re
 import shutil
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
-from embodyrl.algorithms.off_policy_sizes import MIB, largest_entropy, replay_bytes, usual_target_entropy
-from embodyrl.algorithms.options import SACConfig
+from embodyrl.algorithms.off_policy_options import (
+    CriticizedConfig,
+    CriticsConfig,
+    DSRLConfig,
+    IQLConfig,
+    ReplayAlgorithmConfig,
+    RLPDConfig,
+    SACConfig,
+    demonstrated_share,
+    imitation_steps,
+)
+from embodyrl.algorithms.off_policy_sizes import MIB, fields_of, largest_entropy, row_bytes, usual_target_entropy
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, fact, state_dim
-from embodyrl.config.schema import AlgorithmConfig, Config, Episodes, ParallelBackend
+from embodyrl.config.schema import AlgorithmConfig, Config, DataConfig, Episodes, ParallelBackend
+from embodyrl.data.check import check as check_demonstrations
+from embodyrl.data.check import check_for_critics
+from embodyrl.pipelines import intervene_rules, steering_rules
 from embodyrl.registry import ALGORITHMS, REWARDS, SupportedModel
 
 USED = ("name", "reward", "time_penalty", "reward_scale", "gamma", "discount_per", "bootstrap")
@@ -21,25 +35,41 @@ USED = ("name", "reward", "time_penalty", "reward_scale", "gamma", "discount_per
 
 def check(config: Config) -> Iterator[ConfigIssue]:
     """Check the settings of an algorithm that learns from a replay."""
+    assert isinstance(config.algorithm, ReplayAlgorithmConfig), "its registration says so"
     yield from _model(config)
     yield from _settings_without_use(config)
     yield from _rollouts(config)
     yield from _sizes(config)
-    yield from _entropy(config)
     yield from _room(config)
+    if demonstrated_share(config.algorithm) is not None:
+        yield from check_demonstrations(config)
+        yield from check_for_critics(config)
+    if isinstance(config.algorithm, RLPDConfig):
+        yield from _imitation(config.algorithm)
+    yield from intervene_rules.check(config)
+    if isinstance(config.algorithm, SACConfig):
+        yield from _entropy(config, config.algorithm)
+    settings = config.algorithm.off_policy
+    if isinstance(settings, CriticizedConfig):
+        yield from _critics(settings.critics)
+        yield from _shifts(config, settings)
 
 
 def _model(config: Config) -> Iterator[ConfigIssue]:
     """Check that the model can learn from a replay, and that its rewards can be computed there."""
     name, model, reward = config.algorithm.name, config.model.name, config.algorithm.reward.name
-    if fact(SupportedModel, model, "off_policy") is False:
+    if isinstance(config.algorithm, DSRLConfig):
+        yield from steering_rules.check(config)
+    elif fact(SupportedModel, model, "off_policy") is False and not fact(ALGORITHMS, name, "imitates"):
         able = [entry.name for entry in SupportedModel.entries() if entry.off_policy]
         others = [entry.name for entry in ALGORITHMS.entries() if not entry.off_policy and not entry.demonstrations]
+        flow = fact(SupportedModel, model, "flow") is not None
+        steer = "dsrl, which learns the noise of such a model, or to " if flow else ""
         yield ConfigIssue(
             ("algorithm.name", "model.name"),
             f"algorithm {name!r} needs actions that are differentiable functions of noise, which model {model!r} does "
             "not have",
-            f"set algorithm to one that learns from its newest rollout ({', '.join(others)}), or model to "
+            f"set algorithm to {steer}one that learns from its newest rollout ({', '.join(others)}), or model to "
             f"{' or '.join(able)}",
         )
     if fact(REWARDS, reward, "of_decisions") is False:
@@ -54,23 +84,41 @@ def _model(config: Config) -> Iterator[ConfigIssue]:
 
 def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
     """Check that no setting of learning from the newest rollout is changed."""
-    defaults = SACConfig(name=config.algorithm.name)
+    defaults = AlgorithmConfig(name=config.algorithm.name)
+    imitates = fact(ALGORITHMS, config.algorithm.name, "imitates")
+    used = ("name",) if imitates else USED
     for each in dataclasses.fields(AlgorithmConfig):
         found, default = getattr(config.algorithm, each.name), getattr(defaults, each.name)
-        if each.name not in USED and found != default:
+        if each.name not in used and found != default:
             yield ConfigIssue(
                 f"algorithm.{each.name}" + (".name" if dataclasses.is_dataclass(found) else ""),
                 f"algorithm.{each.name} has no use: algorithm {config.algorithm.name!r} learns from a replay, by the "
                 "settings of algorithm.off_policy",
                 "leave it out",
             )
-    if config.engine.micro_batch_size is not None:
+    usual = DataConfig()
+    for name in _unread(config.algorithm):
+        if getattr(config.data, name) != getattr(usual, name):
+            yield ConfigIssue(
+                (f"data.{name}", "algorithm.name"),
+                f"data.{name} has no use: algorithm {config.algorithm.name!r} learns by the settings of "
+                "algorithm.off_policy",
+                "leave it out",
+            )
+    if config.engine.micro_batch_size is not None and not imitates:
         yield ConfigIssue(
             ("engine.micro_batch_size", "algorithm.name"),
             f"engine.micro_batch_size has no use: algorithm {config.algorithm.name!r} learns from minibatches of "
             "algorithm.off_policy.batch_size decisions",
             "leave it out",
         )
+
+
+def _unread(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """Return the settings of the section `data` that such an algorithm does not read."""
+    if isinstance(algorithm, RLPDConfig):
+        return ("steps",) if imitation_steps(algorithm) else ("steps", "batch_size", "shift_pixels")
+    return ("batch_size", "shift_pixels") if isinstance(algorithm, IQLConfig) else ()
 
 
 def _rollouts(config: Config) -> Iterator[ConfigIssue]:
@@ -82,7 +130,9 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
             f"rollout.group_size = {rollout.group_size} has no use: algorithm {name!r} compares no episodes",
             "set rollout.group_size to 1",
         )
-    if rollout.episodes is Episodes.whole:
+    # Imitation may go on in rounds of whole episodes: no decision of it needs what followed.
+    rounds = bool(fact(ALGORITHMS, name, "imitates")) and rollout.episodes_per_slot == 1
+    if rollout.episodes is Episodes.whole and not rounds:
         yield ConfigIssue(
             ("rollout.episodes", "algorithm.name"),
             f"rollout.episodes is whole, but algorithm {name!r} learns from single decisions, between short rollouts",
@@ -106,7 +156,7 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
 
 def _sizes(config: Config) -> Iterator[ConfigIssue]:
     """Check that the replay can hold what is drawn from it."""
-    assert isinstance(config.algorithm, SACConfig)
+    assert isinstance(config.algorithm, ReplayAlgorithmConfig)
     settings, envs = config.algorithm.off_policy, config.env.num_envs
     capacity = settings.replay.capacity
     needs = {
@@ -122,29 +172,57 @@ def _sizes(config: Config) -> Iterator[ConfigIssue]:
             f"algorithm.off_policy.replay.capacity = {capacity} decisions, fewer than {what} = {least}",
             f"set algorithm.off_policy.replay.capacity to {least} or more",
         )
-    if settings.replay.start_after < settings.batch_size:
+    imitates = fact(ALGORITHMS, config.algorithm.name, "imitates")
+    if settings.replay.start_after < settings.batch_size and not imitates:
         yield ConfigIssue(
             ("algorithm.off_policy.replay.start_after", "algorithm.off_policy.batch_size"),
             f"algorithm.off_policy.replay.start_after = {settings.replay.start_after}, fewer decisions than a "
             f"minibatch of algorithm.off_policy.batch_size = {settings.batch_size}",
             f"set algorithm.off_policy.replay.start_after to {settings.batch_size} or more",
         )
-    if settings.critics.subset > settings.critics.count:
+
+
+def _critics(critics: CriticsConfig) -> Iterator[ConfigIssue]:
+    """Check that a target has as many critics as it wants."""
+    if critics.subset > critics.count:
         yield ConfigIssue(
             ("algorithm.off_policy.critics.subset", "algorithm.off_policy.critics.count"),
-            f"algorithm.off_policy.critics.subset = {settings.critics.subset}, but there are "
-            f"algorithm.off_policy.critics.count = {settings.critics.count} critics to draw from, none twice",
-            f"set algorithm.off_policy.critics.subset to {settings.critics.count} or less",
+            f"algorithm.off_policy.critics.subset = {critics.subset}, but there are "
+            f"algorithm.off_policy.critics.count = {critics.count} critics to draw from, none twice",
+            f"set algorithm.off_policy.critics.subset to {critics.count} or less",
         )
 
 
-def _entropy(config: Config) -> Iterator[ConfigIssue]:
+def _imitation(algorithm: RLPDConfig) -> Iterator[ConfigIssue]:
+    """Check that no setting of imitation lacks another that it needs."""
+    settings, imitation = algorithm.off_policy, algorithm.off_policy.imitation
+    if not settings.demonstrations and not imitation.first_steps:
+        yield ConfigIssue(
+            ("algorithm.off_policy.demonstrations", "algorithm.off_policy.imitation.first_steps"),
+            "algorithm.off_policy.demonstrations = 0 and algorithm.off_policy.imitation.first_steps = 0, so that "
+            "nothing is learned from data.path",
+            "raise one of them, or set algorithm to sac",
+        )
+    if imitation.cloned_coef and not imitation.first_steps:
+        yield ConfigIssue(
+            ("algorithm.off_policy.imitation.cloned_coef", "algorithm.off_policy.imitation.first_steps"),
+            f"algorithm.off_policy.imitation.cloned_coef = {imitation.cloned_coef:g} has no use: with "
+            "algorithm.off_policy.imitation.first_steps = 0 there is no policy that imitation alone gave",
+            "raise algorithm.off_policy.imitation.first_steps, or leave it out",
+        )
+    if imitation.better_only and not (imitation.coef and settings.demonstrations):
+        yield ConfigIssue(
+            ("algorithm.off_policy.imitation.better_only", "algorithm.off_policy.imitation.coef"),
+            "algorithm.off_policy.imitation.better_only has no use: no action is imitated while critics learn",
+            "raise algorithm.off_policy.imitation.coef and algorithm.off_policy.demonstrations, or leave it out",
+        )
+
+
+def _entropy(config: Config, algorithm: SACConfig) -> Iterator[ConfigIssue]:
     """Check that a policy can have the target entropy."""
-    assert isinstance(config.algorithm, SACConfig)
-    wanted, dim = config.algorithm.off_policy.temperature.target_entropy, action_dim(config)
-    if isinstance(wanted, str) or dim is None:
+    wanted, size = algorithm.off_policy.temperature.target_entropy, _decision_size(config, algorithm)
+    if isinstance(wanted, str) or size is None:
         return
-    size = dim * config.rollout.chunk_size
     if wanted >= largest_entropy(size):
         yield ConfigIssue(
             "algorithm.off_policy.temperature.target_entropy",
@@ -154,9 +232,45 @@ def _entropy(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+def _shifts(config: Config, settings: CriticizedConfig) -> Iterator[ConfigIssue]:
+    """Check that there are images to shift, which stay larger than the shift."""
+    pixels, cameras, size = settings.augment_pixels, config.env.cameras, config.env.image_size
+    if pixels and isinstance(config.algorithm, DSRLConfig):
+        yield ConfigIssue(
+            ("algorithm.off_policy.augment_pixels", "algorithm.name"),
+            f"algorithm.off_policy.augment_pixels = {pixels} has no use: with algorithm {config.algorithm.name!r} the "
+            "replay holds features in place of images",
+            "set it to 0",
+        )
+    elif pixels and not cameras:
+        yield ConfigIssue(
+            ("algorithm.off_policy.augment_pixels", "env.cameras"),
+            f"algorithm.off_policy.augment_pixels = {pixels} has no use: env.cameras is empty, so that the replay "
+            "holds no images",
+            "set it to 0, or env.cameras to cameras of the simulator",
+        )
+    elif pixels and 2 * pixels >= min(size):
+        yield ConfigIssue(
+            ("algorithm.off_policy.augment_pixels", "env.image_size"),
+            f"algorithm.off_policy.augment_pixels = {pixels} shifts images of {size[0]} x {size[1]} pixels by half of "
+            "their size or more",
+            f"set it to {max((min(size) - 1) // 8, 1)} or so",
+        )
+
+
+def _decision_size(config: Config, algorithm: SACConfig) -> int | None:
+    """Return the numbers of a decision; None if they are unknown before the simulator runs."""
+    chunk_size = config.rollout.chunk_size
+    if isinstance(algorithm, DSRLConfig):
+        flow = steering_rules.flow_sizes(config)
+        return None if flow is None else prod(flow.noise(algorithm.off_policy.steering, chunk_size))
+    dim = action_dim(config)
+    return None if dim is None else dim * chunk_size
+
+
 def _room(config: Config) -> Iterator[ConfigIssue]:
     """Check that there is room for a replay that lies on the disk."""
-    assert isinstance(config.algorithm, SACConfig)
+    assert isinstance(config.algorithm, ReplayAlgorithmConfig)
     needed = replay_size(config)
     if needed is None or needed <= config.algorithm.off_policy.replay.memory_mib * MIB:
         return
@@ -173,7 +287,7 @@ def _room(config: Config) -> Iterator[ConfigIssue]:
 
 def notes(config: Config) -> list[str]:
     """Return the size and the place of the replay, as far as they are known before the simulator runs."""
-    assert isinstance(config.algorithm, SACConfig)
+    assert isinstance(config.algorithm, ReplayAlgorithmConfig)
     settings, size = config.algorithm.off_policy.replay, replay_size(config)
     if size is None:
         return []
@@ -182,14 +296,14 @@ def notes(config: Config) -> list[str]:
 
 
 def replay_size(config: Config) -> int | None:
-    """Return the size of the replay [bytes]; None if that of states or actions is unknown before the simulator runs."""
-    assert isinstance(config.algorithm, SACConfig)
+    """Return the size of the replay [bytes]; None if that of states or actions, or of the policy that
+    is steered, is unknown before the simulator runs."""
+    assert isinstance(config.algorithm, ReplayAlgorithmConfig)
     state, action = state_dim(config), action_dim(config)
     if state is None or action is None:
         return None
-    return replay_bytes(
-        config.algorithm.off_policy.replay.capacity,
-        proprio_dim=state,
-        action_dim=action,
-        chunk_size=config.rollout.chunk_size,
-    )
+    flow = steering_rules.flow_sizes(config)
+    if isinstance(config.algorithm, DSRLConfig) and flow is None:
+        return None
+    fields = fields_of(config, proprio_dim=state, action_dim=action, flow=flow)
+    return config.algorithm.off_policy.replay.capacity * row_bytes(fields)

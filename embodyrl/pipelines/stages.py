@@ -6,8 +6,8 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,27 @@ from embodyrl.algorithms.columns import (
     valid_at,
 )
 from embodyrl.algorithms.losses import sequence_numbers, token_weights
-from embodyrl.algorithms.options import EncodingRewardConfig, SACConfig
+from embodyrl.algorithms.off_policy_options import (
+    DAggerConfig,
+    IQLConfig,
+    ReplayAlgorithmConfig,
+    demonstrated_share,
+    imitation_steps,
+)
+from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardLevel
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.large import APART
 from embodyrl.engine.parallel import Ranks
+from embodyrl.engine.soft import CriticLearner, Minibatch, SoftActorCritic
+from embodyrl.models.policy import SoftPolicy
 from embodyrl.pipelines.pipeline import Iteration
-from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
+from embodyrl.registry import ADVANTAGES, ALGORITHMS, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, type_name
 from embodyrl.rollout.episodes import Rollout
-from embodyrl.rollout.replay import Replay
-from embodyrl.rollout.spread import bring_large, is_here, rows_here
+from embodyrl.rollout.interventions import Source
+from embodyrl.rollout.replay import Beside, Replay
+from embodyrl.rollout.spread import bring_large, bring_own, is_here, rows_here
 
 HOPELESS = 20
 """Episodes without a success after which there is a warning."""
@@ -76,7 +86,10 @@ def collect(iteration: Iteration) -> None:
     """Run the policy in the simulators; with a replay, random actions until it holds `start_after` decisions. Writes
     the columns of a rollout, and `env/` metrics of the episodes that ended."""
     begins = iteration.replay is not None and not iteration.replay.has_begun
-    rollout = iteration.collector.collect(random=True) if begins else iteration.collector.collect()
+    # A policy that has imitated demonstrations acts from the start, and so does one that learns in no other way.
+    settings = iteration.config.algorithm
+    random = begins and not imitation_steps(settings) and not ALGORITHMS.entry(settings.name).imitates
+    rollout = iteration.collector.collect(random=True) if random else iteration.collector.collect()
     iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
     iteration.metrics |= rollout_metrics(iteration.rollouts)
@@ -92,6 +105,9 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
         "env/episodes": float(len(finished)),
         "rollout/reward_per_step": rewards / max(env_steps, 1),
     }
+    if rollouts and "source" in rollouts[0].batch:
+        taken = [rollout.batch["source"][rollout.batch["valid"]] == Source.expert for rollout in rollouts]
+        metrics["env/interventions"] = float(torch.cat(taken).float().mean())
     if finished:
         metrics["env/return"] = float(np.mean([each.total_reward for each in finished]))
         metrics["env/success_once"] = float(np.mean([each.success for each in finished]))
@@ -279,7 +295,9 @@ def remember(iteration: Iteration) -> None:
     """Add the rollout's decisions to the replay. Reads observations, actions, rewards, success, terminated, truncated,
     steps, valid and episode; adds `replay/` metrics, and the success of the newest episodes as `env/`."""
     replay = _replay(iteration)
-    replay.add(iteration.rollouts[-1])
+    # Each rank keeps the images of its own envs, so that none travel.
+    batch = bring_own(_batch(iteration), iteration.engine.exchange, replay.own)
+    replay.add(replace(iteration.rollouts[-1], batch=batch))
     iteration.metrics |= replay.metrics()
 
 
@@ -288,16 +306,12 @@ def improve(iteration: Iteration) -> None:
     was added since. Adds `train/` metrics."""
     replay = _replay(iteration)
     settings = iteration.config.algorithm
-    assert isinstance(settings, SACConfig), "the config rules ask for it"
-    is_first, steps = replay.is_new, replay.take_owed(settings.off_policy.updates_per_step)
+    assert isinstance(settings, ReplayAlgorithmConfig), "the config rules ask for it"
+    steps = replay.take_owed(settings.off_policy.updates_per_step)
     if iteration.config.env.offload:
         iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
     if steps:
-        minibatches = replay.minibatches(steps, settings.off_policy.batch_size)
-        if is_first and iteration.config.model.checkpoint is None:  # else it has its own
-            iteration.engine.take_statistics(replay.observations)
-        iteration.metrics |= iteration.engine.improve(minibatches)
-        _warn_of_values(iteration, settings)
+        _learn_from(iteration, replay.minibatches(steps, settings.off_policy.batch_size, _beside(iteration)))
     if settings.reward.name == "success" and replay.ended["episodes"] >= HOPELESS and not replay.ended["successes"]:
         iteration.warn(
             "replay_without_success",
@@ -308,22 +322,94 @@ def improve(iteration: Iteration) -> None:
     iteration.metrics |= iteration.engine.memory_metrics()
 
 
-def _warn_of_values(iteration: Iteration, settings: SACConfig) -> None:
-    """Warn of values that no rewards add up to, and of an entropy that stays as large as it can be; each once."""
-    metrics, soft = iteration.metrics, iteration.engine.soft
-    assert soft is not None, "it has just learned"
+def improve_offline(iteration: Iteration) -> None:
+    """Learn from demonstrations alone, `data.steps` steps. Adds `train/` metrics."""
+    replay, config = _replay(iteration), iteration.config
+    assert iteration.transitions is not None, "the config rules ask for data.path"
+    assert isinstance(config.algorithm, IQLConfig), "no other algorithm learns so"
+    alone = Beside(demonstrations=iteration.transitions, share=1.0)
+    _learn_from(iteration, replay.minibatches(config.data.steps, config.algorithm.off_policy.batch_size, alone))
+    iteration.metrics |= replay.metrics() | iteration.engine.memory_metrics()
+
+
+def _learn_from(iteration: Iteration, minibatches: Iterator[Minibatch]) -> None:
+    """Learn from minibatches, after taking statistics if nothing has been learned before; warn of what looks wrong."""
+    learner = iteration.engine.soft
+    assert learner is not None, "the config rules ask for it"
+    _take_statistics(iteration)
+    iteration.metrics |= iteration.engine.improve(minibatches)
+    _warn_of_values(iteration, learner)
+    if isinstance(learner, SoftActorCritic):
+        _warn_of_randomness(iteration, learner)
+
+
+def _take_statistics(iteration: Iteration) -> None:
+    """Take the policy's statistics from what has been seen, unless it has some: from a checkpoint, or from imitation
+    that came first."""
+    policy = iteration.engine.policy
+    if isinstance(policy, SoftPolicy) and policy.needs_statistics:
+        iteration.engine.take_statistics(_seen(iteration, policy.scaled), policy.scaled)
+
+
+def _beside(iteration: Iteration) -> Beside | None:
+    """Return the demonstrations that are in every minibatch, if there are any."""
+    share, shown = demonstrated_share(iteration.config.algorithm), iteration.transitions
+    if share is None or shown is None:
+        return None
+    return Beside(
+        demonstrations=shown,
+        share=len(shown) / (len(shown) + len(_replay(iteration))) if isinstance(share, str) else share,
+    )
+
+
+def _seen(iteration: Iteration, name: str) -> Tensor | None:
+    """Return what has been seen before learning begins, a column `[M, ...]` of this rank's decisions, and on the first
+    rank also of the demonstrations; None if there is no such column."""
+    seen = _replay(iteration).seen(name)
+    shown = None if iteration.transitions is None else getattr(iteration.transitions, name)
+    if seen is None or shown is None or not iteration.engine.ranks.is_first:
+        return seen
+    return torch.cat([seen, torch.from_numpy(shown)])
+
+
+def learn_corrections(iteration: Iteration) -> None:
+    """Imitate what an expert would have done in decisions drawn from the replay: `updates_per_step` steps for each that
+    was added since. Adds `train/` metrics."""
+    replay = _replay(iteration)
+    settings = iteration.config.algorithm
+    assert isinstance(settings, DAggerConfig), "the config rules ask for it"
+    steps = replay.take_owed(settings.off_policy.updates_per_step)
+    if iteration.config.env.offload:
+        iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
+    if steps:
+        minibatches = replay.minibatches(steps, settings.off_policy.batch_size, _beside(iteration))
+        _take_statistics(iteration)
+        known = _batch(iteration) if iteration.transitions is None else iteration.transitions
+        iteration.metrics |= iteration.engine.imitate_labels(minibatches, known.task_descriptions)
+    iteration.metrics["train/updates"] = float(replay.taken)
+    iteration.metrics |= iteration.engine.memory_metrics()
+
+
+def _warn_of_values(iteration: Iteration, learner: CriticLearner) -> None:
+    """Warn of values that no rewards add up to, once."""
+    metrics, settings = iteration.metrics, iteration.config.algorithm
     chunk = iteration.config.rollout.chunk_size if settings.discount_per is DiscountPer.action else 1
     gamma = settings.gamma**chunk
-    bound = soft.largest_return / (1.0 - gamma) if gamma < 1.0 else math.inf
+    bound = learner.largest_return / (1.0 - gamma) if gamma < 1.0 else math.inf
     if metrics.get("train/q_max", -math.inf) > bound > 0.0:
         iteration.warn(
             "values_too_large",
             f"the critics value an action at {metrics['train/q_max']:.3g}, more than the largest reward so far for "
-            f"ever ({soft.largest_return:.3g} / (1 - gamma) = {bound:.3g}): they overestimate. Lower "
+            f"ever ({learner.largest_return:.3g} / (1 - gamma) = {bound:.3g}): they overestimate. Lower "
             "engine.optimizer.critic_lr or algorithm.off_policy.updates_per_step, keep "
             "algorithm.off_policy.critics.layer_norm on, or use more critics",
         )
-    learned = metrics.get("train/updates", 0.0) >= RANDOM_UPDATES and settings.off_policy.temperature.learn
+
+
+def _warn_of_randomness(iteration: Iteration, soft: SoftActorCritic) -> None:
+    """Warn of an entropy that stays as large as it can be, once."""
+    metrics = iteration.metrics
+    learned = metrics.get("train/updates", 0.0) >= RANDOM_UPDATES and soft.settings.temperature.learn
     if learned and metrics.get("train/entropy", -math.inf) > soft.largest_entropy - RANDOM_MARGIN * soft.size:
         iteration.warn(
             "policy_stays_random",

@@ -17,13 +17,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from embodyrl.algorithms.off_policy_options import CriticsConfig
 from embodyrl.config.schema import EngineConfig, Precision
 from embodyrl.engine.compute import choose_precision, computing_in, recompute_blocks
+from embodyrl.engine.critics import Critics
 from embodyrl.engine.lora import add_adapters
 from embodyrl.engine.optimizer import HALF_TYPES
 from embodyrl.engine.sharding import units
 from embodyrl.envs import Observation
-from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation
+from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation, SoftPolicy
 from embodyrl.planning.memory import FLOAT32, Line, Lines, Weights
 from embodyrl.planning.weightless import Assuming
 
@@ -92,6 +94,7 @@ def trace(
     cuda: bool,
     supervised: bool = False,
     critic: bool = True,
+    critics: CriticsConfig | None = None,
 ) -> Traced:
     """Run one rollout step and one training step of a weightless policy, for the batch sizes `SAMPLES`.
 
@@ -102,6 +105,7 @@ def trace(
         cuda: whether the run would use a GPU, which determines the precision.
         supervised: whether the run learns from demonstrations.
         critic: whether the critic is trained.
+        critics: those of actions, of an algorithm that learns from a replay with them.
     """
     mode = FakeTensorMode()
     dtype = _precision(config, policy, cuda)
@@ -121,7 +125,8 @@ def trace(
     inputs, relearned = (
         [{name: fake(tensor, mode) for name, tensor in each.items()} for each in every] for every in (prepared, learned)
     )
-    runs = [DryRun(policy, *each, dtype) for each in zip(inputs, relearned, SAMPLES, strict=True)]
+    beside = None if critics is None else critics_of(policy, critics, mode)
+    runs = [DryRun(policy, *each, dtype, beside) for each in zip(inputs, relearned, SAMPLES, strict=True)]
     with mode, Assuming():
         deciding = [run.decide() for run in runs]
         learning = [run.learn(supervised, critic) for run in runs]
@@ -205,6 +210,14 @@ def give_bodies(policy: nn.Module, mode: FakeTensorMode) -> None:
             module._buffers[name] = fake(buffer, mode)
 
 
+def critics_of(policy: Policy, config: CriticsConfig, mode: FakeTensorMode) -> Critics:
+    """Return critics of a policy's actions with `fake` weights."""
+    assert isinstance(policy, SoftPolicy), "the config rules ask for it"
+    critics = Critics(policy.feature_dim + policy.decision_size, config, torch.Generator())
+    give_bodies(critics, mode)
+    return critics
+
+
 class DryRun:
     """A rollout step and a training step with one batch of fake tensors.
 
@@ -214,6 +227,7 @@ class DryRun:
         learned: those of a training step.
         samples: their number of samples.
         dtype: type of computations in forward passes.
+        critics: of actions, with `fake` weights; None: there are none.
     """
 
     decision: ActOutput
@@ -225,8 +239,10 @@ class DryRun:
         learned: Inputs,
         samples: int,
         dtype: torch.dtype,
+        critics: Critics | None = None,
     ) -> None:
         self._policy, self._inputs, self._learned, self._samples, self._dtype = policy, inputs, learned, samples, dtype
+        self._critics = critics
 
     def decide(self) -> int:
         """Sample chunks of actions; return the peak of bytes alive."""
@@ -242,19 +258,26 @@ class DryRun:
     def learn(self, supervised: bool, critic: bool) -> tuple[int, int]:
         """Run a training step; return the bytes alive after the forward pass, and their peak. Gradients exist already
         and are not counted."""
-        for parameter in self._policy.parameters():
+        for parameter in self._parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         live = self._counter()
         with live:
-            with computing_in(self._dtype, CPU):
-                loss = self._imitation() if supervised else self._reinforcement(critic)
+            # Critics and their encoder compute in float32.
+            with computing_in(torch.float32 if self._critics else self._dtype, CPU):
+                if self._critics is not None:
+                    loss = self._valuation(self._critics)
+                else:
+                    loss = self._imitation() if supervised else self._reinforcement(critic)
             kept = live.now
             loss.backward()
         there = _bytes(self._learned)
         return there + kept, there + live.peak
 
+    def _parameters(self) -> list[nn.Parameter]:
+        return [*self._policy.parameters(), *(() if self._critics is None else self._critics.parameters())]
+
     def _counter(self) -> LiveBytes:
-        parameters = list(self._policy.parameters())
+        parameters = self._parameters()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         return LiveBytes(
             [*parameters, *self._policy.buffers(), *gradients, *self._inputs.values(), *self._learned.values()]
@@ -265,6 +288,19 @@ class DryRun:
         actions = torch.zeros(self._samples, spec.chunk_size, spec.action_dim)
         draws = self._policy.imitation_draws(self._samples, torch.Generator())
         return self._policy.sft_loss(self._learned, actions, draws)
+
+    def _valuation(self, critics: Critics) -> Tensor:
+        """Return the loss of critics and of the policy's encoder, as `engine.soft` has it."""
+        policy = self._policy
+        assert isinstance(policy, SoftPolicy)
+        seen = self.decision.trace if policy.scaled in self.decision.trace else self._learned
+        encoded = policy.encode(seen)
+        with torch.no_grad():
+            following = policy.encode({name: tensor.clone() for name, tensor in seen.items()})
+            actions, _ = policy.draw(following, following.new_zeros(self._samples, policy.decision_size))
+            targets = critics(following, actions).amin(0)
+        loss: Tensor = (critics(encoded, actions) - targets).square().sum()
+        return loss
 
     def _reinforcement(self, critic: bool) -> Tensor:
         """Return a scalar that depends on all outputs that are trained."""

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodyrl.algorithms.off_policy_sizes import critic_weights, replay_bytes
-from embodyrl.algorithms.options import SACConfig
+from embodyrl.algorithms.off_policy_options import CriticizedConfig, CriticsConfig, DSRLConfig, ReplayAlgorithmConfig
+from embodyrl.algorithms.off_policy_sizes import critic_weights, fields_of, row_bytes
 from embodyrl.config import ConfigError
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, dotted
-from embodyrl.config.rules import action_dim, state_dim, task_descriptions
+from embodyrl.config.rules import action_dim, is_supervised, state_dim, task_descriptions
 from embodyrl.config.schema import Config, Observe, Offload, OldLogprobs, Precision, RolloutMode, Schedule
 from embodyrl.engine.large import LARGE_ROW, LEARNED_FROM
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
+from embodyrl.models.flow.config import FlowSizes, SteeringConfig
 from embodyrl.models.saved import LARGE, weight_type
 from embodyrl.models.vla.config import WeightType
 from embodyrl.placement.ranks import blocks_of, shards_of
@@ -38,7 +39,7 @@ from embodyrl.planning.memory import (
     train_need,
     waiting_need,
 )
-from embodyrl.registry import ADVANTAGES, ALGORITHMS
+from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.needs import images_are_read
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
@@ -108,20 +109,15 @@ class Batches:
     rollout."""
 
 
-def supervised(config: Config) -> bool:
-    """Return whether the run learns from demonstrations."""
-    return ALGORITHMS.entry(config.algorithm.name).demonstrations
-
-
 def batches_of(config: Config) -> Batches:
     """Return the batch sizes that follow from the settings."""
     rollout, algorithm, slots, ranks = config.rollout, config.algorithm, config.env.num_envs, ranks_of(config)
     block = math.ceil(slots / blocks_of(config, ranks))
     halved = rollout.schedule is Schedule.pipeline and not ADVANTAGES.entry(algorithm.advantage.name).critic
-    if supervised(config):
+    if is_supervised(config):
         steps, minibatch = config.data.steps, config.data.batch_size
         decisions = steps * minibatch
-    elif isinstance(algorithm, SACConfig):
+    elif isinstance(algorithm, ReplayAlgorithmConfig):
         decisions, minibatch = rollout.num_chunks * slots, algorithm.off_policy.batch_size
         steps = round(algorithm.off_policy.updates_per_step * decisions)
     else:
@@ -162,6 +158,14 @@ class Look:
     traced: Traced
     recordable: bool
     """Whether a decision can be a CUDA graph."""
+    features: int
+    """Numbers that critics of actions see of an observation; 0: the policy shows none."""
+    action_dim: int
+    """Numbers of an action that is executed."""
+    decided: int
+    """Numbers of a decision that critics value."""
+    flow: FlowSizes | None
+    """Sizes of a policy that is steered through its noise."""
 
 
 class Planner:
@@ -280,10 +284,11 @@ class Planner:
         simulators = 0 if self._simulators is None else self._simulators.bytes_of(self._workers)
         copied = copied_to_save(weights, settings) if config.run.save_async else 0
         host = {"main process": int(PROCESS), "rollout buffer": buffer}
-        if supervised(config):
+        if is_supervised(config):
             host["demonstrations"] = config.data.memory_mib * MIB
         host |= self._replay(config)
-        train = train_need(weights, lines, settings, batch=on_device if self._cuda else 0)
+        apart_of_buffer = self._cuda or isinstance(config.algorithm, ReplayAlgorithmConfig)
+        train = train_need(weights, lines, settings, batch=on_device if apart_of_buffer else 0)
         workers = config.placement.rollout.workers
         # What a rank, and what a rollout worker needs in each phase.
         phases = {"rollout": rollout_need(weights, lines, look.cache, settings), "train": train}
@@ -312,16 +317,20 @@ class Planner:
 
     def _replay(self, config: Config) -> dict[str, int]:
         """Return the main memory of a rank's share of the replay, and of what learns from it beside the policy; empty
-        for algorithms without one. A replay on the disk leaves the memory."""
-        if not isinstance(config.algorithm, SACConfig):
+        for algorithms without one."""
+        if not isinstance(config.algorithm, ReplayAlgorithmConfig):
             return {}
-        spec, settings, chunk = self._spec(config), config.algorithm.off_policy, config.rollout.chunk_size
-        sizes = {"proprio_dim": spec.proprio_dim, "action_dim": spec.action_dim, "chunk_size": chunk}
-        whole = replay_bytes(settings.replay.capacity, **sizes)
-        held = 0 if whole > settings.replay.memory_mib * MIB else math.ceil(whole / ranks_of(config))
+        spec, settings = self._spec(config), config.algorithm.off_policy
+        look = self._look(config)
+        fields = fields_of(config, proprio_dim=spec.proprio_dim, action_dim=look.action_dim, flow=look.flow)
+        # Of a larger replay as much is in memory, or is being read from the disk.
+        whole = min(settings.replay.capacity * row_bytes(fields), settings.replay.memory_mib * MIB)
+        held = math.ceil(whole / ranks_of(config))
+        if not isinstance(settings, CriticizedConfig):
+            return {"replay": held}
         critics = settings.critics
         weights = critic_weights(
-            spec.proprio_dim + chunk * spec.action_dim,
+            look.features + look.decided,
             count=critics.count,
             hidden_sizes=critics.hidden_sizes,
             layer_norm=critics.layer_norm,
@@ -375,10 +384,18 @@ class Planner:
 
     def _buffer(self, config: Config, traced: Traced) -> tuple[int, int]:
         """Return the bytes of a rank's rollout buffer, and of what is learned from on its device."""
-        if supervised(config):
+        if is_supervised(config):
             return 0, 0
         batches, (small, others) = batches_of(config), self._columns(config, traced)
         chunks = batches.decisions_per_iteration
+        if isinstance(config.algorithm, ReplayAlgorithmConfig):
+            # Learned from are minibatches of the replay, with what followed; images once more when they are shifted.
+            settings = config.algorithm.off_policy
+            shifts = isinstance(settings, CriticizedConfig) and settings.augment_pixels > 0
+            observed = others["images"] * (1 + shifts) + FLOAT * self._spec(config).proprio_dim
+            share = math.ceil(batches.minibatch / batches.ranks)
+            host = (small + sum(others.values())) * math.ceil(chunks / batches.ranks)
+            return host, (small + 2 * observed) * share
         host = device = small * chunks
         for name, size in others.items():
             learned, here, at_once = name in LEARNED_FROM, chunks, chunks
@@ -393,7 +410,7 @@ class Planner:
 
     def _batch_bytes(self, config: Config, traced: Traced) -> int:
         """Return the bytes of the batch of an iteration; 0 if it consists of demonstrations."""
-        if supervised(config):
+        if is_supervised(config):
             return 0
         small, others = self._columns(config, traced)
         return (small + sum(others.values())) * batches_of(config).decisions_per_iteration
@@ -427,7 +444,7 @@ class Planner:
         gradients = 2 * share * FLOAT * weights.trainable * batches.optimizer_steps_per_iteration
         sharded = learning_of(config, self._ranks_here(config)).sharded
         summed = {} if sharded else {"gradients": _mib(int(gradients))}
-        if supervised(config):
+        if is_supervised(config):
             return summed
         settings, (small, others) = config.algorithm, self._columns(config, traced)
         large = {name: size for name, size in others.items() if size > LARGE_ROW}
@@ -448,18 +465,23 @@ class Planner:
         """Return the sizes of a policy, cached by the settings that affect them."""
         engine, chunk = config.engine, config.rollout.chunk_size
         changes = engine.precision, engine.lora, engine.gradient_checkpointing
-        kind = repr((config.model, chunk, changes, _critic(config), supervised(config)))
+        asked = _critic(config), is_supervised(config), _critics(config), _steering(config)
+        kind = repr((config.model, chunk, changes, *asked))
         if kind not in self._looks:
             self._looks[kind] = self._looked(config)
         return self._looks[kind]
 
     def _looked(self, config: Config) -> Look:
         from embodyrl.planning.dry_run import trace
-        from embodyrl.planning.weightless import build_weightless
+        from embodyrl.planning.weightless import build_weightless, steered_weightless
 
         spec = self._spec(config)
         task_description = max(spec.tasks.values(), key=len)
         policy, origin = build_weightless(config.model, spec, chunk_size=config.rollout.chunk_size)
+        flow, steering = None, _steering(config)
+        if steering is not None:
+            policy = steered_weightless(policy, steering)
+            flow = policy.base.sizes
         tokens, cache = policy.tokens_per_observation(task_description), policy.cache_bytes(task_description)
         states = policy.spec.proprio_dim
 
@@ -476,10 +498,21 @@ class Planner:
             observe,
             config.engine,
             cuda=self._cuda,
-            supervised=supervised(config),
+            supervised=is_supervised(config),
             critic=_critic(config),
+            critics=_critics(config),
         )
-        return Look(origin=origin, tokens=tokens, cache=cache, traced=traced, recordable=policy.acts_on_device)
+        return Look(
+            origin=origin,
+            tokens=tokens,
+            cache=cache,
+            traced=traced,
+            recordable=policy.acts_on_device,
+            features=getattr(policy, "feature_dim", 0),
+            action_dim=policy.spec.action_dim,
+            decided=getattr(policy, "decision_size", 0),
+            flow=flow,
+        )
 
 
 def assumption(config: Config) -> str:
@@ -531,8 +564,19 @@ def learning_of(config: Config, ranks_here: int) -> Learning:
     )
 
 
+def _steering(config: Config) -> SteeringConfig | None:
+    """Return the options of the network that steers a frozen policy, if there is one."""
+    return config.algorithm.off_policy.steering if isinstance(config.algorithm, DSRLConfig) else None
+
+
 def _critic(config: Config) -> bool:
     return config.algorithm.value_coef > 0.0
+
+
+def _critics(config: Config) -> CriticsConfig | None:
+    """Return the settings of the critics of actions that a run learns with."""
+    settings = config.algorithm.off_policy if isinstance(config.algorithm, ReplayAlgorithmConfig) else None
+    return settings.critics if isinstance(settings, CriticizedConfig) else None
 
 
 def _mib(size: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,8 +15,12 @@ from embodyrl.config.build import build_section
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import SteeringConfig
 from embodyrl.models.policy import PUBLISHED, Policy
 from embodyrl.registry import SupportedModel
+
+if TYPE_CHECKING:
+    from embodyrl.models.flow.steering import SteeredPolicy
 
 INITIAL_STD = 0.02
 """Standard deviation of random weights of the published size, as usual for language models."""
@@ -64,6 +68,15 @@ def build_weightless(config: ModelConfig, simulator: SimulatorSpec, *, chunk_siz
         policy = policy_type(config, known, chunk_size)
     policy.name = config.name
     return policy, origin
+
+
+def steered_weightless(policy: Policy, steering: SteeringConfig) -> SteeredPolicy:
+    """Return a policy of `build_weightless` with a network on the meta device that steers it; raises what
+    `models.flow.steering.steered` does."""
+    from embodyrl.models.flow.steering import steered
+
+    with Assuming(), torch.device("meta"):
+        return steered(policy, steering, seed=0)
 
 
 def build_published(

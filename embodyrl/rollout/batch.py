@@ -66,7 +66,7 @@ COLUMNS: Mapping[str, Column] = {
     "step_proprio": Column("K B C S", F32, "state observation after every action, zeros where none was executed"),
     "task_index": Column("K B", I64, "index into the batch's task descriptions", required=True),
     "actions": Column("K B C D", F32, "in the simulator's units", required=True),
-    "logprobs": Column("K B N", F32, "of the sampled chunk [nats]", required=True),
+    "logprobs": Column("K B N", F32, "of the chunk that the policy sampled [nats]", required=True),
     "values": Column("K B", F32, "the critic's, when the chunk was chosen; absent without one"),
     "next_values": Column("K B", F32, "critic at the following observation, before any reset; absent without one"),
     "rewards": Column("K B C", F32, "0 for actions not executed", required=True),
@@ -80,6 +80,9 @@ COLUMNS: Mapping[str, Column] = {
     "start_state": Column("K B", I64, "start state of the episode"),
     "seed": Column("K B", I64, "seed of what is random in the simulator during the episode"),
     "version": Column("K B", I64, "engine version that decided", required=True),
+    "source": Column("K B", U8, "with an expert beside the policy: who decided, see `rollout.interventions.Source`"),
+    "labels": Column("K B C D", F32, "what the expert would execute, in the simulator's units; 0 where unknown"),
+    "labelled": Column("K B", FLAG, "labels are known"),
     ADDRESS: Column("K B", I64, "with several ranks: of the large columns of this row, see `engine.exchange`"),
 }
 """Columns with a fixed meaning. Beside them there is `trace`, a table `[K, B, ...]` of what `Policy.evaluate` needs.

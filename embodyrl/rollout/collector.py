@@ -12,15 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embodyrl.algorithms.off_policy_options import InterveneConfig
 from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig, Schedule
+from embodyrl.data.experts import Demonstrator
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Following, Rollout
+from embodyrl.rollout.interventions import Interventions
 from embodyrl.tracking.clock import Phase
 
+Mode = Literal["train", "eval", "random"]
 Zeros = Callable[[tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 """Returns an array of zeros of a shape and type."""
 
@@ -96,6 +100,8 @@ class Collector:
         seed: the run's seed.
         first_slot: number in the run of this process's slot 0.
         slots: of the run; None: only those of this process.
+        expert: acts beside the policy; None: nobody does.
+        intervene: its settings.
     """
 
     def __init__(
@@ -111,6 +117,8 @@ class Collector:
         following: bool = False,
         first_slot: int = 0,
         slots: int | None = None,
+        expert: Demonstrator | None = None,
+        intervene: InterveneConfig | None = None,
     ) -> None:
         self.manager = manager
         self.engine = engine
@@ -143,7 +151,18 @@ class Collector:
         """Column that each slot is filling, `[num_envs]`."""
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
-        self._mode: Literal["train", "random"] = "train"
+        self._interventions = None
+        if expert is not None and intervene is not None:
+            self._interventions = Interventions(
+                expert,
+                intervene,
+                spec=manager.spec,
+                episode=self._source.episode,
+                num_envs=manager.num_envs,
+                first_slot=first_slot,
+                seed=seed,
+            )
+        self._mode: Mode = "train"
         self._held: list[tuple[NDArray[np.int64], Observation]] = []
         """Slots in an episode and their observations, with which the next rollout begins. Copies, because evaluation
         may use the simulators in between."""
@@ -153,12 +172,12 @@ class Collector:
         """True while episodes go on in the simulators between rollouts."""
         return bool(self._held)
 
-    def collect(self, zeros: Zeros = np.zeros, mode: Literal["train", "random"] = "train") -> Rollout:
+    def collect(self, zeros: Zeros = np.zeros, mode: Mode = "train") -> Rollout:
         """Run the policy; returns the rollout of this process's slots.
 
         Args:
             zeros: allocates the columns of its batch.
-            mode: the policy's own actions as in training, or random ones.
+            mode: the policy's own actions as in training, its most likely ones, or random ones.
         """
         with self.clock.measure(Phase.record):
             self._mode = mode
@@ -187,7 +206,7 @@ class Collector:
             batch=self._batch(collected),
             finished=[replace(episode, row=row) for row, episode in finished],
             env_steps=collected.env_steps,
-            following=_following(collected) if self.following else None,
+            following=self._following_chunks(collected) if self.following else None,
         )
 
     def give_up_episodes(self) -> None:
@@ -218,13 +237,20 @@ class Collector:
         """Choose a chunk for each of some slots, send it to the simulators, and record it while they work."""
         decision = self.engine.act(observation, self._mode, self.engine.noise[self._block[slots[0]]])
         actions = self.engine.actions_of(decision)
+        corrected: dict[str, NDArray[Any]] = {}
+        if self._interventions is not None:
+            numbers, tracker, random = self._numbers[slots], self._tracker, self._mode == "random"
+            corrected = self._interventions.correct(
+                slots, numbers, observation, actions, tracker=tracker, random=random
+            )
+            actions = corrected["actions"]
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
         self._scheduler.sent(slots)
         # Written only after the simulators have begun: copying images into the batch costs no time of theirs. The
         # observation is still intact, because the next images are drawn into the other bank (see EnvManager).
         columns = self._column[slots]
-        decided = self._decided(slots, observation, decision, actions)
+        decided = self._decided(slots, observation, decision, actions) | corrected
         collected.buffer.write(collected.decided[columns], columns, decided)
         collected.decided[columns] += 1
 
@@ -337,23 +363,40 @@ class Collector:
         following[columns["terminated"]] = 0.0
         if collected.cut_rows:
             observation = Observation.concat(collected.cut_observations)
-            cut_rows, cut_columns = np.array(collected.cut_rows), np.array(collected.cut_columns)
-            blocks = self._block[cut_columns % len(self._all)]
-            for block in np.unique(blocks):
-                which = np.flatnonzero(blocks == block)
-                following[cut_rows[which], cut_columns[which]] = self._values(observation, which)
+            cut_columns = np.array(collected.cut_columns)
+            following[collected.cut_rows, cut_columns] = self._in_blocks(observation, cut_columns, self._values)
         return following
 
-    def _values(self, observation: Observation, which: NDArray[np.int64]) -> Tensor:
-        """Critic's values `[M]` of these observations, as many at a time as a block has slots: no more memory than
-        acting takes."""
-        most = len(self._all) // len(self.engine.noise)
-        pieces = []
-        for start in range(0, len(which), most):
-            values = self.engine.act(observation.take(which[start : start + most]), "eval").values
-            assert values is not None, "the same policy gave values in the rollout"
-            pieces.append(values.cpu())
-        return torch.cat(pieces)
+    def _values(self, observation: Observation) -> Tensor:
+        """Critic's values `[M]` of these observations."""
+        values = self.engine.act(observation, "eval").values
+        assert values is not None, "the same policy gave values in the rollout"
+        return values.cpu()
+
+    def _in_blocks(
+        self, observation: Observation, columns: NDArray[np.int64], compute: Callable[[Observation], Tensor]
+    ) -> Tensor:
+        """Compute `[M, ...]` from observations of these columns: those of a block together, and as many at a time as it
+        has slots, which takes no more memory than acting does."""
+        blocks, most = self._block[columns % len(self._all)], len(self._all) // len(self.engine.noise)
+        order = np.argsort(blocks, kind="stable")
+        parts = [
+            which[start : start + most]
+            for which in (order[blocks[order] == block] for block in np.unique(blocks))
+            for start in range(0, len(which), most)
+        ]
+        computed = torch.cat([compute(observation.take(part)) for part in parts])
+        found = torch.empty_like(computed)
+        found[torch.from_numpy(np.concatenate(parts))] = computed
+        return found
+
+    def _following_chunks(self, collected: _Progress) -> Following | None:
+        """Return the observations that are in no row of the batch, or their features if the policy keeps these; None if
+        there are none."""
+        found = _following(collected)
+        if found is not None and self.engine.keeps_features:
+            found.features = self._in_blocks(found.observation, found.slots, self.engine.look).numpy()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return episode numbers and totals of the episodes in progress. Simulator states are the manager's."""
@@ -361,6 +404,7 @@ class Collector:
             "numbers": self._numbers.tolist(),
             "in_progress": self.in_progress,
             "tracker": self._tracker.state_dict(),
+            **({} if self._interventions is None else {"experts": self._interventions.state(self._numbers)}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -368,6 +412,8 @@ class Collector:
         self._numbers[:] = state["numbers"]
         self._tracker.load_state_dict(state["tracker"])
         self._held = [(self._all, self.manager.observe(self._all).take(self._all))] if state["in_progress"] else []
+        if self._interventions is not None and self._held:
+            self._interventions.restore(self._numbers, state["experts"])
 
 
 def _following(collected: _Progress) -> Following | None:

@@ -95,6 +95,10 @@ class EpisodeTracker:
         self._lengths[slots] = 0
         self._success[slots] = False
 
+    def progress(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the control steps of the episodes in these slots so far, and whether they have been solved."""
+        return self._lengths[slots], self._success[slots]
+
     def update(self, slots: NDArray[np.int64], result: StepResult) -> list[FinishedEpisode]:
         """Add the results of a chunk; returns the episodes that ended in it, in the order of `slots`, without those
         that were lost."""
@@ -130,7 +134,7 @@ class EpisodeTracker:
         self._success[:] = state["success"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Following:
     """Observations that followed chunks and are in no row of a batch: those before a reset at the time limit, and those
     at which a rollout ended. Of this process's slots, in the order of rows, then slots."""
@@ -141,6 +145,13 @@ class Following:
     """`[M]`, its slot, as this process numbers them."""
     observation: Observation
     """`[M]`"""
+    features: NDArray[np.float16] | None = None
+    """`[M, F]`, what a policy that keeps features instead of observations made of them."""
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a part of the observations, or their features."""
+        found: NDArray[Any] = getattr(self if name == "features" else self.observation, name)
+        return found
 
 
 @dataclass(kw_only=True)

@@ -14,14 +14,14 @@ import json
 import math
 import mmap
 import os
-import shutil
+import re
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,12 +30,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from embodyrl.algorithms.off_policy_sizes import MIB, Field, row_bytes
+from embodyrl.algorithms.off_policy_sizes import MIB, Field, held_in_memory, row_bytes
 from embodyrl.engine.parallel import Ranks
 from embodyrl.engine.soft import Minibatch
 from embodyrl.errors import RunError
+from embodyrl.files import link_or_copy
+from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.seeding import derive_seed
+
+if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
+    from embodyrl.data.transitions import Transitions
 
 COUNTERS = "counters.json"
 GENERATOR = "generator"
@@ -43,10 +48,11 @@ COUNTED = ("ends", "awaits", "episodes", "solved")
 """Counters of slots."""
 ROUNDING = 1e-6
 """A product that is this close below a whole number of steps counts as that."""
+FAULT = 2**17
+"""Most bytes beside an entry that come into memory with it when it is read from a file: the system maps pages around
+it, too."""
 NEWEST = 30
 """Episodes whose success is shown."""
-OBSERVED = ("proprio",)
-"""Columns of a moment that are observed; the others belong to the decision."""
 
 
 class ReplayError(RunError):
@@ -83,7 +89,7 @@ class ReplayState:
         *earlier, newest = self.counters["segments"]
         for name in earlier:
             assert before is not None, "the first state is whole"
-            _link(before / name, folder / name)
+            link_or_copy(before / name, folder / name)
         moments = {name: column.contiguous() for name, column in self.moments.items()}
         save_file(moments | {GENERATOR: self.generator}, folder / newest)
 
@@ -94,17 +100,6 @@ class ReplayState:
         with safe_open(folder / counters["segments"][-1], framework="pt") as file:
             generator = file.get_tensor(GENERATOR)
         return cls(counters=counters, generator=generator, moments={})
-
-
-def _link(file: Path, place: Path) -> None:
-    """Let a file appear at another place, too: as a link to the same contents where the disk can have it, else as a
-    copy. Nobody ever writes to it again."""
-    try:
-        os.link(file, place)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(file, place)
 
 
 class Replay:
@@ -119,8 +114,9 @@ class Replay:
         fields: see `off_policy_sizes.replay_fields`.
         start_after: decisions from which on the policy acts and learns.
         seed: the run's seed.
-        memory: most bytes that are held in memory; more go to an unnamed file.
-        folder: for that file.
+        memory: most bytes that are held in memory by all ranks together; columns beyond go to unnamed files.
+        folder: for these files.
+        only: bool column of the decisions that count and are drawn; None: all of them.
 
     Raises:
         ReplayError: there is no room for the file.
@@ -137,17 +133,26 @@ class Replay:
         seed: int,
         memory: int,
         folder: Path,
+        only: str | None = None,
     ) -> None:
-        self.fields, self.own = fields, own
+        self.fields, self.own, self._only = fields, own, only
+        self._observed = [name for name, field in fields.items() if field.observed]
         self.rows = capacity // slots
         """Places in the ring of a slot."""
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "replay"))
         self._files: list[mmap.mmap] = []
-        on_disk = capacity * row_bytes(fields) > memory
+        here = held_in_memory(fields, capacity=capacity, memory=memory)
         self._columns = {
-            name: self._room((len(own), self.rows, *field.shape), field.dtype, folder if on_disk else None)
+            name: self._room((len(own), self.rows, *field.shape), field.dtype, None if name in here else folder)
             for name, field in fields.items()
         }
+        away = {name: field for name, field in fields.items() if name not in here}
+        self._entry_pages = sum((field.nbytes + FAULT) * (1 + field.observed) for field in away.values())
+        """Most bytes of files that come into memory with a decision."""
+        self._most_pages = (memory - capacity * (row_bytes(fields) - row_bytes(away))) * len(own) // slots
+        """Bytes of files that may be in memory."""
+        self._pages = 0
+        """Most that are there now."""
         self._decided = np.zeros((slots, self.rows), np.bool_)
         """Places with a decision, whose successor is there if it needs one."""
         self._ends = np.zeros(slots, np.int64)
@@ -209,12 +214,12 @@ class Replay:
         return self._taken == 0
 
     def describe(self) -> str:
-        """Return its size and place, for people."""
+        """Return its size and place, for people. Columns that are small stay in memory if others do not."""
         size = self._decided.size * row_bytes(self.fields) / MIB
         place = "in the run's folder" if self._files else "in memory"
         return (
-            f"room for {self._decided.size:,} chunks, {size:,.1f} MiB {place}; the first {self._start_after:,} have "
-            "random actions"
+            f"room for {self._decided.size:,} chunks, {size:,.1f} MiB {place}; learning begins after "
+            f"{self._start_after:,}"
         )
 
     def metrics(self) -> dict[str, float]:
@@ -234,21 +239,33 @@ class Replay:
         return steps
 
     @property
-    def observations(self) -> Tensor:
-        """State observations of this rank's decisions, `[M, S]`; a copy."""
+    def taken(self) -> int:
+        """Steps that were made for its decisions."""
+        return self._taken
+
+    @property
+    def observations(self) -> Tensor | None:
+        """State observations of this rank's decisions, `[M, S]`; a copy. None if there are none."""
+        return self.seen("proprio")
+
+    def seen(self, name: str) -> Tensor | None:
+        """Return an observed column of this rank's decisions, `[M, ...]`; a copy. None if there is none."""
+        if name not in self._columns:
+            return None
         here = self._decided[self.own.start : self.own.stop]
-        return torch.from_numpy(self._columns["proprio"][here])
+        return torch.from_numpy(self._columns[name][here])
 
     # ---- adding
 
     def add(self, rollout: Rollout) -> None:
         """Add the valid decisions of a rollout of all slots, whose episodes are continuous."""
         batch = rollout.batch
-        columns = {name: batch[name].numpy() for name in {"valid", "episode", *self.fields}}
+        columns = {name: _column(batch, name).numpy() for name in {"valid", "episode", *self.fields}}
+        columns["counts"] = columns["valid"] if self._only is None else columns["valid"] & columns[self._only]
         valid, last = columns["valid"], batch.size[0] - 1
         executed = np.arange(columns["success"].shape[2]) < columns["steps"][..., None]
         observed = self._by_place(rollout)
-        self._newest = int(valid.sum())
+        self._newest = int(columns["counts"].sum())
         self.added += self._newest
         self._outcomes.extend(episode.success for episode in rollout.finished)
         self.ended["episodes"] += len(rollout.finished)
@@ -260,25 +277,37 @@ class Replay:
             # Solved once is solved: a reward for success is paid for the first time alone.
             entry["success"] = _first(entry["success"] & executed[row, slots]) & ~self._solved[slots, None]
             self._solved[slots] |= entry["success"].any(1)
-            self._write(slots, entry, decided=True)
+            self._write(slots, entry, decided=entry["counts"])
             # What follows is the next row, or nothing, or an observation without a decision.
             goes_on = ~entry["terminated"] & ~entry["truncated"] if row == last else np.zeros(len(slots), np.bool_)
             self._awaits[slots[goes_on]] = entry["episode"][goes_on]
             alone = slots[goes_on | entry["truncated"] & ~entry["terminated"]]
             here = {name: column[row, alone] for name, column in observed.items()}
-            self._write(alone, here, decided=False)
+            self._write(alone, here, decided=np.zeros(len(alone), np.bool_))
         self._live = np.flatnonzero(self._decided)
-        for file in self._files:  # what was written and drawn leaves the memory of the process, not the page cache
+        self._leave_memory()
+
+    def _note_pages(self, entries: int) -> None:
+        """Note that so many entries of all columns are about to be read or written."""
+        self._pages += entries * self._entry_pages
+        if self._pages > self._most_pages:
+            self._leave_memory()
+            self._pages = entries * self._entry_pages
+
+    def _leave_memory(self) -> None:
+        """Let what was read and written in files leave the memory of the process, not the page cache of the system."""
+        for file in self._files:
             file.madvise(mmap.MADV_DONTNEED)
+        self._pages = 0
 
     def _by_place(self, rollout: Rollout) -> dict[str, NDArray[Any]]:
         """Return the observations of this rank that follow chunks and are in no row, at the row and slot of the chunk:
         `[K, B, ...]`, zeros elsewhere."""
-        found = {name: np.zeros((*rollout.batch.size, *self.fields[name].shape), np.float32) for name in OBSERVED}
-        following = rollout.following
+        fields, following = {name: self.fields[name] for name in self._observed}, rollout.following
+        found = {name: np.zeros((*rollout.batch.size, *each.shape), each.dtype) for name, each in fields.items()}
         if following is not None:
-            assert following.observation.proprio is not None, "a replay keeps states"
-            found["proprio"][following.rows, self.own.start + following.slots] = following.observation.proprio
+            for name, column in found.items():
+                column[following.rows, self.own.start + following.slots] = following.column(name)
         return found
 
     def _begin(self, slots: NDArray[np.int64], episodes: NDArray[np.int64]) -> None:
@@ -291,12 +320,16 @@ class Replay:
         self._saved = np.minimum(self._saved, self._ends)
         self._awaits[slots] = -1
 
-    def _write(self, slots: NDArray[np.int64], entry: Mapping[str, NDArray[Any]], *, decided: bool) -> None:
-        """Write a moment of each of some slots, on the rank that has the slot; all ranks know of it."""
+    def _write(
+        self, slots: NDArray[np.int64], entry: Mapping[str, NDArray[Any]], *, decided: NDArray[np.bool_]
+    ) -> None:
+        """Write a moment of each of some slots, on the rank that has the slot; all ranks know of it, and whether its
+        decision may be drawn."""
         places = self._ends[slots] % self.rows
         self._decided[slots, places] = decided
         here = (slots >= self.own.start) & (slots < self.own.stop)
         own = slots[here] - self.own.start
+        self._note_pages(len(own))
         for name, column in self._columns.items():
             if name in entry:
                 column[own, places[here]] = entry[name][here]
@@ -304,19 +337,47 @@ class Replay:
 
     # ---- drawing
 
-    def minibatches(self, count: int, size: int) -> Iterator[Minibatch]:
-        """Draw minibatches of `size` decisions, with replacement; yields this rank's decisions of each."""
-        for _ in range(count):
-            drawn = torch.randint(len(self._live), (size,), generator=self._generator).numpy()
+    def minibatches(self, count: int, size: int, beside: Beside | None = None) -> Iterator[Minibatch]:
+        """Draw minibatches of `size` decisions, with replacement; yields this rank's decisions of each.
+
+        Args:
+            count: number of minibatches, the last ones of those owed so far.
+            size: decisions of each.
+            beside: demonstrations that are a share of every minibatch, at its first places.
+        """
+        for number in range(self._taken - count, self._taken):
+            demonstrated = 0 if beside is None else beside.count(number, size)
+            drawn = self._draw(len(self._live), size - demonstrated)
             slots, places = np.divmod(self._live[drawn], self.rows)
             own = np.flatnonzero((slots >= self.own.start) & (slots < self.own.stop))
-            at = slots[own] - self.own.start, places[own]
-            columns = {name: torch.from_numpy(column[at]) for name, column in self._columns.items()}
-            # After a termination nothing follows, and whatever is there has the factor 0; but it must be a number.
-            following = at[0], np.where(columns["terminated"].numpy(), at[1], (at[1] + 1) % self.rows)
-            columns |= {f"next_{name}": torch.from_numpy(self._columns[name][following]) for name in OBSERVED}
-            columns["steps"] = columns["steps"].long()
-            yield Minibatch(columns=columns, places=torch.from_numpy(own), size=size)
+            columns, where = self._take(slots[own] - self.own.start, places[own]), own + demonstrated
+            if beside is not None and demonstrated:
+                # Every rank has all demonstrations; they are dealt in turn.
+                dealt = np.arange(self.own.start // len(self.own), demonstrated, len(self._decided) // len(self.own))
+                shown = beside.demonstrations.take(self._draw(len(beside.demonstrations), demonstrated)[dealt])
+                columns, where = joined(shown, columns), np.concatenate([dealt, where])
+            yield Minibatch(
+                columns={name: torch.from_numpy(column) for name, column in columns.items()},
+                places=torch.from_numpy(where),
+                size=size,
+                demonstrated=torch.from_numpy(where < demonstrated),
+            )
+
+    def _draw(self, most: int, count: int) -> NDArray[np.int64]:
+        """Draw `count` numbers below `most`, the same on all ranks."""
+        if not count:
+            return np.zeros(0, np.int64)
+        return np.asarray(torch.randint(most, (count,), generator=self._generator).numpy())
+
+    def _take(self, slots: NDArray[np.int64], places: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the columns of this rank's decisions at places of its slots."""
+        self._note_pages(len(slots))
+        columns = {name: column[slots, places] for name, column in self._columns.items()}
+        # After a termination nothing follows, and whatever is there has the factor 0; but it must be a number.
+        following = np.where(columns["terminated"], places, (places + 1) % self.rows)
+        columns |= {f"next_{name}": self._columns[name][slots, following] for name in self._observed}
+        columns["steps"] = columns["steps"].astype(np.int64)
+        return columns
 
     # ---- checkpoints
 
@@ -348,6 +409,7 @@ class Replay:
                 "outcomes": list(self._outcomes),
                 "ended": dict(self.ended),
                 "segments": [each.name for each in self._segments],
+                "segment_ends": [each.ends for each in self._segments],
             },
             generator=self._generator.get_state(),
             moments=moments,
@@ -384,6 +446,11 @@ class Replay:
         for name in counters["segments"]:  # the oldest first: what was written twice, was written last
             self._read(folder / Path(name).name)
         self._live = np.flatnonzero(self._decided)
+        # The next checkpoint links these files, and adds what is new.
+        self._saved = self._ends.copy()
+        pairs = zip(counters["segments"], counters["segment_ends"], strict=True)
+        self._segments = [Segment(name, tuple(ends)) for name, ends in pairs]
+        self._next_segment = 1 + int(re.findall(r"\d+", counters["segments"][-1])[0])
 
     def _read(self, path: Path) -> None:
         """Read the moments of a file that are still in the rings."""
@@ -401,6 +468,41 @@ class Replay:
         here = (slots >= self.own.start) & (slots < self.own.stop)
         for name, column in self._columns.items():
             column[slots[here] - self.own.start, places[here]] = moments[name][kept][here]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Demonstrations that are in every minibatch."""
+
+    demonstrations: Transitions
+    share: float
+    """Of a minibatch, 0 .. 1."""
+
+    def count(self, number: int, size: int) -> int:
+        """Return how many decisions of a minibatch are demonstrations, such that the share is exact over any number of
+        minibatches.
+
+        Args:
+            number: of the minibatch, counted from the beginning of the run.
+            size: of every minibatch.
+        """
+        before, after = (math.floor(each * size * self.share + ROUNDING) for each in (number, number + 1))
+        return after - before
+
+
+def joined(demonstrated: Mapping[str, NDArray[Any]], played: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the columns of demonstrated decisions, followed by those of others, which nobody has demonstrated unless
+    they say so."""
+    filled = {
+        name: np.zeros((len(played["steps"]), *each.shape[1:]), each.dtype) for name, each in demonstrated.items()
+    }
+    return {name: np.concatenate([each, (filled | dict(played))[name]]) for name, each in demonstrated.items()}
+
+
+def _column(batch: TrajectoryBatch, name: str) -> Tensor:
+    """Return a column of a batch, or of its traces of decisions."""
+    column: Tensor = batch[name] if name in batch else batch.data["trace", name]
+    return column
 
 
 def _first(success: NDArray[np.bool_]) -> NDArray[np.bool_]:

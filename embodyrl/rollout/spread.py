@@ -141,6 +141,20 @@ def bring_large(
     return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
 
 
+def bring_own(batch: TrajectoryBatch, exchange: Exchange, slots: range) -> TrajectoryBatch:
+    """Return the batch with the large columns of some slots, all of which this rank has collected; 0 in others, which
+    take no memory. One that is in the batch already stays."""
+    if ADDRESS not in batch:
+        return batch
+    columns, own = leaves(batch), slice(slots.start, slots.stop)
+    valid = batch["valid"][:, own]
+    absent = [name for name in exchange.names if name not in columns]
+    for name, rows in exchange.rows_here(batch[ADDRESS][:, own][valid], absent).items():
+        columns[name] = rows.new_zeros(*batch.size, *rows.shape[1:])
+        columns[name][:, own][valid] = rows
+    return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
+
+
 def leave_share(batch: TrajectoryBatch, exchange: Exchange) -> TrajectoryBatch:
     """Leave each rank a share of the slots of a batch that all of them have whole; returns what all keep."""
     ranks = exchange.ranks

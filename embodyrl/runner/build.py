@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from embodyrl.algorithms.off_policy_options import DSRLConfig
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
+from embodyrl.data.experts import Demonstrator
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager, Simulators
 from embodyrl.envs.manager.remote import RemoteManager
 from embodyrl.files import write_whole
-from embodyrl.models.saved import from_own_folder, stands_alone, stored_type, weight_type, with_kept
+from embodyrl.models.saved import from_own_folder, read_steering, stands_alone, stored_type, weight_type, with_kept
 from embodyrl.models.vla.config import WeightType
 from embodyrl.pipelines.pipeline import build_pipeline
 from embodyrl.placement.line import Address
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of, own_blocks, own_share
-from embodyrl.registry import LOSSES, SINKS
+from embodyrl.registry import ALGORITHMS, LOSSES, SINKS
+from embodyrl.rollout.interventions import expert_of, shown_to_policy
 from embodyrl.runner.checkpoint import POLICY, TRAINER
 from embodyrl.runner.rundir import WORKER_LOGS, RunDir
 from embodyrl.runner.stopping import end_program
@@ -32,6 +35,7 @@ from embodyrl.tracking.report import GRAPH_FILE
 
 if TYPE_CHECKING:
     from embodyrl.data.batches import Demonstrations
+    from embodyrl.data.transitions import Transitions
     from embodyrl.engine.compute import Blocks
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.engine.parallel import Ranks
@@ -105,6 +109,7 @@ def open_runner(
         state = None if checkpoint is None else TrainerState.load(checkpoint / TRAINER)
         progress = Progress() if state is None else Progress.of(state)
         demonstrations = None if config.data.path is None else open_demonstrations(config, rollouts, engine)
+        transitions = None if demonstrations is None else open_transitions(config, demonstrations, rollouts)
         pipeline = build_pipeline(config)
         if place.is_first:
             write_whole(directory.path / GRAPH_FILE, pipeline.to_mermaid())
@@ -117,6 +122,7 @@ def open_runner(
             engine=engine,
             pipeline=pipeline,
             demonstrations=demonstrations,
+            transitions=transitions,
             replay=open_replay(config, rollouts, engine, directory.path),
             sinks=sinks,
             progress=progress,
@@ -126,6 +132,8 @@ def open_runner(
         )
         if runner.replay is not None:
             runner.message(f"replay: {runner.replay.describe()}")
+        if transitions is not None:
+            runner.message(f"demonstrations: {transitions.describe()}")
         if checkpoint is not None and state is not None:
             runner.restore(state, checkpoint / TRAINER)
         yield runner
@@ -144,13 +152,24 @@ def collocated(
     of saved ones."""
     config = loaded.config
     logs = worker_logs(directory.path, place)
+    expert = expert_of(config)
     # Simulators first: their processes start while torch is imported.
-    with open_simulators(loaded, logs, place, simulators) as manager, settings_of_torch_kept():
+    with open_simulators(as_simulated(loaded, expert), logs, place, simulators) as started, settings_of_torch_kept():
         from embodyrl.runner.share import EnvShare, OwnRollouts
 
         blocks = blocks_here(config, place)
+        manager = started if expert is None else shown_to_policy(started, expert)
         engine = build_engine(config, manager, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
-        yield engine, OwnRollouts(EnvShare(config, manager, engine))
+        yield engine, OwnRollouts(EnvShare(config, manager, engine, expert))
+
+
+def as_simulated(loaded: LoadedConfig, expert: Demonstrator | None) -> LoadedConfig:
+    """Return the config of the simulators: where an expert acts beside the policy, they show what it needs to see."""
+    return (
+        loaded
+        if expert is None
+        else dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, env=expert.env))
+    )
 
 
 @contextmanager
@@ -302,7 +321,10 @@ def build_engine(
     model = _with_weight_type(model, config.engine, weights)
     if weights is not None and stands_alone(weights) and config.algorithm.kl_coef == 0.0:
         model, weights = from_own_folder(model, weights), None
-    policy = build_policy(model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed)
+    steering = config.algorithm.off_policy.steering if isinstance(config.algorithm, DSRLConfig) else None
+    policy = build_policy(
+        model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed, steering=steering
+    )
     return HybridEngine(
         policy,
         config=config.engine,
@@ -322,14 +344,18 @@ def _with_weight_type(model: ModelConfig, engine: EngineConfig, weights: Path | 
     """Return the model's options with the type that its weights are held in, if it has such an option."""
     from embodyrl.engine.compute import choose_device, has_bfloat16
 
+    given = model
     if getattr(model, "dtype", None) is not WeightType.auto:
         return model
-    if weights is not None and stands_alone(weights) and engine.precision is not Precision.float32:
+    steered = weights is not None and read_steering(weights) is not None
+    if weights is not None and stands_alone(weights) and not steered and engine.precision is not Precision.float32:
         held = stored_type(weights)  # a run goes on in the type that it was saved in, to which its optimiser belongs
     else:
+        # Files of a policy that is steered stay as they were when the run began, and so does what follows from them.
+        model = from_own_folder(model, weights) if weights is not None and steered else model
         held = weight_type(model, precision=engine.precision, gpu=has_bfloat16(choose_device(engine.device)))
     changes: dict[str, Any] = {"dtype": held}
-    return dataclasses.replace(model, **changes)
+    return dataclasses.replace(given, **changes)
 
 
 def blocks_here(config: Config, place: RankInfo) -> Blocks:
@@ -379,30 +405,48 @@ def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -
     )
 
 
+def open_transitions(config: Config, demonstrations: Demonstrations, manager: Offers) -> Transitions | None:
+    """Return the demonstrations as decisions beside those of a replay; None if the algorithm has no use for them.
+
+    Raises:
+        DatasetError: they have no rewards, no usable decision, or are too large.
+    """
+    from embodyrl.algorithms.off_policy_options import demonstrated_share
+    from embodyrl.data.transitions import Transitions
+
+    if demonstrated_share(config.algorithm) is None:
+        return None
+    return Transitions(demonstrations.dataset, config, list(dict.fromkeys(manager.spec.tasks.values())))
+
+
 def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: Path) -> Replay | None:
     """Open the empty replay that the algorithm learns from, with this rank's slots; None if it learns from none."""
-    from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields
-    from embodyrl.algorithms.options import SACConfig
+    from embodyrl.algorithms.off_policy_options import ReplayAlgorithmConfig
+    from embodyrl.algorithms.off_policy_sizes import MIB, fields_of
 
-    if not isinstance(config.algorithm, SACConfig):
+    if not isinstance(config.algorithm, ReplayAlgorithmConfig):
         return None
+    from embodyrl.models.flow.steering import SteeredPolicy
     from embodyrl.rollout.replay import Replay
 
+    policy = engine.policy
     settings, slots = config.algorithm.off_policy.replay, config.env.num_envs
     blocks = engine.blocks
     return Replay(
         settings.capacity,
         slots=slots,
         own=range(slots * blocks.here.start // blocks.count, slots * blocks.here.stop // blocks.count),
-        fields=replay_fields(
+        fields=fields_of(
+            config,
             proprio_dim=manager.spec.proprio_dim,
             action_dim=manager.spec.action_dim,
-            chunk_size=config.rollout.chunk_size,
+            flow=policy.base.sizes if isinstance(policy, SteeredPolicy) else None,
         ),
         start_after=settings.start_after,
         seed=config.seed,
         memory=settings.memory_mib * MIB,
         folder=folder,
+        only="labelled" if ALGORITHMS.entry(config.algorithm.name).imitates else None,
     )
 
 

@@ -21,6 +21,8 @@ from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec, inventory
 from embodyrl.placement.ranks import RankInfo
 from embodyrl.placement.run_plan import Machine, Plan, plan_run
+from embodyrl.rollout.interventions import expert_of
+from embodyrl.runner.build import as_simulated
 from embodyrl.runner.rundir import WORKER_LOGS
 
 NOTICED_S = 20.0
@@ -177,7 +179,8 @@ def _is_of_a_line(error: RunError) -> bool:
 def _host(loaded: LoadedConfig, post: Post) -> SimulatorHost:
     """Make a host of simulators in its process."""
     post.enter()
-    return host_simulators(loaded, post.place, post.place.address or LOOPBACK, post.log_dir)
+    simulated = as_simulated(loaded, expert_of(loaded.config))
+    return host_simulators(simulated, post.place, post.place.address or LOOPBACK, post.log_dir)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import platform
 import time
 import traceback
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from embodyrl.algorithms.off_policy_options import imitation_steps
 from embodyrl.config import LoadedConfig, config_hash
 from embodyrl.config.schema import Config, KeepBest, Offload
 from embodyrl.engine.compute import noise_in
@@ -47,6 +49,12 @@ from embodyrl.version import __version__
 
 if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
     from embodyrl.data.batches import Demonstrations
+    from embodyrl.data.transitions import Transitions
+
+IMITATED_AT_ONCE = 50
+"""Steps of imitation between two looks at signals."""
+CLONING_WOULD_DO = 0.95
+"""Success of behaviour cloning from which on a run is told that it has little to learn."""
 
 
 class Runner:
@@ -59,6 +67,7 @@ class Runner:
         progress: counters of the run so far.
         started: `time.monotonic()` when the program began, for wall-clock figures.
         demonstrations: to learn from, or None.
+        transitions: the same as decisions for critics, or None.
         replay: to learn from, or None.
         callbacks: see `callbacks.Callback`.
         leave: see `stopping.Stopper`.
@@ -76,6 +85,7 @@ class Runner:
         progress: Progress,
         started: float,
         demonstrations: Demonstrations | None = None,
+        transitions: Transitions | None = None,
         replay: Replay | None = None,
         callbacks: Sequence[object] = (),
         leave: Callable[[int], NoReturn] = end_program,
@@ -90,7 +100,7 @@ class Runner:
         self.clock = engine.clock
         self.pipeline = pipeline.loaded()
         self.components = Components.of(self.config.algorithm)
-        self.demonstrations = demonstrations
+        self.demonstrations, self.transitions = demonstrations, transitions
         self.replay = replay
         self.sinks = sinks
         self.progress = progress
@@ -118,6 +128,7 @@ class Runner:
             BaseException: the error of a callback, once the run is saved.
         """
         with self.stopper, self._saver:
+            self._imitate_first()
             if self._owes_evaluation():
                 self._log(self._evaluate())
                 # A signal left this evaluation out after the checkpoint was saved: save again with its metrics, as if
@@ -139,6 +150,31 @@ class Runner:
             self._finish()
         self._callbacks.raise_fault()
         return self.stopper.exit_code
+
+    def _imitate_first(self) -> None:
+        """Imitate the demonstrations before anything is collected, if the algorithm begins so. A run that was stopped
+        meanwhile goes on with the next minibatch."""
+        wanted, begun = imitation_steps(self.config.algorithm), time.perf_counter()
+        if self.progress.imitated >= wanted:
+            return
+        assert self.demonstrations is not None, "the config rules ask for it"
+        if not self.progress.imitated and self.config.model.checkpoint is None and self.transitions is not None:
+            seen = self.transitions.proprio
+            if seen is not None:
+                own = seen[:: 1 if self.ranks.is_first else len(self.transitions)]
+                self.engine.take_statistics(torch.from_numpy(own))
+        metrics: dict[str, float] = {}
+        while self.progress.imitated < wanted and not self.stopper.agree():
+            count = min(IMITATED_AT_ONCE, wanted - self.progress.imitated)
+            metrics = self.engine.imitate(self.demonstrations.batches(self.progress.imitated, count))
+            self.progress.imitated += count
+        if self.engine.soft is not None:
+            self.engine.soft.after_imitation()
+        self.message(
+            f"imitation: {self.progress.imitated:,} steps on {self.demonstrations.chunks:,} chunks of "
+            f"{len(self.demonstrations.dataset.episodes)} demonstrations, "
+            f"loss {metrics.get('train/loss', math.nan):.4g} ({time.perf_counter() - begun:.1f} s)"
+        )
 
     def _iterate_or_rescue(self) -> dict[str, float]:
         """Run one iteration; returns its metrics.
@@ -163,10 +199,12 @@ class Runner:
         """Run one iteration of the pipeline; returns its metrics."""
         iteration = Iteration(
             config=self.config,
+            number=self.progress.iteration + 1,
             components=self.components,
             collector=self.rollouts,
             engine=self.engine,
             demonstrations=self.demonstrations,
+            transitions=self.transitions,
             replay=self.replay,
             warn=self._warnings.warn,
         )
@@ -205,8 +243,28 @@ class Runner:
             name: value for name, value in metrics.items() if name.startswith("eval/")
         }
         self.message(result.line())
+        metrics |= self._beside_cloning(result)
         self._callbacks.on_evaluation(result)
         return metrics | self._take_times("time/eval")
+
+    def _beside_cloning(self, result: Evaluation) -> dict[str, float]:
+        """Show the success of behaviour cloning beside that of a policy that began with it; returns it as a metric."""
+        cloned = self.progress.evaluations.get("0")
+        if not imitation_steps(self.config.algorithm) or cloned is None:
+            return {}
+        alone = Evaluation.of(cloned, result.seconds)
+        low, high = alone.interval
+        if self.progress.iteration:
+            self.message(f"of behaviour cloning alone: success {alone.success_once:.2f} [{low:.2f}, {high:.2f}]")
+        else:
+            self.message("this is behaviour cloning alone, before any rollout")
+            if alone.success_once >= CLONING_WOULD_DO:
+                self._warnings.warn(
+                    "cloning_would_do",
+                    f"behaviour cloning alone has {alone.success_once:.2f}: there is little left to learn. "
+                    "algorithm=sft needs no rollouts, and a comparison needs fewer demonstrations or a harder task",
+                )
+        return {"eval/cloned_success": alone.success_once}
 
     def _video(self) -> tuple[int, Path]:
         """Return the number of episodes of this evaluation that are recorded, and the file for them."""
@@ -243,6 +301,8 @@ class Runner:
         iteration, config = self.progress.iteration, self.config.run
         if self.progress.latest:
             return False
+        if iteration == 0 and imitation_steps(self.config.algorithm) and not self.stopper.agree():
+            return True  # what it learns is to be compared with
         return is_due(iteration, config.eval_every) or iteration == config.iterations
 
     def _is_good_enough(self) -> bool:
@@ -375,6 +435,7 @@ class Runner:
             if state.replay is None:
                 raise DamageError("the checkpoint holds no replay, from which this run learns: use another checkpoint")
             self.replay.restore(state.replay, folder / REPLAY)
+            self._saver.continue_from(folder.parent)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")
@@ -400,6 +461,7 @@ class Runner:
             "env_steps_per_s": round(self.progress.env_steps / max(self.progress.train_s, 1e-9), 1),
             "seed": self.config.seed,
             "stopped_by": self.stopper.stopped_by,
+            **({"behaviour_cloning": evaluations.get("0")} if imitation_steps(self.config.algorithm) else {}),
             "evaluations": evaluations,
             "config_hash": config_hash(self.loaded.written),
             "versions": {"embodyrl": __version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from embodyrl.algorithms.options import SACConfig
+from embodyrl.algorithms.off_policy_options import DemonstratedConfig, ReplayAlgorithmConfig
 from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
@@ -381,18 +381,20 @@ def simulator(config: Config) -> str:
 def algorithm(config: Config) -> str:
     """Return the row on the algorithm and the size of an iteration."""
     settings, rollout = config.algorithm, config.rollout
+    if isinstance(settings, ReplayAlgorithmConfig):
+        learning = settings.off_policy
+        share = f", {learning.demonstrations:.0%} of them" if isinstance(learning, DemonstratedConfig) else ""
+        demonstrated = f"{share} from {config.data.path}" if config.data.path is not None else ""
+        return (
+            f"{settings.name}   {config.run.iterations} iterations of {rollout.num_chunks} chunks x "
+            f"{config.env.num_envs} envs, chunks of {rollout.chunk_size} action(s), {learning.updates_per_step:g} "
+            f"update(s) per chunk in minibatches of {learning.batch_size}" + demonstrated
+        )
     if config.data.path is not None:
         data = config.data
         return (
             f"{settings.name}   {config.run.iterations} iterations of {data.steps} x {data.batch_size} chunks of "
             f"{rollout.chunk_size} action(s) from {data.path}"
-        )
-    if isinstance(settings, SACConfig):
-        learning = settings.off_policy
-        return (
-            f"{settings.name}   {config.run.iterations} iterations of {rollout.num_chunks} chunks x "
-            f"{config.env.num_envs} envs, chunks of {rollout.chunk_size} action(s), {learning.updates_per_step:g} "
-            f"update(s) per chunk in minibatches of {learning.batch_size}"
         )
     chunks = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
     episodes = f" x {rollout.episodes_per_slot} episodes" if rollout.episodes_per_slot > 1 else ""

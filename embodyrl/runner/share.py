@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from embodyrl.algorithms.off_policy_sizes import intervene_of
 from embodyrl.config.schema import Config
+from embodyrl.data.experts import Demonstrator
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import Simulators
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
-from embodyrl.rollout.collector import Collector, Zeros
+from embodyrl.rollout.collector import Collector, Mode, Zeros
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.needs import images_are_read
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_slots, own_slots
@@ -29,9 +31,12 @@ class EnvShare:
         config: of the run.
         manager: its simulators; processes have equal shares of the envs, in the order of their blocks.
         engine: chooses the actions; knows the blocks.
+        expert: acts beside the policy in rollouts; None: nobody does.
     """
 
-    def __init__(self, config: Config, manager: Simulators, engine: HybridEngine) -> None:
+    def __init__(
+        self, config: Config, manager: Simulators, engine: HybridEngine, expert: Demonstrator | None = None
+    ) -> None:
         self.config = config
         self.manager = manager
         self.engine = engine
@@ -50,13 +55,18 @@ class EnvShare:
             seed=config.seed,
             first_slot=first,
             slots=config.env.num_envs,
+            expert=expert,
+            intervene=intervene_of(config),
         )
+        # Imitation wants the states that the policy gets into by itself: it acts as in evaluations.
+        imitates = ALGORITHMS.entry(config.algorithm.name).imitates
+        self._mode: Mode = "eval" if imitates and not config.eval.sample else "train"
 
     def collect(self, zeros: Zeros = np.zeros, *, random: bool = False) -> Rollout:
         """Run the policy in training mode, or choose random actions; see `Collector.collect`."""
         # One block around all chunks: sharded weights are gathered once, not for every `act`.
         with self.engine.rollout_mode():
-            return self.collector.collect(zeros, "random" if random else "train")
+            return self.collector.collect(zeros, "random" if random else self._mode)
 
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
         """Play this process's part of the evaluation, see `Rollouts.evaluate`."""

@@ -49,7 +49,7 @@ SURPLUS = "surplus.safetensors"
 WAITING = "waiting"
 REPLAY = "replay"
 TENSORS, STRUCTURE = ".safetensors", ".json"
-ADDED = {"restore_mismatches": 0, "comes_back": True}
+ADDED = {"restore_mismatches": 0, "comes_back": True, "imitated": 0}
 """Counters that the first checkpoints of this format lack, with the values that they get."""
 
 
@@ -73,6 +73,8 @@ class Progress:
     comes_back: bool = True
     """False once a slot was not restored bit for bit; mismatches that another version of the simulator explains do not
     count."""
+    imitated: int = 0
+    """Optimiser steps of imitation before the first iteration."""
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics of every evaluation, by iteration."""
 
@@ -239,7 +241,8 @@ class Snapshot:
         """Write everything into an existing folder; `before` is the checkpoint that this run saved before."""
         for name in (POLICY, TRAINER):
             (folder / name).mkdir()
-        save_policy(self.policy, folder / POLICY, self.loaded.config.model)
+        earlier = None if before is None else before / POLICY
+        save_policy(self.policy, folder / POLICY, self.loaded.config.model, earlier)
         self.trainer.save(folder / TRAINER, None if before is None else before / TRAINER)
         write_config(folder, self.loaded)
 
@@ -283,8 +286,13 @@ class Saver:
 
     @property
     def lost_last(self) -> bool:
-        """Whether the checkpoint that this saver wrote last has been removed since, or there is none."""
+        """Whether the checkpoint that this saver wrote last, or went on from, has been removed since, or there is
+        none."""
         return self._pending is None and (self._place is None or not self._place.is_dir())
+
+    def continue_from(self, place: Path) -> None:
+        """Note the checkpoint that the run goes on from: what has not changed since is linked to its files."""
+        self._place = place
 
     def __enter__(self) -> Saver:
         return self

@@ -53,12 +53,18 @@ REPLAY = (
     ROLLOUTS[-1],
 )
 """Columns of a run that learns from a replay; `success` is that of the newest 30 episodes."""
+EXPERT = Column(title="expert", key="env/interventions", width=6, format=".0%")
+"""Share of the decisions that an expert has taken over."""
+CORRECTED = (*REPLAY[:4], EXPERT, *REPLAY[4:])
+"""Columns of a run that learns from a replay, with an expert beside the policy."""
 DEMONSTRATIONS = (
     Column(title="loss", key="train/loss", width=8, format=".4f"),
     Column(title="grad norm", key="train/grad_norm", width=9, format=".3f"),
     Column(title="learning rate", key="train/learning_rate", width=13, format=".2e"),
 )
 """Columns of a run that only learns from demonstrations."""
+IMITATION = (*REPLAY[:4], EXPERT, REPLAY[4], DEMONSTRATIONS[0], ROLLOUTS[-1])
+"""Columns of a run that imitates an expert beside the policy."""
 
 
 class ConsoleSink:
@@ -133,8 +139,10 @@ class ConsoleSink:
 
 def columns_for(metrics: Mapping[str, float]) -> tuple[Column, ...]:
     """Return the columns for a run with such metrics."""
+    if "train/updates" in metrics and "train/temperature" not in metrics:
+        return IMITATION
     if "replay/fill" in metrics:
-        return REPLAY
+        return CORRECTED if EXPERT.key in metrics else REPLAY
     return ROLLOUTS if "env/steps" in metrics else DEMONSTRATIONS
 
 

@@ -88,7 +88,7 @@ def test_limits_and_choices_follow_the_documentation_unless_it_explains_each_cho
         line.strip().removeprefix("# ") for line in to_commented_yaml(load_config(None).config).splitlines()
     )
     for shown in (
-        "Nonlinearity between the layers. [one of tanh, relu, elu] activation:",
+        "Nonlinearity between its layers. [one of tanh, relu, elu] activation:",
         "of usable cores. [1 or more, or auto] workers:",
         "of the value network. [each 1 or more] hidden_sizes:",
         "Learning rate at the start. [above 0 and up to 10] lr:",

@@ -78,7 +78,10 @@ def test_pushes_disturb_and_the_label_is_what_the_expert_wanted() -> None:
     for one, other, mark in zip(calm, pushed, marks, strict=True):
         first = int(mark.argmax()) if mark.any() else len(one.episode) - 1
         assert np.array_equal(one.episode.actions[: first + 1], other.episode.actions[: first + 1])
+        executed = other.episode.executed
+        assert np.array_equal(executed[~mark], other.episode.actions[~mark])
         if mark.any():
+            assert not (executed[mark] == other.episode.actions[mark]).all(1).any()
             assert not np.array_equal(one.episode.proprio[first + 1], other.episode.proprio[first + 1])
 
 
@@ -86,9 +89,16 @@ def test_recording_goes_on_after_success_for_as_long_as_was_asked() -> None:
     short, long = record(3), record(3, after_success=4)
     for one, other in zip(short, long, strict=True):
         assert len(other.episode) == len(one.episode) + 4
+        assert np.array_equal(one.episode.last_proprio, other.episode.proprio[len(one.episode)])
+        assert not one.episode.terminated and not other.episode.terminated
         assert one.episode.success[-1] and other.episode.success[len(one.episode) - 1]
     ends = record(3, "env.end_at_success=true", after_success=4)
     assert [len(each.episode) for each in ends] == [len(each.episode) for each in short]
+    assert all(each.episode.terminated for each in ends)
+    assert all(
+        np.array_equal(one.episode.last_proprio, other.episode.last_proprio)
+        for one, other in zip(ends, short, strict=True)
+    ), "before the reset"
 
 
 def test_only_training_start_states_are_played() -> None:

@@ -46,6 +46,10 @@ def episode(number: int, of: DatasetSpec, length: int) -> Episode:
         rewards=rng.normal(size=length).astype(np.float32) if of.outcome else None,
         success=rng.random(length) < 0.5 if of.outcome else None,
         perturbed=rng.random(length) < 0.1 if of.perturbed else None,
+        executed=rng.normal(size=(length, of.action_dim)).astype(np.float32) if of.executed else None,
+        last_proprio=rng.normal(size=of.state_dim).astype(np.float32) if of.ends and of.state_dim else None,
+        last_images=rng.integers(0, 256, (len(of.cameras), height, width, 3), np.uint8) if of.ends else None,
+        terminated=of.ends and number % 2 == 1,
     )
 
 
@@ -62,6 +66,8 @@ VARIANTS = {
     "images in videos": {"images": Images.video},
     "no images": {"cameras": (), "image_size": (0, 0)},
     "one number": {"cameras": (), "image_size": (0, 0), "action_names": ("torque",), "state_dim": 1},
+    "what was executed and what followed": {"executed": True, "ends": True},
+    "what followed videos": {"images": Images.video, "state_dim": 0, "ends": True},
     "images alone": {"state_dim": 0, "outcome": False, "perturbed": False},
 }
 

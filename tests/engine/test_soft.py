@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.options import CriticsConfig, OffPolicyConfig, SACConfig, TemperatureConfig
+from embodyrl.algorithms.off_policy_options import CriticsConfig, OffPolicyConfig, SACConfig, TemperatureConfig
 from embodyrl.config.schema import CriticUse, EngineConfig, OptimizerConfig
 from embodyrl.engine.critics import Critics
 from embodyrl.engine.hybrid import HybridEngine

@@ -82,6 +82,21 @@ def test_learning_from_a_replay_has_the_cpus_metrics(standin: None, tmp_path: Pa
     assert rows[-1]["train/updates"] == 3 * 32 and len(rows) == 5
 
 
+PIXELS = [
+    *("env=gym/pendulum_rgb", "env.image_size=[32,32]", "model=cnn", "model.head=squashed", "model.encoder=drq"),
+    *("model.channels=[4,4]", "model.strides=[2,2]", "model.hidden_sizes=[16]", "model.image_features=8"),
+    "algorithm.off_policy.augment_pixels=2",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(SupportedModel.entry("cnn").missing()), reason="needs the extra vla")
+@pytest.mark.timeout(300)
+def test_learning_from_a_replay_of_images_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
+    _, rows = on_both(["experiment/gym_pendulum_sac", *PIXELS, *SAC], tmp_path, 1e-3)
+    assert rows[-1]["train/updates"] == 3 * 32 and len(rows) == 5
+
+
 MEASURE = f"""
 import argparse, pathlib, sys
 sys.path.insert(0, {str(BENCHMARK.parent)!r})

@@ -7,12 +7,14 @@ import html
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import programs
 import pytest
 
+from embodyrl.algorithms.off_policy_options import ImplicitConfig, IQLConfig
 from embodyrl.config import ConfigError, load_config
-from embodyrl.config.schema import InsertedStage, PipelineConfig
+from embodyrl.config.schema import AlgorithmConfig, InsertedStage, PipelineConfig
 from embodyrl.pipelines.pipeline import RESOURCES, build_pipeline, plain
 from embodyrl.registry import ALGORITHMS, STAGES
 
@@ -60,14 +62,30 @@ def names(*overrides: str) -> list[str]:
 
 
 def test_every_built_in_algorithm_can_be_built_and_loads_its_stages() -> None:
-    config = load_config("experiment/gym_pendulum").config
+    usual = load_config("experiment/gym_pendulum").config
     for entry in ALGORITHMS.entries():
         if entry.source == "built-in":
+            options: Any = entry.load_options() or AlgorithmConfig
+            config = dataclasses.replace(usual, algorithm=options(name=entry.name))
             stages = entry.load()(config)
-            first = "update" if entry.demonstrations else "rollout"
+            first = {"sft": "update", "iql": "offline"}.get(entry.name, "rollout")
             last = "improve" if entry.off_policy else "update"
             assert stages[0].name == first and stages[-1].name == last
             assert all(callable(stage.load()) for stage in stages)
+
+
+def test_iql_collects_only_after_its_offline_iterations_if_at_all() -> None:
+    config = load_config("experiment/gym_pendulum").config
+    for offline, wanted in (
+        (0, ["rollout", "remember", "improve"]),
+        (3, ["offline", "rollout", "remember", "improve"]),
+    ):
+        algorithm = IQLConfig(name="iql", off_policy=ImplicitConfig(offline_iterations=offline))
+        assert [
+            each.name for each in ALGORITHMS.load("iql")(dataclasses.replace(config, algorithm=algorithm))
+        ] == wanted
+    alone = IQLConfig(name="iql", off_policy=ImplicitConfig(offline_iterations=config.run.iterations))
+    assert [each.name for each in ALGORITHMS.load("iql")(dataclasses.replace(config, algorithm=alone))] == ["offline"]
 
 
 def test_what_a_stage_declares_is_a_column_of_the_table_or_written_by_a_stage() -> None:

@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from counter_simulator import TASKS
 
+from embodyrl.algorithms.off_policy_options import InterveneConfig
 from embodyrl.config.schema import (
     AlgorithmConfig,
     EngineConfig,
@@ -24,12 +25,14 @@ from embodyrl.config.schema import (
     RolloutConfig,
     Schedule,
 )
+from embodyrl.data.experts import Demonstrator
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager, Simulators
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.registry import LOSSES
 from embodyrl.rollout.collector import Collector
+from embodyrl.rollout.interventions import shown_to_policy
 
 LIMIT = 5
 """Time limit; start states with more steps than this are truncated."""
@@ -78,10 +81,12 @@ def make_collector(
     on_worker_death: str = "fail",
     policy: Callable[[SimulatorSpec, int], Policy] | None = None,
     simulators: Callable[..., Simulators] = EnvManager,
+    expert: Demonstrator | None = None,
+    intervene: InterveneConfig | None = None,
     **options: int | str,
 ) -> Iterator[Collector]:
     """A collector; `schedule`, `observe` and `options` are those of the rollout. `policy` builds another policy for a
-    simulator and a size of chunks. `simulators` starts them."""
+    simulator and a size of chunks. `simulators` starts them. An `expert` acts beside the policy by `intervene`."""
     env = EnvConfig(
         name=simulator,
         tasks=list(TASKS),
@@ -107,7 +112,8 @@ def make_collector(
         every_step=rollout.observe is Observe.every_step,
         plugins=["counter_simulator"],
         plugin_path=str(Path(__file__).parent),
-    ) as manager:
+    ) as started:
+        manager = started if expert is None else shown_to_policy(started, expert)
         engine = HybridEngine(
             KnownPolicy(chunk_size) if policy is None else policy(manager.spec, chunk_size),
             config=EngineConfig(),
@@ -116,4 +122,5 @@ def make_collector(
             iterations=1,
             seed=seed,
         )
-        yield Collector(manager, engine, env=env, rollout=rollout, critic=True, seed=seed)
+        beside = {"expert": expert, "intervene": intervene}
+        yield Collector(manager, engine, env=env, rollout=rollout, critic=expert is None, seed=seed, **beside)

@@ -15,7 +15,7 @@ import torch
 from counter_simulator import last_step
 from known_numbers import LIMIT, make_collector
 
-from embodyrl.algorithms.off_policy_sizes import MIB, replay_bytes, replay_fields
+from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields, row_bytes
 from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.engine.soft import Minibatch
 from embodyrl.rollout.episodes import Following, Rollout
@@ -253,7 +253,7 @@ def test_a_large_one_lies_in_an_unnamed_file_and_leaves_the_memory(tmp_path: Pat
     rollout.batch.data["actions"] = torch.randn(100, 3, 1, 40_000)
     process = psutil.Process()
     large = make_replay(sizes=wide, memory=10 * MIB, folder=tmp_path)
-    assert replay_bytes(600, chunk_size=1, **wide) > 90 * MIB
+    assert 600 * row_bytes(replay_fields(chunk_size=1, **wide)) > 90 * MIB
     before = process.memory_info().rss
     large.add(rollout)
     check(drawn(large, 64))
@@ -265,7 +265,7 @@ def test_a_large_one_lies_in_an_unnamed_file_and_leaves_the_memory(tmp_path: Pat
 
 def test_there_must_be_room_for_the_file(tmp_path: Path) -> None:
     room = os.statvfs(tmp_path)
-    too_many = 2 * room.f_bavail * room.f_frsize // replay_bytes(1, **SIZES)
+    too_many = 2 * room.f_bavail * room.f_frsize // row_bytes(replay_fields(**SIZES))
     with pytest.raises(ReplayError, match=r"no room .*: lower algorithm\.off_policy\.replay\.capacity"):
         make_replay(capacity=too_many, memory=1, folder=tmp_path)
 

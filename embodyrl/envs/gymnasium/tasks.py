@@ -39,7 +39,8 @@ def check_here(config: Config) -> Iterator[ConfigIssue]:
     the algorithm cannot learn."""
     issues = list(_unknown(config))
     yield from issues
-    if not issues and fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+    off_policy, imitates = (fact(ALGORITHMS, config.algorithm.name, name) for name in ("off_policy", "imitates"))
+    if not issues and off_policy and not imitates:
         yield from _discrete(config)
 
 

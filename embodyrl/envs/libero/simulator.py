@@ -30,9 +30,6 @@ from embodyrl.errors import UserError
 if TYPE_CHECKING:
     from embodyrl.envs.libero.upstream import UpstreamSlot
 
-CONTROL_FREQUENCY = 20
-"""Control steps per simulated second [Hz]."""
-
 REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """The action without motion and with an open gripper."""
 
@@ -74,7 +71,7 @@ class Libero(SlotSimulator):
                 actions=FIELDS,
                 proprio_dim=first.proprio_dim,
                 max_episode_steps=config.max_episode_steps,
-                control_frequency=CONTROL_FREQUENCY,
+                control_frequency=tasks.control_frequency(config),
                 cameras=tuple(config.cameras),
                 image_size=(height, width) if config.cameras else (0, 0),
             ),

@@ -36,6 +36,9 @@ ROBOT_STATE = 8
 ACTION_DIM = 7
 """Size of an action (D): displacement (3) and rotation (3) of the hand, and the gripper."""
 
+CONTROL_FREQUENCY = 20.0
+"""Control steps per simulated second [Hz]."""
+
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Camera name -> LIBERO's name of it."""
 
@@ -88,6 +91,11 @@ def state_dim(env: LiberoConfig) -> int | None:
 def action_dim(env: LiberoConfig) -> int:
     """Return the size of an action (D)."""
     return ACTION_DIM
+
+
+def control_frequency(env: LiberoConfig) -> float:
+    """Return the control steps per second [Hz]."""
+    return CONTROL_FREQUENCY
 
 
 def known_cameras() -> list[str]:

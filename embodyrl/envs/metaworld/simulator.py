@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
-from embodyrl.envs.metaworld.tasks import CAMERAS, PROPRIO_DIM, TASKS, known_cameras, known_tasks
+from embodyrl.envs.metaworld.tasks import CAMERAS, PROPRIO_DIM, TASKS, control_frequency, known_cameras, known_tasks
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
 from embodyrl.envs.options import Driver, MetaWorldConfig
@@ -26,9 +26,6 @@ from embodyrl.errors import UserError
 
 STEP_LIMIT = 500
 """Longest episode that MetaWorld allows [steps]."""
-
-STEPS_PER_S = 80.0
-"""Steps of MetaWorld per simulated second [Hz]."""
 
 SHOWN_SITES = (1, 1, 1, 0, 0, 0)
 """Groups of sites that MuJoCo renders by default, MetaWorld's goals among them."""
@@ -79,7 +76,7 @@ class MetaWorld(SlotSimulator):
                 actions=(arm, gripper),
                 proprio_dim=PROPRIO_DIM[config.proprio],
                 max_episode_steps=config.max_episode_steps,
-                control_frequency=STEPS_PER_S / config.action_repeat,
+                control_frequency=control_frequency(config),
                 cameras=tuple(config.cameras),
                 image_size=(height, width) if config.cameras else (0, 0),
             ),

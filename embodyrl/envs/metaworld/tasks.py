@@ -77,6 +77,10 @@ ACTION_DIM = 4
 """Size of an action (D): displacement of the hand (3), and the gripper."""
 
 
+STEPS_PER_S = 80.0
+"""Steps of MetaWorld per simulated second [Hz]."""
+
+
 def state_dim(env: MetaWorldConfig) -> int:
     """Return the size of the state (S)."""
     return PROPRIO_DIM[env.proprio]
@@ -85,6 +89,11 @@ def state_dim(env: MetaWorldConfig) -> int:
 def action_dim(env: MetaWorldConfig) -> int:
     """Return the size of an action (D)."""
     return ACTION_DIM
+
+
+def control_frequency(env: MetaWorldConfig) -> float:
+    """Return the control steps per second [Hz]."""
+    return STEPS_PER_S / env.action_repeat
 
 
 def task_description(task: str) -> str:

@@ -5,6 +5,9 @@ Shapes: `B` samples, `V` cameras, `F` features of an image.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from embodyrl.errors import did_you_mean
+from embodyrl.models.cnn.options import DRQ, WINDOW, CNNConfig
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.libraries import timm
 from embodyrl.models.weights import load_strictly, read_tensors
@@ -31,7 +35,7 @@ def build_backbone(name: str, frames: int) -> nn.Module:
         PolicyError: timm has no such network, or one of its layers has no multiple of 8 channels.
     """
     if name not in timm.list_models():
-        hint = did_you_mean(name, timm.list_models(), lead=" - ")
+        hint = did_you_mean(name, [DRQ, *timm.list_models()], lead=" - ")
         raise PolicyError(f"model.encoder: timm has no network {name!r}{hint}")
     backbone: nn.Module = timm.create_model(name, pretrained=False, in_chans=3 * frames, num_classes=0, global_pool="")
     _normalize_in_groups(backbone, name)
@@ -75,25 +79,38 @@ def load_backbone(backbone: nn.Module, path: Path, frames: int) -> None:
     load_strictly(backbone, kept, "pretrained encoder")
 
 
+def build_plain(channels: Sequence[int], strides: Sequence[int], frames: int) -> nn.Module:
+    """Build the layers of DrQ-v2's encoder (Yarats et al. 2021, arXiv:2107.09645) for `frames` images as channels:
+    convolutions of 3 x 3 without padding, each followed by a rectifier; orthogonal weights and zero biases."""
+    layers: list[nn.Module] = []
+    for (fan_in, fan_out), stride in zip(pairwise([3 * frames, *channels]), strides, strict=True):
+        convolution = nn.Conv2d(fan_in, fan_out, WINDOW, stride)
+        nn.init.orthogonal_(convolution.weight, math.sqrt(2.0))
+        assert convolution.bias is not None
+        nn.init.zeros_(convolution.bias)
+        layers += [convolution, nn.ReLU(inplace=True)]  # half the memory; nothing else reads what it overwrites
+    return nn.Sequential(*layers)
+
+
 class Encoder(nn.Module):
     """An image as features: a backbone's whole map, not its mean, because where something is matters; a linear layer, a
     norm and tanh, as in DrQ (Yarats et al., 2021, arXiv:2107.09645).
 
     Args:
-        name: of timm's network.
+        config: the model's options.
         image_size: height and width [pixels].
-        features: `F`.
-        pretrained: file of timm's weights, or None.
         frames: images that it reads together, as channels.
     """
 
-    def __init__(
-        self, name: str, image_size: tuple[int, int], features: int, pretrained: str | None, frames: int
-    ) -> None:
+    def __init__(self, config: CNNConfig, image_size: tuple[int, int], frames: int) -> None:
         super().__init__()
-        self.backbone = build_backbone(name, frames)
-        if pretrained is not None:
-            load_backbone(self.backbone, Path(pretrained), frames)
+        plain, features = config.encoder == DRQ, config.image_features
+        self.backbone = (
+            build_plain(config.channels, config.strides, frames) if plain else build_backbone(config.encoder, frames)
+        )
+        # A policy from a checkpoint has its own weights: the file of the first ones may be gone.
+        if config.pretrained is not None and config.checkpoint is None:
+            load_backbone(self.backbone, Path(config.pretrained), frames)
         with torch.no_grad():
             first = next(self.backbone.parameters())
             size = self.backbone(torch.zeros(1, 3 * frames, *image_size, device=first.device)).numel()

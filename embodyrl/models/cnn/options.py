@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.schema import Config, ModelConfig, setting
-from embodyrl.models.mlp.options import Activation
+from embodyrl.config.schema import Config, setting
+from embodyrl.models.mlp.options import Distribution, HeadConfig, check_head
 from embodyrl.models.vla.cameras import check_each_once, check_there
+
+DRQ = "drq"
+"""Name of the encoder that is not one of timm's."""
+WINDOW = 3
+"""Height and width of what a layer of it reads [pixels]."""
 
 
 class Encoders(StrEnum):
@@ -21,12 +26,17 @@ class Encoders(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CNNConfig(ModelConfig):
+class CNNConfig(HeadConfig):
     """A convolutional network on images, beside the robot's state, and a small network on both."""
 
     encoder: str = setting("resnet10t")
     """Convolutional network by its name in timm (`python -c 'import timm; print(timm.list_models("resnet*"))'`), with
-    group normalisation in 8 groups in place of batch normalisation."""
+    group normalisation in 8 groups in place of batch normalisation. drq: a few plain layers of 3 x 3, as in DrQ-v2
+    (Yarats et al. 2021)."""
+    channels: list[int] = setting([32, 32, 32, 32], low=1)
+    """Channels of each layer of encoder `drq`."""
+    strides: list[int] = setting([2, 1, 1, 1], low=1, high=8)
+    """Stride of each layer of encoder `drq` [pixels]. Larger ones make images smaller sooner and cost less."""
     pretrained: str | None = setting(None)
     """File of weights for the encoder under timm's names (safetensors); nothing is downloaded. null: random weights."""
     cameras: list[str] = setting([])
@@ -41,13 +51,9 @@ class CNNConfig(ModelConfig):
     """Numbers that the state becomes."""
     hidden_sizes: list[int] = setting([256], low=1)
     """Widths of the hidden layers behind, of the policy and of the value network."""
-    activation: Activation = setting(Activation.tanh)
-    """Nonlinearity between these layers."""
-    log_std_init: float = setting(-0.5, low=-5.0, high=2.0)
-    """Start value of the exploration noise's log standard deviation, in units of half the action range. Discrete
-    actions have no such noise."""
     normalize_observations: bool = setting(True)
-    """Scale states by a running mean and standard deviation, updated once per iteration and saved with the policy."""
+    """Scale states by a running mean and standard deviation, updated once per iteration and saved with the policy. With
+    a squashed head and a replay they are those of the decisions before learning begins, and stay."""
     shared: bool = setting(True)
     """Policy and value network read the same features. False: the value network has encoders of its own."""
     critic_gradient: bool = setting(True)
@@ -60,15 +66,69 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     assert isinstance(model, CNNConfig)
     yield from check_there(config)
     yield from check_each_once(model.cameras, config)
+    yield from check_head(config)
+    yield from _encoder(model, config)
+    if model.head is Distribution.squashed:
+        for name, usual in (("shared", True), ("critic_gradient", True)):
+            if getattr(model, name) is not usual:
+                yield ConfigIssue(
+                    (f"model.{name}", "model.head"),
+                    f"model.{name} has no use: a policy with model.head = 'squashed' has no value network, and critics "
+                    "of actions read what it reads",
+                    "leave it out",
+                )
     if not model.critic_gradient and not model.shared:
         yield ConfigIssue(
             "model.critic_gradient",
             "model.critic_gradient = false keeps the value loss from shared encoders, but model.shared = false",
             "remove one of the two",
         )
-    if model.pretrained is not None and model.checkpoint is None and not Path(model.pretrained).is_file():
+    theirs = None if model.encoder == DRQ else model.pretrained
+    if theirs is not None and model.checkpoint is None and not Path(theirs).is_file():
         yield ConfigIssue(
             "model.pretrained",
-            f"model.pretrained = {model.pretrained!r} does not exist",
+            f"model.pretrained = {theirs!r} does not exist",
             "name a .safetensors file of timm's weights, or set it to null",
         )
+
+
+def _encoder(model: CNNConfig, config: Config) -> Iterator[ConfigIssue]:
+    """Check that the settings of the encoder are its own, and that images are large enough for it."""
+    if model.encoder != DRQ:
+        usual = CNNConfig(name=model.name)
+        for name in ("channels", "strides"):
+            if getattr(model, name) != getattr(usual, name):
+                yield ConfigIssue(
+                    (f"model.{name}", "model.encoder"),
+                    f"model.{name} has no use: model.encoder = {model.encoder!r} has layers of its own",
+                    f"leave it out, or set model.encoder to {DRQ}",
+                )
+        return
+    if model.pretrained is not None:
+        yield ConfigIssue(
+            ("model.pretrained", "model.encoder"),
+            f"model.pretrained = {model.pretrained!r} are weights of a network of timm, and model.encoder is {DRQ!r}",
+            "set model.pretrained to null",
+        )
+    if not model.channels or len(model.channels) != len(model.strides):
+        yield ConfigIssue(
+            ("model.channels", "model.strides"),
+            f"model.channels has {len(model.channels)} numbers and model.strides {len(model.strides)}: each layer of "
+            "the encoder has one of both",
+            "give both as many",
+        )
+    elif config.env.cameras and smallest_map(config.env.image_size, model.strides) < 1:
+        yield ConfigIssue(
+            ("model.strides", "env.image_size"),
+            f"images of {' x '.join(map(str, config.env.image_size))} pixels are too small for {len(model.strides)} "
+            f"layers with strides {model.strides}: nothing is left of them",
+            "make env.image_size larger, or leave layers out",
+        )
+
+
+def smallest_map(image_size: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the smaller of height and width of what encoder `drq` makes of images; 0 or less: nothing."""
+    size = min(image_size)
+    for stride in strides:
+        size = (size - WINDOW) // stride + 1
+    return size

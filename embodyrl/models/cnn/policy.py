@@ -16,6 +16,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.heads import build_head
 from embodyrl.models.mlp.policy import (
     ACTIVATIONS,
+    SMALLEST_DEVIATION,
     ActorCritic,
     RunningNormalizer,
     build_network,
@@ -37,12 +38,7 @@ class Features(nn.Module):
     def __init__(self, config: CNNConfig, simulator: SimulatorSpec, cameras: int) -> None:
         super().__init__()
         count = cameras if config.encoders is Encoders.each else 1
-        # A policy from a checkpoint has its own weights: the file of the first ones may be gone.
-        pretrained = config.pretrained if config.checkpoint is None else None
-        self.encoders = nn.ModuleList(
-            Encoder(config.encoder, simulator.image_size, config.image_features, pretrained, simulator.frames)
-            for _ in range(count)
-        )
+        self.encoders = nn.ModuleList(Encoder(config, simulator.image_size, simulator.frames) for _ in range(count))
         self.size = cameras * config.image_features
         self.state = None
         if config.state:
@@ -60,8 +56,8 @@ class Features(nn.Module):
 
 
 class CNNPolicy(ActorCritic):
-    """A CNN with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a value
-    network."""
+    """A CNN with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a value network
+    (with a squashed head: none)."""
 
     def __init__(self, config: CNNConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
@@ -76,7 +72,7 @@ class CNNPolicy(ActorCritic):
             )
         self.frames, self.there = simulator.frames, simulator.num_images
         self.order = [simulator.cameras.index(name) for name in chosen]
-        self.head = build_head(simulator, chunk_size, config.log_std_init)
+        self.head = build_head(simulator, chunk_size, config.log_std_init, config.head)
         self.spec = PolicySpec(
             kind=self.head.kind,
             chunk_size=chunk_size,
@@ -84,12 +80,14 @@ class CNNPolicy(ActorCritic):
             proprio_dim=simulator.proprio_dim if config.state else 0,
         )
         scales = config.state and config.normalize_observations
-        self.normalizer = RunningNormalizer(simulator.proprio_dim) if scales else None
+        smallest = SMALLEST_DEVIATION if self.learns_from_replay else 0.0
+        self.normalizer = RunningNormalizer(simulator.proprio_dim, smallest) if scales else None
         self.features = Features(config, simulator, len(self.order))
+        self.feature_dim = self.features.size
         self.critic_features = None if config.shared else Features(config, simulator, len(self.order))
         sizes, activation = [self.features.size, *config.hidden_sizes], ACTIVATIONS[config.activation]
         self.actor = build_network([*sizes, self.head.outputs], activation, 0.01)
-        self.critic = build_network([*sizes, 1], activation, 1.0)
+        self.critic = None if self.learns_from_replay else build_network([*sizes, 1], activation, 1.0)
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
         """Return `images [B, V, 3 * F, h, w]` in [-1, 1], and `proprio [B, S]` if the state is read.
@@ -97,10 +95,11 @@ class CNNPolicy(ActorCritic):
         Raises:
             PolicyError: images or states are missing, or have another shape than the model takes.
         """
-        device = next(self.critic.parameters()).device
+        device = next(self.actor.parameters()).device
         images = check_images(observation.images, self.there).unflatten(1, (self.frames, -1))[:, :, self.order]
         # Frames become channels, because motion is what differs at the same place.
-        pixels = (images.to(device).float() / 127.5 - 1.0).permute(0, 2, 1, 5, 3, 4).flatten(2, 3)
+        scaled = images.to(device).float().div_(127.5).sub_(1.0)
+        pixels = scaled.permute(0, 2, 1, 5, 3, 4).flatten(2, 3)
         if not self.config.state:
             return {"images": pixels}
         return {"images": pixels, "proprio": read_state(observation.proprio, self.spec.proprio_dim, device)}
@@ -116,11 +115,21 @@ class CNNPolicy(ActorCritic):
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """See `Policy.critic_parameters`; also those of encoders that the policy does not read."""
-        parts = [self.critic] if self.critic_features is None else [self.critic, self.critic_features]
+        parts = [part for part in (self.critic, self.critic_features) if part is not None]
         return [parameter for part in parts for parameter in part.parameters()]
 
-    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def encode(self, inputs: Inputs) -> Tensor:
+        """See `SoftPolicy`."""
+        return self._features(inputs).float()
+
+    def encoder_parameters(self) -> list[nn.Parameter]:
+        """See `SoftPolicy`: all that `encode` reads images and states with."""
+        return list(self.features.parameters())
+
+    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         features = self._features(inputs)
+        if self.critic is None:
+            return self.actor(features).float(), None
         if self.critic_features is not None:
             judged = self.critic_features(inputs["images"], self._state(inputs))
         else:

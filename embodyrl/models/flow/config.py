@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, ModelConfig, setting
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.saved import STEERING_FILE, read_steering
 from embodyrl.models.vla.config import ActionUnits, WeightType
+from embodyrl.registry import ALGORITHMS
 
 
 class NoiseMethod(StrEnum):
@@ -63,6 +70,53 @@ class FlowConfig(ModelConfig):
     and where `engine.precision`, the type of computations, is float32."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SteeringConfig:
+    """A small network that chooses the noise which a frozen flow policy turns into actions."""
+
+    limit: float = setting(1.5, above=0.0)
+    """Noise that is chosen lies in -limit .. limit. What the policy was trained with has a standard deviation of 1."""
+    rows: int | None = setting(None, low=1)
+    """Actions of the horizon whose noise is chosen, from the first on; all others get that of the last of them. null:
+    as many as are executed, `rollout.chunk_size`."""
+    hidden_sizes: list[int] = setting([128, 128, 128], low=1)
+    """Widths of the network's hidden layers."""
+
+
+@dataclass(frozen=True)
+class FlowSizes:
+    """Sizes of a flow policy that its steering depends on."""
+
+    horizon: int
+    """`H`, actions that are denoised together."""
+    action_dim: int
+    """`A`, numbers of an action in the network."""
+    value_width: int
+    """Numbers that the policy's critic would read."""
+
+    def features(self, chunk_size: int, action_dim: int) -> int:
+        """Return the numbers of an observation that steering sees, for chunks of `C` actions of `D` numbers."""
+        return self.value_width + chunk_size * action_dim
+
+    def noise(self, steering: SteeringConfig, chunk_size: int) -> tuple[int, int]:
+        """Return the shape of the noise that is chosen."""
+        return steering.rows or chunk_size, self.action_dim
+
+
+def other_steering(saved: Mapping[str, Any], asked: SteeringConfig, chunk_size: int) -> Iterator[tuple[str, str]]:
+    """Yield name of and a text on each option that a saved policy is steered with differently than asked for.
+
+    Args:
+        saved: its options.
+        asked: those of the run.
+        chunk_size: `C`.
+    """
+    wanted = dataclasses.asdict(dataclasses.replace(asked, rows=asked.rows or chunk_size))
+    for name, value in wanted.items():
+        if saved.get(name) != value:
+            yield name, f"{name} = {value}, but the checkpoint was saved with {saved.get(name)}"
+
+
 def check(config: Config) -> Iterator[ConfigIssue]:
     """Yield issues that concern every flow-matching policy."""
     model = config.model
@@ -73,6 +127,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             f"model.noise_low = {model.noise_low} is not below model.noise_high = {model.noise_high}",
             "lower it",
         )
+    yield from _steered(config)
     entropy_coef = config.algorithm.entropy_coef
     if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
         yield ConfigIssue(
@@ -97,3 +152,21 @@ def check(config: Config) -> Iterator[ConfigIssue]:
                 f"model.{name} = {level}, but flow_cps draws at most all noise anew",
                 "set it to 1 or less",
             )
+
+
+def _steered(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue if an algorithm would learn weights of a policy that is saved with a network that steers it."""
+    checkpoint = config.model.checkpoint
+    if checkpoint is None or fact(ALGORITHMS, config.algorithm.name, "steers"):
+        return
+    try:
+        if read_steering(Path(checkpoint)) is None:
+            return
+    except PolicyError:
+        return  # of a damaged file, which others report
+    yield ConfigIssue(
+        ("algorithm.name", "model.checkpoint"),
+        f"model.checkpoint holds a policy that is steered through its noise ({STEERING_FILE}), whose weights algorithm "
+        f"{config.algorithm.name!r} would change",
+        "set algorithm to dsrl, or name the checkpoint that the steered policy came from",
+    )

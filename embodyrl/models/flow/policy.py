@@ -10,15 +10,16 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
-from embodyrl.models.flow.config import FlowConfig, Gripper, NoiseMethod
+from embodyrl.models.flow.config import FlowConfig, FlowSizes, Gripper, NoiseMethod
 from embodyrl.models.flow.denoising import (
     NoiseNetwork,
     TimeGrid,
@@ -31,7 +32,7 @@ from embodyrl.models.flow.denoising import (
     prior,
 )
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
-from embodyrl.models.saved import weight_type
+from embodyrl.models.saved import weight_type, write_description
 from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.weights import DTYPES, read_heads, write_heads
 
@@ -62,6 +63,14 @@ class Judged:
     """`[B]`"""
 
 
+class Files(Protocol):
+    """Files of a checkpoint beside the weights."""
+
+    def write(self, folder: Path) -> None:
+        """Write all of them into an existing folder."""
+        ...
+
+
 class FlowPolicy(Policy):
     """Base of the model families. A subclass calls `set_up_flow` once it knows its sizes, and implements the abstract
     methods.
@@ -71,6 +80,8 @@ class FlowPolicy(Policy):
     """
 
     config: FlowConfig
+    files: Files
+    """Of the checkpoint, beside the weights."""
     acts_on_device = True
     start: Tensor
     value_changes: bool = True
@@ -94,6 +105,7 @@ class FlowPolicy(Policy):
         """
         config = self.config
         self.grid = grid
+        self._value_width = value_width
         self.value_head = ValueHead(value_width, config.value_sizes)
         learns_noise = config.noise_method is NoiseMethod.flow_noise
         self.noise_network = (
@@ -101,6 +113,12 @@ class FlowPolicy(Policy):
         )
         start = torch.randn(horizon, action_dim, generator=torch.Generator().manual_seed(EVALUATION_SEED))
         self.register_buffer("start", start, persistent=False)
+
+    @property
+    def sizes(self) -> FlowSizes:
+        """Sizes that steering depends on."""
+        horizon, action_dim = self.start.shape
+        return FlowSizes(horizon, action_dim, self._value_width)
 
     def convention(self) -> ActionConvention:
         """Return the convention of un-normalised actions."""
@@ -146,17 +164,36 @@ class FlowPolicy(Policy):
         self.noise_level = first if last is None else first + (last - first) * done
 
     def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+        self,
+        inputs: Inputs,
+        mode: Literal["train", "eval"],
+        generator: torch.Generator | None = None,
+        *,
+        start: Tensor | None = None,
     ) -> ActOutput:
-        """See `Policy.act`. `eval` takes no random step, and starts every chunk from the same noise."""
-        condition = self.condition(inputs)
+        """See `Policy.act`. `eval` takes no random step, and starts every chunk from the same noise.
+
+        Args:
+            inputs, mode, generator: see `Policy.act`.
+            start: noise `[B, H, A]` to start from, instead of the mode's own.
+        """
+        return self.decide(self.condition(inputs), inputs, mode, generator, start)
+
+    def decide(
+        self,
+        condition: Any,
+        inputs: Inputs,
+        mode: Literal["train", "eval"],
+        generator: torch.Generator | None = None,
+        start: Tensor | None = None,
+    ) -> ActOutput:
+        """Choose actions for observations that `condition` has encoded; see `act`."""
         batch, device = len(next(iter(inputs.values()))), self.start.device
         explores = mode == "train"
         # All draws use the device of the inputs and a fixed order, so that a rollout can be reproduced.
-        x = self.start.expand(batch, -1, -1)
+        x = self.starting_noise(batch, mode, generator) if start is None else start
         step, level = torch.zeros(batch, dtype=torch.int64, device=device), x.new_full((batch,), self.noise_level)
         if explores:
-            x = torch.randn(x.shape, generator=generator, device=device)
             step = torch.randint(self._random_steps(), (batch,), generator=generator, device=device)
         chain: list[Tensor] = [x]
         judged: list[Judged] = []
@@ -180,6 +217,25 @@ class FlowPolicy(Policy):
             values=decision.value,
             trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
         )
+
+    def starting_noise(
+        self, batch: int, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return the noise `[batch, H, A]` that denoising starts from: drawn in training, always the same in
+        evaluation."""
+        if mode == "eval":
+            return self.start.expand(batch, -1, -1)
+        return torch.randn(batch, *self.start.shape, generator=generator, device=self.start.device)
+
+    def features(self, condition: Any, batch: int) -> Tensor:
+        """Return what the network knows of observations before it begins, `[B, FlowSizes.features]`: the input of the
+        critic, and the velocity of the executed numbers, for noise of 0 at the noisiest time. There the velocity is
+        minus the mean of the actions that the policy may choose."""
+        nothing = self.start.new_zeros(batch, *self.start.shape)
+        time, _, _ = self.grid.at(torch.zeros(batch, dtype=torch.int64, device=self.start.device))
+        denoised = self.denoise(condition, nothing, time)
+        seen = self.value_features(condition, denoised).float()
+        return torch.cat([seen, self._executed(denoised.velocity)], -1)
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`; only the random steps are computed."""
@@ -239,6 +295,18 @@ class FlowPolicy(Policy):
         return entries[:, : self.spec.chunk_size, : self.spec.action_dim].flatten(1)
 
     # --------------------------------------------------------------------------------------------------------- files
+
+    def write_network(self, folder: Path) -> None:
+        """Write the network's weights in the layout that they were read from, into an existing folder."""
+        raise NotImplementedError
+
+    def save(self, folder: Path, config: ModelConfig) -> None:
+        """Write the public layout that the weights were read from into an existing folder, and critic and noise network
+        beside it."""
+        self.files.write(folder)
+        self.write_network(folder)
+        self.save_heads(folder)
+        write_description(folder, self.options_to_save(config), self.spec)
 
     def _heads(self) -> dict[str, nn.Module]:
         """Return the parts that public checkpoints do not contain."""

@@ -10,12 +10,24 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import FlowSizes
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robot, read_statistics
-from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, embodiment_number
+from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
 from embodyrl.models.gr00t.prompts import TOKENIZER, PromptError, Prompts
 from embodyrl.models.saved import open_shard, shard_files, with_kept
 from embodyrl.models.vla.config import check_patches, check_without_checkpoint
+
+
+def flow_sizes(model: Gr00tConfig, chunk_size: int) -> FlowSizes:
+    """Return the sizes that steering depends on, from the files of the checkpoint.
+
+    Raises:
+        PolicyError: these are missing or damaged.
+    """
+    sizes = CheckpointFiles.read(model).architecture
+    sees_state = model.value_input is ValueInput.vl_and_state
+    return FlowSizes(sizes.action_horizon, sizes.max_action_dim, sizes.width + sizes.dit.width * sees_state)
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:

@@ -26,7 +26,7 @@ from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork, causal_mask
 from embodyrl.models.gr00t.processor import ImagePipeline, normalizer
 from embodyrl.models.gr00t.prompts import Prompts
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
-from embodyrl.models.saved import with_kept, write_description
+from embodyrl.models.saved import with_kept
 from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
 from embodyrl.models.weights import read_weights, write_weights
 
@@ -43,6 +43,7 @@ class Gr00tPolicy(FlowPolicy):
     """
 
     config: Gr00tConfig
+    files: CheckpointFiles
     value_changes = False
 
     def __init__(self, config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
@@ -200,12 +201,9 @@ class Gr00tPolicy(FlowPolicy):
         assert isinstance(config, Gr00tConfig)
         return dataclasses.replace(config, prompt_length=self.prompts.length)
 
-    def save(self, folder: Path, config: ModelConfig) -> None:
-        """Write NVIDIA's layout into an existing folder, and critic and noise network beside it."""
-        self.files.write(folder)
+    def write_network(self, folder: Path) -> None:
+        """See `FlowPolicy.write_network`; NVIDIA's layout."""
         write_weights(self.network, folder, NAMING)
-        self.save_heads(folder)
-        write_description(folder, self.options_to_save(config), self.spec)
 
 
 def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:

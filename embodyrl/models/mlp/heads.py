@@ -16,10 +16,8 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.options import Distribution
-from embodyrl.models.sampling import LOG_SQRT_2PI, Gaussian, draw, known, squashed_logprobs
+from embodyrl.models.sampling import Gaussian, Squashed, draw, known
 
-LOG_STDS = (-20.0, 2.0)
-"""Limits of the log standard deviations of squashed Gaussians, as in Haarnoja et al. (2018), arXiv:1812.05905."""
 INSIDE = 0.999
 """Demonstrated actions are moved this far inside of -1 .. 1, which tanh never reaches."""
 
@@ -109,46 +107,19 @@ class GaussianHead(Gaussian):
         return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square().mean()
 
 
-class SquashedHead(nn.Module):
-    """Independent Gaussians whose means and standard deviations both depend on the observation, squashed into the
-    simulator's action range by tanh. A sample is what tanh is taken of, so that no log-probability is ever that of an
-    action that was rounded to the end of its range."""
+class SquashedHead(Squashed):
+    """Squashed Gaussians over the simulator's action range."""
 
     kind = "squashed"
     centre: Tensor
     half_width: Tensor
 
     def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
-        super().__init__()
-        self.size = chunk_size * simulator.action_dim
-        self.outputs = 2 * self.size
+        super().__init__(chunk_size * simulator.action_dim, log_std)
         self.chunk_size = chunk_size
-        self.log_std = log_std
         centre, half_width = unit_range(simulator)
         self.register_buffer("centre", torch.from_numpy(centre))
         self.register_buffer("half_width", torch.from_numpy(half_width))
-
-    def parameters_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and log standard deviations, `[B, N]` each."""
-        means, log_stds = outputs.chunk(2, -1)
-        return means, (log_stds + self.log_std).clamp(*LOG_STDS)
-
-    def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """See `Head`."""
-        means, log_stds = self.parameters_of(outputs)
-        return means + log_stds.exp() * torch.randn(means.shape, generator=generator, device=means.device)
-
-    def mode(self, outputs: Tensor) -> Tensor:
-        """Return what the most likely Gaussian sample is; see `Head`."""
-        return self.parameters_of(outputs)[0]
-
-    def logprobs(self, outputs: Tensor, sample: Tensor) -> Tensor:
-        """See `Head`; of the squashed sample, in units where -1 .. 1 spans the simulator's range."""
-        return squashed_logprobs(sample, *self.parameters_of(outputs))
-
-    def entropy(self, outputs: Tensor) -> Tensor:
-        """Return entropies of the Gaussians before squashing, which are larger: those after have no closed form."""
-        return self.parameters_of(outputs)[1] + LOG_SQRT_2PI + 0.5
 
     def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
         """See `Head`."""
@@ -162,10 +133,14 @@ class SquashedHead(nn.Module):
         """Convert actions `[B, C, D]` in the simulator's units to numbers in -1 .. 1 `[B, N]`."""
         return ((actions - self.centre) / self.half_width).flatten(1)
 
-    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Mean squared error of the most likely actions, in units of half the action range."""
+    def errors(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the mean squared errors `[B]` of the most likely chunks, in units of half the action range."""
         wanted = self.to_unit(actions).clamp(-INSIDE, INSIDE)
-        return (self.parameters_of(outputs)[0].tanh() - wanted).square().mean()
+        return (self.parameters_of(outputs)[0].tanh() - wanted).square().mean(-1)
+
+    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Mean of `errors`."""
+        return self.errors(outputs, actions).mean()
 
 
 class CategoricalHead(nn.Module):

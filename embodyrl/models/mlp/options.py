@@ -28,13 +28,11 @@ class Distribution(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPConfig(ModelConfig):
-    """A policy and a value function, each a small network on the state observation."""
+class HeadConfig(ModelConfig):
+    """A distribution of actions behind a small network."""
 
-    hidden_sizes: list[int] = setting([128, 128], low=1)
-    """Widths of the hidden layers, of the policy and of the value network."""
     activation: Activation = setting(Activation.tanh)
-    """Nonlinearity between the layers."""
+    """Nonlinearity between its layers."""
     head: Distribution = setting(Distribution.gaussian)
     """Distribution of continuous actions. gaussian: Gaussians whose standard deviations do not depend on the
     observation, clipped to the action range; for PPO and its relatives. squashed: Gaussians whose standard deviations
@@ -43,19 +41,39 @@ class MLPConfig(ModelConfig):
     log_std_init: float = setting(-0.5, low=-5.0, high=2.0)
     """Start value of the exploration noise's log standard deviation, in units of half the action range (squashed:
     before tanh). Discrete actions have no such noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPConfig(HeadConfig):
+    """A policy and a value function, each a small network on the state observation."""
+
+    hidden_sizes: list[int] = setting([128, 128], low=1)
+    """Widths of the hidden layers, of the policy and of the value network."""
     normalize_observations: bool = setting(True)
     """Scale observations by a running mean and standard deviation, updated once per iteration and saved with the
     policy. With a squashed head and a replay they are those of the decisions before learning begins, and stay."""
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
+    """Check that the distribution of actions is one that the algorithm can learn, and that a replay keeps no images for
+    nothing."""
+    yield from check_head(config)
+    if config.env.cameras and fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+        yield ConfigIssue(
+            ("env.cameras", "model.name"),
+            f"env.cameras = {config.env.cameras} has no use: the replay would keep images, and model 'mlp' reads "
+            "states alone",
+            "set env.cameras to [] (videos do without), or model to cnn",
+        )
+
+
+def check_head(config: Config) -> Iterator[ConfigIssue]:
     """Check that the distribution of actions is one that the algorithm can learn."""
-    settings, entry = config.model, fact(ALGORITHMS, config.algorithm.name, "off_policy")
-    assert isinstance(settings, MLPConfig)
-    squashed, demonstrated = (
-        settings.head is Distribution.squashed,
-        fact(ALGORITHMS, config.algorithm.name, "demonstrations"),
-    )
+    settings, name = config.model, config.algorithm.name
+    assert isinstance(settings, HeadConfig)
+    if fact(ALGORITHMS, name, "imitates") or fact(ALGORITHMS, name, "steers"):
+        return  # both heads have a most likely action; and what steers needs another kind of model, as its rules say
+    squashed, entry = settings.head is Distribution.squashed, fact(ALGORITHMS, name, "off_policy")
     if entry and not squashed:
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
@@ -63,8 +81,10 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             "serve: its spread ignores the observation, and it leaves the action range",
             "set model.head to squashed",
         )
-    if squashed and entry is False and not demonstrated:
-        able = [each.name for each in ALGORITHMS.entries() if each.off_policy or each.demonstrations]
+    if squashed and entry is False:
+        able = [
+            each.name for each in ALGORITHMS.entries() if (each.off_policy and not each.steers) or each.demonstrations
+        ]
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
             f"model.head = 'squashed' has no value network and no entropy in closed form, which algorithm "

@@ -18,8 +18,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.heads import CategoricalHead, GaussianHead, SquashedHead, build_head
 from embodyrl.models.mlp.options import Activation, MLPConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicySpec, SoftPolicy
-from embodyrl.models.sampling import squashed_logprobs
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicySpec, SoftPolicy
 
 SMALLEST_DEVIATION = 0.02
 """Smallest standard deviation by which observations are divided where the statistics stay: a number that was constant
@@ -56,12 +55,17 @@ def build_network(sizes: Sequence[int], activation: type[nn.Module], output_gain
     return Network(*layers)
 
 
-class ActorCritic(Policy):
+class ActorCritic(SoftPolicy):
     """Base class of policies that map what they see to the outputs of a distribution and to a value. A subclass sets
-    `head` and implements `_look`."""
+    `head`, `actor` and `feature_dim`, and implements `_look` and `encode`. With a squashed head it learns from a replay
+    and has no value network: critics of actions are those of the algorithm."""
 
     acts_on_device = True
     head: GaussianHead | SquashedHead | CategoricalHead
+    normalizer: RunningNormalizer | None
+    """Of states, if they are scaled."""
+    actor: Network
+    """From features to the outputs of the distribution."""
 
     @abstractmethod
     def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
@@ -83,18 +87,63 @@ class ActorCritic(Policy):
         logprobs = self.head.logprobs(outputs, trace["sample"])
         return EvalOutput(logprobs=logprobs, entropy=self.head.entropy(outputs), values=values)
 
+    # ---- learning from a replay
 
-class MLPPolicy(ActorCritic, SoftPolicy):
+    @property
+    def learns_from_replay(self) -> bool:
+        """See `SoftPolicy`."""
+        return isinstance(self.head, SquashedHead)
+
+    def explore(self, inputs: Inputs, generator: torch.Generator) -> ActOutput:
+        """See `SoftPolicy`; the trace holds the sample as that of `act` does."""
+        head = self._squashed
+        size = (len(next(iter(inputs.values()))), head.size)
+        unit = torch.rand(size, generator=generator, device=generator.device) * 2.0 - 1.0
+        return ActOutput(
+            actions=head.from_unit(unit),
+            logprobs=torch.full_like(unit, -math.log(2.0)),
+            values=None,
+            trace={"sample": unit.clamp(-ATANH_INSIDE, ATANH_INSIDE).atanh()},
+        )
+
+    def draw(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """See `SoftPolicy`."""
+        return self._squashed.draw(self.actor(features).float(), noise)
+
+    def mode(self, features: Tensor) -> Tensor:
+        """See `SoftPolicy`."""
+        return self._squashed.mode(self.actor(features).float()).tanh()
+
+    def errors(self, features: Tensor, actions: Tensor) -> Tensor:
+        """See `SoftPolicy`."""
+        return self._squashed.errors(self.actor(features).float(), actions)
+
+    def to_unit(self, decided: Tensor) -> Tensor:
+        """See `SoftPolicy`."""
+        return self._squashed.to_unit(decided)
+
+    @property
+    def needs_statistics(self) -> bool:
+        """See `SoftPolicy`."""
+        return self.normalizer is not None and not bool(self.normalizer.count)
+
+    @property
+    def _squashed(self) -> SquashedHead:
+        if not isinstance(self.head, SquashedHead):
+            raise PolicyError("only a policy with model.head=squashed learns from a replay")
+        return self.head
+
+
+class MLPPolicy(ActorCritic):
     """An MLP with Gaussian outputs for continuous actions or categorical outputs for discrete ones, and a separate
-    value network of the same shape. One with a squashed head has none: critics of actions are those of the algorithm.
-    """
+    value network of the same shape."""
 
     def __init__(self, config: MLPConfig, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
         if simulator.proprio_dim == 0:
             raise PolicyError("model 'mlp' needs a state observation, but this simulator has none (proprio_dim 0)")
         self.head = build_head(simulator, chunk_size, config.log_std_init, config.head)
-        self.features = simulator.proprio_dim
+        self.feature_dim = simulator.proprio_dim
         self.spec = PolicySpec(
             kind=self.head.kind,
             chunk_size=chunk_size,
@@ -127,42 +176,9 @@ class MLPPolicy(ActorCritic, SoftPolicy):
 
     # ---- learning from a replay
 
-    @property
-    def learns_from_replay(self) -> bool:
-        """See `SoftPolicy`."""
-        return isinstance(self.head, SquashedHead)
-
-    def explore(self, inputs: Inputs, generator: torch.Generator) -> ActOutput:
-        """See `SoftPolicy`; the trace holds the sample as that of `act` does."""
-        head = self._squashed
-        size = (len(inputs["proprio"]), head.size)
-        unit = torch.rand(size, generator=generator, device=generator.device) * 2.0 - 1.0
-        return ActOutput(
-            actions=head.from_unit(unit),
-            logprobs=torch.full_like(unit, -math.log(2.0)),
-            values=None,
-            trace={"sample": unit.clamp(-ATANH_INSIDE, ATANH_INSIDE).atanh()},
-        )
-
     def encode(self, inputs: Inputs) -> Tensor:
         """See `SoftPolicy`."""
         return self._normalize(inputs).float()
-
-    def draw(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """See `SoftPolicy`."""
-        means, log_stds = self._squashed.parameters_of(self.actor(features).float())
-        sample = means + log_stds.exp() * noise
-        return sample.tanh(), squashed_logprobs(sample, means, log_stds).sum(-1)
-
-    def to_unit(self, actions: Tensor) -> Tensor:
-        """See `SoftPolicy`."""
-        return self._squashed.to_unit(actions)
-
-    @property
-    def _squashed(self) -> SquashedHead:
-        if not isinstance(self.head, SquashedHead):
-            raise PolicyError("only a policy with model.head=squashed learns from a replay")
-        return self.head
 
 
 # ---- normalisation of observations

@@ -14,9 +14,10 @@ from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import FlowSizes
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, Robot, robot_of
-from embodyrl.models.pi.config import Architecture, DenoisingTimes, Pi05Config, PiConfig, StateInput
+from embodyrl.models.pi.config import Architecture, DenoisingTimes, Pi05Config, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.saved import parse_json, with_kept
 from embodyrl.models.vla.cameras import check_chosen, check_there, choose_cameras
@@ -113,6 +114,18 @@ def _reason(name: str, given: PiConfig, kept: PiConfig) -> str:
     if getattr(kept, name) is not None:
         return f"as the policy was saved; model.{name} changes it"
     return f"by the checkpoint's files; model.{name} changes it"
+
+
+def flow_sizes(model: PiConfig, chunk_size: int) -> FlowSizes:
+    """Return the sizes that steering depends on, from the files of the checkpoint.
+
+    Raises:
+        PolicyError: these are missing or damaged.
+    """
+    files = CheckpointFiles.read(Path(str(model.checkpoint)), tokenizer=model.tokenizer)
+    sizes = Architecture.from_config(model.name, files.config, expert_head=files.layout.expert_head)
+    read = sizes.expert if model.value_from is ValueFrom.expert else sizes.language
+    return FlowSizes(sizes.horizon, sizes.action_dim, read.width)
 
 
 # --------------------------------------------------------------------------------------------------------------- checks

@@ -35,7 +35,6 @@ from embodyrl.models.pi.network import Pi, Prefix, initialize
 from embodyrl.models.pi.processor import WrittenStates, normalizer, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
-from embodyrl.models.saved import write_description
 from embodyrl.models.vla.cameras import choose_cameras
 from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.config import Frozen
@@ -65,6 +64,7 @@ class PiPolicy(FlowPolicy):
     """
 
     config: PiConfig
+    files: CheckpointFiles
 
     def __init__(self, config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
@@ -258,12 +258,9 @@ class PiPolicy(FlowPolicy):
         kept = SupportedModel.entry(config.name).kept
         return dataclasses.replace(config, **{name: getattr(self.config, name) for name in kept})
 
-    def save(self, folder: Path, config: ModelConfig) -> None:
-        """Write the public layout that the weights were read from into an existing folder, and the critic beside it."""
-        self.files.write(folder)
+    def write_network(self, folder: Path) -> None:
+        """See `FlowPolicy.write_network`."""
         write_single_file(self.network, folder, self._naming)
-        self.save_heads(folder)
-        write_description(folder, self.options_to_save(config), self.spec)
 
 
 def _read_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:

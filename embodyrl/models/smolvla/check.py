@@ -10,12 +10,23 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, state_dim, task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import FlowSizes
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, Robot, scratch_files_of
 from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig
 from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import check_chosen, check_there, choose_cameras
 from embodyrl.models.vla.config import Frozen, StateInput, check_patches, check_robot
+
+
+def flow_sizes(model: SmolVLAConfig, chunk_size: int) -> FlowSizes:
+    """Return the sizes that steering depends on, from the files of the checkpoint.
+
+    Raises:
+        PolicyError: these are missing or damaged.
+    """
+    sizes = CheckpointFiles.read(Path(str(model.checkpoint)), vlm=model.vlm).architecture
+    return FlowSizes(model.horizon or chunk_size, sizes.action_dim, sizes.expert.width)
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:

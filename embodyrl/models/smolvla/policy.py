@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
@@ -29,7 +28,6 @@ from embodyrl.models.policy import (
     PolicyObservation,
     PolicySpec,
 )
-from embodyrl.models.saved import write_description
 from embodyrl.models.smolvla.check import misfits
 from embodyrl.models.smolvla.checkpoint import (
     CheckpointFiles,
@@ -64,6 +62,7 @@ class SmolVLAPolicy(FlowPolicy):
     """
 
     config: SmolVLAConfig
+    files: CheckpointFiles
 
     def __init__(self, config: SmolVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
@@ -160,12 +159,17 @@ class SmolVLAPolicy(FlowPolicy):
     # ------------------------------------------------------------------------------------------- acting and learning
 
     def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
+        self,
+        inputs: Inputs,
+        mode: Literal["train", "eval"],
+        generator: torch.Generator | None = None,
+        *,
+        start: Tensor | None = None,
     ) -> ActOutput:
         """See `FlowPolicy.act`. If vision and language are frozen, the trace has `seen`, what the vision tower made of
         the images; 16-bit floats as the whole numbers with the same bits."""
         seen = self.see(inputs)
-        decision = super().act(inputs | {SEEN: seen}, mode, generator)
+        decision = super().act(inputs | {SEEN: seen}, mode, generator, start=start)
         if self.trace_holds_images:
             # Rollouts are kept as numpy arrays, which know no bfloat16.
             decision.trace[SEEN] = seen.view(torch.int16) if seen.dtype is torch.bfloat16 else seen
@@ -279,14 +283,11 @@ class SmolVLAPolicy(FlowPolicy):
         self.stored = read_weights(self.network, folder, self._naming)
         self.load_heads(folder)
 
-    def save(self, folder: Path, config: ModelConfig) -> None:
-        """Write LeRobot's layout into an existing folder, and critic and noise network beside it. Weights are in the
-        types of the files that they were read from, unless they have learned digits that these would lose."""
-        self.files.write(folder)
+    def write_network(self, folder: Path) -> None:
+        """See `FlowPolicy.write_network`. Weights are in the types of the files that they were read from, unless they
+        have learned digits that these would lose."""
         buffers = {name: torch.from_numpy(numbers) for name, numbers in self.files.buffers.items()}
         write_single_file(self.network, folder, self._naming, types=self.stored, others=buffers)
-        self.save_heads(folder)
-        write_description(folder, self.options_to_save(config), self.spec)
 
 
 def _read_files(config: SmolVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:

@@ -1,0 +1,121 @@
+"""Learn MetaWorld reach-v3 from pixels, success alone and twenty demonstrations; and from the simulator's reward.
+
+For every seed: the demonstrations, metaworld_reach_pixels_rlpd, and the policy that imitation alone gave (the same run
+after one iteration, before it has learned from rollouts). Both are evaluated on held-out start states, with most likely
+and with sampled actions, and with black images. `--dense` runs metaworld_reach_pixels_sac instead. About six
+minutes for each seed on two cores. Runs that are in the folder already are not made again.
+
+    python benchmarks/pixels_rlpd.py --seeds 1 2 3 --work DIR       # writes benchmarks/results/pixels_rlpd.json
+    python benchmarks/pixels_rlpd.py --dense --seeds 1 2 3 --work DIR
+    python benchmarks/pixels_rlpd.py --report                       # prints the tables of docs/results/pixels_sac.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tiny_vla import Seconds, timed
+from tiny_vla_report import RESULTS
+
+from embodyrl.runner.evaluation import wilson_interval
+
+RLPD, DENSE = "metaworld_reach_pixels_rlpd", "metaworld_reach_pixels_sac"
+DEMONSTRATIONS, EPISODES = 20, 200
+WAYS = {"as it is": {}, "sampled": {"sample": True}, "black images": {"blind": True}}
+
+
+def success(run: Path, *, sample: bool = False, blind: bool = False) -> float:
+    """Success of a run's last checkpoint on its held-out episodes."""
+    from tiny_vla_controls import blindfold
+
+    from embodyrl.runner.build import build_acting, open_simulators
+    from embodyrl.runner.checkpoint import POLICY, find_and_tell
+    from embodyrl.runner.evaluation import evaluate, evaluation_noise, held_out_episodes
+    from embodyrl.runner.rundir import read_saved
+
+    checkpoint = find_and_tell(run)
+    loaded = read_saved(checkpoint, [f"eval.sample={str(sample).lower()}", f"eval.episodes={EPISODES}"])
+    with tempfile.TemporaryDirectory() as logs, open_simulators(loaded, Path(logs)) as manager:
+        engine = build_acting(loaded.config, manager, checkpoint / POLICY)
+        if blind:
+            blindfold(engine.policy)
+        noise = evaluation_noise(loaded.config, engine)
+        return evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise).success_once
+
+
+def once(name: str, seconds: Seconds, result: Path, *words: str) -> None:
+    """Run the program, unless its result is there."""
+    if not result.exists():
+        timed(name, seconds, *words)
+
+
+def one_seed(seed: int, work: Path, *, dense: bool) -> dict[str, Any]:
+    """Run all parts of a seed."""
+    demonstrations, seconds = work / "demonstrations", Seconds()
+    common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
+    folder = work / ("dense" if dense else "rlpd")
+    runs = {folder.name: folder}
+    if dense:
+        once("dense", seconds, folder / "summary.json", "run", DENSE, *common, f"run.dir={folder}")
+    else:
+        teaching, runs["cloned"] = [RLPD, *common, f"data.path={demonstrations}"], work / "cloned"
+        collect = ["collect", *teaching, "--episodes", str(DEMONSTRATIONS)]
+        once("demonstrations", seconds, demonstrations / "meta" / "info.json", *collect)
+        once("rlpd", seconds, folder / "summary.json", "run", *teaching, f"run.dir={folder}")
+        brief = [f"run.dir={runs['cloned']}", "run.iterations=1", "run.eval_every=0"]
+        once("cloned", seconds, runs["cloned"] / "summary.json", "run", *teaching, *brief)
+    summary = json.loads((folder / "summary.json").read_text())
+    found = {
+        "seed": seed,
+        "env_steps": summary["env_steps"],
+        "wall_s": summary["wall_s"],
+        "evaluations": {step: each["eval/success_once"] for step, each in summary["evaluations"].items()},
+        "success": {name: {way: success(run, **how) for way, how in WAYS.items()} for name, run in runs.items()},
+        "seconds": seconds,
+    }
+    if not dense:
+        info = json.loads((demonstrations / "meta" / "info.json").read_text())
+        found["demonstrated_steps"] = info["total_frames"]
+    return found
+
+
+def report() -> None:
+    """Print a table for each of the results there are."""
+    for name in ("pixels_rlpd", "pixels_sac"):
+        path = RESULTS / f"{name}.json"
+        rows = json.loads(path.read_text()) if path.exists() else []
+        for row in rows:
+            for policy, ways in row["success"].items():
+                cells = []
+                for rate in ways.values():
+                    low, high = wilson_interval(round(rate * EPISODES), EPISODES)
+                    cells.append(f"{rate:.2f} [{low:.2f}, {high:.2f}]")
+                print(f"| {row['seed']} | {policy} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    """Run all seeds, or print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--dense", action="store_true", help="the simulator's reward, without demonstrations")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--work", type=Path, help="folder for demonstrations and runs")
+    what.add_argument("--report", action="store_true", help="print tables of what was measured")
+    arguments = parser.parse_args()
+    if arguments.report:
+        report()
+        return
+    path = RESULTS / ("pixels_sac.json" if arguments.dense else "pixels_rlpd.json")
+    rows: list[dict[str, Any]] = []
+    for seed in arguments.seeds:
+        rows.append(one_seed(seed, arguments.work / f"seed{seed}", dense=arguments.dense))
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+        print(json.dumps(rows[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

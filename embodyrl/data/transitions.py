@@ -1,0 +1,225 @@
+"""Demonstrations as decisions for critics: what was seen, what was executed, what came of it, what followed.
+
+A dataset does not say all of that in itself, so that four things decide what a frame is worth:
+
+- `next.done` marks the last frame of every episode, whatever ended it. An episode has terminated where the task was
+  solved and `env.end_at_success` says that this ends it, or where the recorder noted that the simulator ended it. What
+  the demonstrator did after a success that ends it, or after `env.max_episode_steps`, does not exist in rollouts, and
+  is left out.
+- What followed the last frame is known only if it was recorded (`embodyrl collect` does, other recorders do not).
+  Without it, an episode that has not terminated loses its last chunk.
+- Where a push interfered, the recorded action is what the demonstrator wanted. Without the executed one beside it, such
+  a frame is in no chunk.
+- Chunks may begin at any frame, and reach beyond the end only if the task was solved inside of them.
+
+Shapes: `N` decisions, `M` of them, `T` frames of an episode, `C` actions in a chunk, `D` action dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.config.schema import AtEnd, Config
+from embodyrl.data.layout import DatasetError, Episode
+from embodyrl.data.reader import Dataset
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decisions:
+    """Decisions of an episode."""
+
+    starts: NDArray[np.int64]
+    """Frames at which chunks begin."""
+    steps: NDArray[np.int64]
+    """Executed actions of each."""
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+
+class Transitions:
+    """All decisions of a dataset, in memory; images are there once.
+
+    Args:
+        dataset: the demonstrations.
+        config: of the run: cameras, frames, chunk size, what ends an episode, memory for demonstrations.
+        task_descriptions: those that a rollout's `task_index` refers to.
+
+    Raises:
+        DatasetError: they have no rewards, no usable decision, or are too large.
+    """
+
+    def __init__(self, dataset: Dataset, config: Config, task_descriptions: Sequence[str] = ()) -> None:
+        self.dataset = dataset
+        self.task_descriptions = list(task_descriptions)
+        """Those that the column `task_index` refers to: the given ones, and others of the dataset after them."""
+        self._config, self._size = config, config.rollout.chunk_size
+        self._cameras = [dataset.spec.cameras.index(camera) for camera in config.env.cameras]
+        self._ages = self._size * np.arange(config.env.frames)
+        self._check()
+        self._proprio: list[NDArray[np.float32]] = []
+        self._images: list[NDArray[np.uint8]] = []
+        self._columns: dict[str, NDArray[Any]] = {}
+        columns: list[dict[str, NDArray[Any]]] = []
+        self.terminations = 0
+        """Decisions that end an episode, for another reason than a time limit."""
+        begin = 0
+        for number in range(len(dataset.episodes)):
+            episode = dataset.read(number, with_images=bool(self._cameras))
+            columns.append(self._columns_of(episode, begin))
+            begin += self._keep_observations(episode)
+        self._columns = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+        self.terminations = int(self._columns["terminated"].sum())
+        if not len(self):
+            raise DatasetError(
+                f"no chunk of {self._size} actions in {dataset.folder} can be learned from by critics: of each it must "
+                "be known what was executed and what followed; record the demonstrations anew with embodyrl collect, "
+                "or lower rollout.chunk_size"
+            )
+        self._observed = {
+            name: np.concatenate(frames)
+            for name, frames in (("proprio", self._proprio), ("images", self._images))
+            if frames
+        }
+
+    def __len__(self) -> int:
+        """Return the number of decisions, `N`."""
+        return len(self._columns["steps"])
+
+    def describe(self) -> str:
+        """Return their number and their ends, for people."""
+        return (
+            f"{len(self):,} chunks of {len(self.dataset.episodes)} demonstrations, {self.terminations} of which end one"
+        )
+
+    @property
+    def proprio(self) -> NDArray[np.float32] | None:
+        """State observations of all decisions `[N, S]`; a copy. None if there are none."""
+        if "proprio" not in self._observed:
+            return None
+        states: NDArray[np.float32] = self._observed["proprio"][self._columns["at"]]
+        return states
+
+    def take(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the columns of some decisions, as a replay has them, each `[M, ...]`; besides, `labels [M, C, D]`, the
+        actions that the demonstrator wanted, and `labelled [M]`, whether they are such that the observation explains
+        them."""
+        columns = {name: column[rows] for name, column in self._columns.items()}
+        at, following, begin = (columns.pop(name) for name in ("at", "following", "begin"))
+        for name, frames in self._observed.items():
+            for prefix, place in (("", at), ("next_", following)):
+                if name == "images":  # of earlier decisions, too; an episode repeats its first one
+                    shown = np.maximum(place[:, None] - self._ages, begin[:, None])
+                    columns[prefix + name] = frames[shown].reshape(len(rows), -1, *frames.shape[2:])
+                else:
+                    columns[prefix + name] = frames[place]
+        return columns
+
+    # ---- reading
+
+    def _check(self) -> None:
+        spec, folder = self.dataset.spec, self.dataset.folder
+        if not spec.outcome:
+            raise DatasetError(
+                f"{folder} holds neither rewards nor successes, which critics learn from: record it anew with embodyrl "
+                "collect, or learn from it by algorithm=sft"
+            )
+        size, most = self.dataset.info.frames * spec.frame_bytes, self._config.data.memory_mib * MIB
+        if size > most:
+            raise DatasetError(
+                f"the demonstrations in {folder} take {size / MIB:,.0f} MiB, and critics draw from all of them at "
+                f"once: raise data.memory_mib (now {self._config.data.memory_mib}), or record fewer"
+            )
+
+    def _keep_observations(self, episode: Episode) -> int:
+        """Keep the observations of an episode, and that after its last action; returns their number."""
+        if episode.proprio is not None:
+            self._proprio.append(episode.proprio)
+            if episode.last_proprio is not None:
+                self._proprio.append(episode.last_proprio[None])
+        if self._cameras:
+            assert episode.images is not None, "read with images"
+            self._images.append(episode.images[:, self._cameras])
+            if episode.last_images is not None:
+                self._images.append(episode.last_images[None, self._cameras])
+        return len(episode) + _has_last(episode)
+
+    def _columns_of(self, episode: Episode, begin: int) -> dict[str, NDArray[Any]]:
+        """Return the columns of an episode's decisions; `at` and `following` are places of observations, of which those
+        of the episode begin at `begin`."""
+        assert episode.rewards is not None and episode.success is not None, "checked before"
+        if not np.isfinite(episode.rewards).all():
+            raise DatasetError(
+                f"a reward of the demonstrations in {self.dataset.folder} is not finite: record them anew"
+            )
+        if episode.task not in self.task_descriptions:
+            self.task_descriptions.append(episode.task)
+        found = self._decisions(episode)
+        frames = found.starts[:, None] + np.arange(self._size)
+        done = np.arange(self._size) < found.steps[:, None]
+        inside = np.minimum(frames, len(episode) - 1)
+        executed = episode.actions if episode.executed is None else episode.executed
+        # Solved once is solved: a reward for success is paid for the first time alone.
+        first = episode.success & (episode.success.cumsum() == 1)
+        return {
+            "at": begin + found.starts,
+            # After a termination nothing follows, and whatever is there has the factor 0; but it must be a number.
+            "following": begin + np.where(found.terminated, found.starts, found.starts + found.steps),
+            "begin": np.full(len(found.starts), begin),
+            "task_index": np.full(len(found.starts), self.task_descriptions.index(episode.task)),
+            "actions": executed[inside],
+            "rewards": np.where(done, episode.rewards[inside], 0.0).astype(np.float32),
+            "success": first[inside] & done,
+            "steps": found.steps,
+            "terminated": found.terminated,
+            "truncated": found.truncated,
+            "labels": episode.actions[inside],
+            "labelled": self._explained(episode, found),
+        }
+
+    def _decisions(self, episode: Episode) -> _Decisions:
+        """Return the decisions of an episode that are known completely."""
+        assert episode.success is not None, "checked before"
+        env = self._config.env
+        length = min(len(episode), env.max_episode_steps)
+        solved = episode.success[:length]
+        at_success = getattr(env, "end_at_success", None)  # None: the simulator itself knows what ends an episode
+        if at_success and solved.any():
+            length = int(solved.argmax()) + 1
+            ends = True
+        else:  # a failure, say; or a success that ended the recording, but would not end a rollout
+            ends = episode.terminated and length == len(episode) and not (at_success is False and bool(solved[-1]))
+        starts = np.arange(length)
+        steps = np.minimum(self._size, length - starts)
+        reaches_end = starts + steps == length
+        terminated = reaches_end & ends
+        last = length < len(episode) or _has_last(episode)
+        known = terminated | (steps == self._size) & (~reaches_end | last)
+        if episode.perturbed is not None and episode.executed is None:
+            before = np.concatenate([[0], np.cumsum(episode.perturbed)])
+            known &= before[starts + steps] == before[starts]
+        truncated = reaches_end & ~terminated & (length >= env.max_episode_steps)
+        return _Decisions(
+            starts=starts[known], steps=steps[known], terminated=terminated[known], truncated=truncated[known]
+        )
+
+    def _explained(self, episode: Episode, found: _Decisions) -> NDArray[np.bool_]:
+        """Return which chunks can be imitated, `[N]`: only the last action of one may be perturbed, since later ones
+        react to what the observation at its beginning does not show; and `data.at_end` decides about those that reach
+        beyond the end."""
+        whole = (found.steps == self._size) | (self._config.data.at_end is AtEnd.repeat)
+        if episode.perturbed is None:
+            return np.asarray(whole)
+        before = np.concatenate([[0], np.cumsum(episode.perturbed)])
+        return np.asarray(whole & (before[found.starts + found.steps - 1] == before[found.starts]))
+
+
+def _has_last(episode: Episode) -> bool:
+    """Return whether it is known what was observed after the last action."""
+    return episode.last_proprio is not None or episode.last_images is not None
