@@ -26,7 +26,8 @@ class ReplayConfig:
     memory_mib: int = setting(2048, low=1)
     """Largest replay that is held in memory [MiB]. A larger one lies in an unnamed file in the run's folder."""
     start_after: int = setting(1000, low=1)
-    """Decisions with random actions before the policy acts and learns, of all envs together."""
+    """Decisions of all envs together before learning from them begins. Their actions are random, unless the policy has
+    learned something before (rlpd, iql, dagger)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +254,13 @@ class DSRLConfig(SACConfig):
 def imitation_steps(algorithm: AlgorithmConfig) -> int:
     """Return the optimiser steps of imitation with which a run begins, before anything is collected."""
     return algorithm.off_policy.imitation.first_steps if isinstance(algorithm, RLPDConfig | DAggerConfig) else 0
+
+
+def begins_randomly(algorithm: AlgorithmConfig) -> bool:
+    """Return whether rollouts begin with random actions: nothing has been learned before."""
+    offline = isinstance(algorithm, IQLConfig) and algorithm.off_policy.offline_iterations > 0
+    imitated = isinstance(algorithm, DAggerConfig) or imitation_steps(algorithm) > 0
+    return isinstance(algorithm, ReplayAlgorithmConfig) and not offline and not imitated
 
 
 def demonstrated_share(algorithm: AlgorithmConfig) -> float | str | None:

@@ -87,13 +87,14 @@ class ImplicitQ(CriticLearner):
         return {} if loss is None else {"critic_loss": loss} | self._seen(values.detach(), looked, minibatch)
 
     def _learn_actor(self, minibatch: Minibatch, looked: Looked, worth: Tensor) -> Metrics:
+        wanted, worth = self._wanted(looked, worth)
         with torch.no_grad():
             weights = advantage_weights(
                 worth - self._value(looked.features),
                 scale=self.settings.advantage_scale,
                 largest=self.settings.largest_weight,
             )
-        errors = self.policy.errors(looked.features, looked.columns["actions"])
+        errors = self.policy.errors(looked.features, wanted)
         loss = self._step(self.optimizers["actor"], weights * errors, minibatch)
         if loss is None:
             return {}
@@ -102,6 +103,19 @@ class ImplicitQ(CriticLearner):
             "weight_max": weights.max() if len(weights) else weights.new_tensor(-math.inf),
         }
         return {"actor_loss": loss, "imitation_loss": errors.detach().sum() / minibatch.size} | of_weights
+
+    @torch.no_grad()
+    def _wanted(self, looked: Looked, worth: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the chunks `[M, C, D]` that the policy imitates, and what they are worth `[M]`: what a demonstrator
+        wanted, where that is known, in place of what a push made of it; elsewhere what was executed, which is worth
+        `worth`."""
+        executed: Tensor = looked.columns["actions"]
+        if looked.labels is None or looked.labelled is None:
+            return executed, worth
+        wanted = torch.where(looked.labelled[:, None, None], looked.labels, executed)
+        every = self.targets(looked.features, self.policy.to_unit(wanted), None)
+        of_labels = agreed_values(every, self.settings.critics.actor_uses)
+        return wanted, torch.where(looked.labelled, of_labels, worth)
 
     def _value(self, features: Tensor) -> Tensor:
         """Return the values of states `[M]`."""

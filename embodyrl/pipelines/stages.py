@@ -31,8 +31,8 @@ from embodyrl.algorithms.off_policy_options import (
     DAggerConfig,
     IQLConfig,
     ReplayAlgorithmConfig,
+    begins_randomly,
     demonstrated_share,
-    imitation_steps,
 )
 from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardLevel
@@ -42,7 +42,7 @@ from embodyrl.engine.parallel import Ranks
 from embodyrl.engine.soft import CriticLearner, Minibatch, SoftActorCritic
 from embodyrl.models.policy import SoftPolicy
 from embodyrl.pipelines.pipeline import Iteration
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, ENCODERS, FILTERS, REWARDS
+from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, type_name
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.interventions import Source
@@ -86,9 +86,7 @@ def collect(iteration: Iteration) -> None:
     """Run the policy in the simulators; with a replay, random actions until it holds `start_after` decisions. Writes
     the columns of a rollout, and `env/` metrics of the episodes that ended."""
     begins = iteration.replay is not None and not iteration.replay.has_begun
-    # A policy that has imitated demonstrations acts from the start, and so does one that learns in no other way.
-    settings = iteration.config.algorithm
-    random = begins and not imitation_steps(settings) and not ALGORITHMS.entry(settings.name).imitates
+    random = begins and begins_randomly(iteration.config.algorithm)
     rollout = iteration.collector.collect(random=True) if random else iteration.collector.collect()
     iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
