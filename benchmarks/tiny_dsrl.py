@@ -31,7 +31,7 @@ def evaluations(run: Path) -> dict[str, float]:
 def decisions(run: Path) -> int:
     """Chunks of four actions that a run has executed, those that an end cut short not counted as whole ones."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return round(max(row.get("env/total_steps", 0.0) for row in rows) / 4)
+    return round(max(float(row.get("env/total_steps", 0.0)) for row in rows) / 4)
 
 
 def one_seed(seed: int, work: Path) -> dict[str, Any]:

@@ -206,6 +206,8 @@ class AlgorithmEntry(Entry):
     """Whether it only imitates, by a policy's `sft_loss`: any model and any kind of action will do."""
     steers: bool = False
     """Whether it leaves a flow policy (`ModelEntry.flow`) as it is, and chooses its noise."""
+    judges: bool = False
+    """Whether what it learns is no policy but a classifier of success (`algorithm.reward: classifier`)."""
     check: Function | None = None
     """As with models."""
     notes: Function | None = None
@@ -248,7 +250,7 @@ class RewardEntry(Entry):
     """Whether it needs whole episodes."""
     of_decisions: bool = False
     """Whether it can be computed for single decisions, as they come from a replay: from `rewards`, `success` (only the
-    first of an episode), `executed`, `steps`, `terminated` and `truncated`."""
+    first of an episode), `judged`, `executed`, `steps`, `terminated` and `truncated`."""
     check: Function | None = None
     """As with models."""
 

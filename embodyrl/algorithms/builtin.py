@@ -106,6 +106,15 @@ def declare_rewards() -> None:
         summary="1 for the action that first solves the task, else 0",
     )
     REWARDS.register(
+        "classifier",
+        target="embodyrl.algorithms.rewards:classifier",
+        options="embodyrl.algorithms.options:ClassifierRewardConfig",
+        whole=False,
+        of_decisions=True,
+        check="embodyrl.pipelines.judging_rules:check_reward",
+        summary="1 for the action after which a learned classifier takes the episode for solved, else 0",
+    )
+    REWARDS.register(
         "difference",
         target="embodyrl.algorithms.rewards:difference",
         whole=True,

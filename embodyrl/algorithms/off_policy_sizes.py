@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from embodyrl.algorithms.off_policy_options import CorrectedConfig, DSRLConfig, InterveneConfig
+from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config.schema import Config
 from embodyrl.models.flow.config import FlowSizes, SteeringConfig
 
@@ -40,6 +41,7 @@ def replay_fields(
     chunk_size: int,
     images: tuple[int, ...] | None = None,
     corrected: bool = False,
+    judged: bool = False,
 ) -> Mapping[str, Field]:
     """Return the columns of a replay.
 
@@ -49,6 +51,7 @@ def replay_fields(
         chunk_size: `C`.
         images: shape `(V, H, W, 3)` of the images of a moment; None: none are kept.
         corrected: whether an expert acts beside the policy, so that it is kept who decided and what the expert wanted.
+        judged: whether a classifier says what is solved.
     """
     observed = {
         "proprio": Field((proprio_dim,), np.float32, observed=True) if proprio_dim else None,
@@ -63,24 +66,24 @@ def replay_fields(
     return {
         **{name: each for name, each in observed.items() if each is not None},
         "actions": Field((chunk_size, action_dim), np.float32),
-        **_outcome(chunk_size),
+        **_outcome(chunk_size, judged=judged),
         **(corrections if corrected else {}),
     }
 
 
 def steered_fields(
-    flow: FlowSizes, steering: SteeringConfig, *, action_dim: int, chunk_size: int
+    flow: FlowSizes, steering: SteeringConfig, *, action_dim: int, chunk_size: int, judged: bool = False
 ) -> Mapping[str, Field]:
     """Return the columns of a replay of noise that was chosen for a frozen flow policy, whose features take the place
     of observations; for the sizes see `replay_fields`."""
     return {
         "features": Field((flow.features(chunk_size, action_dim),), np.float16, observed=True),
         "noise": Field(flow.noise(steering, chunk_size), np.float32),
-        **_outcome(chunk_size),
+        **_outcome(chunk_size, judged=judged),
     }
 
 
-def _outcome(chunk_size: int) -> Mapping[str, Field]:
+def _outcome(chunk_size: int, *, judged: bool) -> Mapping[str, Field]:
     """Return the columns of what a decision led to."""
     return {
         "rewards": Field((chunk_size,), np.float32),
@@ -88,6 +91,7 @@ def _outcome(chunk_size: int) -> Mapping[str, Field]:
         "steps": Field((), np.uint8),
         "terminated": Field((), np.bool_),
         "truncated": Field((), np.bool_),
+        **({"judged": Field((chunk_size,), np.bool_)} if judged else {}),
     }
 
 
@@ -108,16 +112,18 @@ def fields_of(
         flow: sizes of the policy, if its noise is what is learned.
     """
     env, settings = config.env, config.algorithm
+    judged = isinstance(settings.reward, ClassifierRewardConfig)
     if isinstance(settings, DSRLConfig):
         assert flow is not None, "the config rules ask for a flow policy"
         steering, chunk_size = settings.off_policy.steering, config.rollout.chunk_size
-        return steered_fields(flow, steering, action_dim=action_dim, chunk_size=chunk_size)
+        return steered_fields(flow, steering, action_dim=action_dim, chunk_size=chunk_size, judged=judged)
     return replay_fields(
         proprio_dim=proprio_dim,
         action_dim=action_dim,
         chunk_size=config.rollout.chunk_size,
         images=(env.frames * len(env.cameras), *env.image_size, 3) if env.cameras else None,
         corrected=intervene_of(config) is not None,
+        judged=judged,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import (
     AdvantageConfig,
+    AlgorithmConfig,
     Compat,
     Config,
     Excess,
@@ -117,6 +118,29 @@ class SRPORewardConfig(EncodingRewardConfig):
     """A failure is paid less than this; a success is paid 1."""
     steepness: float = setting(10.0, above=0.0)
     """Steepness of the sigmoid over the distance, which runs from 0 (closest failure) to 1 (farthest)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierRewardConfig(RewardConfig):
+    """An episode is paid for what a learned classifier takes for a success."""
+
+    path: str | None = setting(None)
+    """Run of `algorithm: reward_classifier`, or its folder `classifier`."""
+    threshold: float = setting(0.9, above=0.0, below=1.0)
+    """Probability of success from which on an observation counts as one. What such a run prints helps to choose it:
+    a reward that is paid too early is worse than one that is paid late."""
+    ends_episodes: bool = setting(True)
+    """End an episode where it is judged solved: it has terminated, and nothing follows. false: it goes on, and is paid
+    once. Evaluations end where the simulator says so, and so do rollouts besides: `env.end_at_success=false` leaves it
+    to the classifier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardClassifierConfig(AlgorithmConfig):
+    """Learning of a classifier of success."""
+
+    held_out: float = setting(0.2, above=0.0, below=1.0)
+    """Share of the demonstrations that are not learned from: on them precision and recall are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

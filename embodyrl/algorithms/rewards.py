@@ -45,6 +45,15 @@ def success(*, success: Tensor, executed: Tensor) -> Tensor:
     return in_chunks(first.float(), success.shape[2])
 
 
+def classifier(*, judged: Tensor, path: str | None, threshold: float, ends_episodes: bool) -> Tensor:
+    """Reward of 1 for the action of an episode after which a classifier took it for solved for the first time.
+
+    Args:
+        judged: bool `[K, B, C]`, that action; see `rollout.judging`, which reads the other arguments.
+    """
+    return judged.float()
+
+
 def difference(*, rewards: Tensor, executed: Tensor) -> Tensor:
     """Each action's reward minus that of the action before (0 before the first), so that an episode's sum is its last
     reward: a reward that measures progress becomes one for making progress. In float64, where that sum is exact:

@@ -3,9 +3,9 @@
 A dataset does not say all of that in itself, so that four things decide what a frame is worth:
 
 - `next.done` marks the last frame of every episode, whatever ended it. An episode has terminated where the task was
-  solved and `env.end_at_success` says that this ends it, or where the recorder noted that the simulator ended it. What
-  the demonstrator did after a success that ends it, or after `env.max_episode_steps`, does not exist in rollouts, and
-  is left out.
+  solved and this ends it (by `env.end_at_success`, or because a classifier of success would have), or where the
+  recorder noted that the simulator ended it. What the demonstrator did after a success that ends it, or after
+  `env.max_episode_steps`, does not exist in rollouts, and is left out.
 - What followed the last frame is known only if it was recorded (`embodyrl collect` does, other recorders do not).
   Without it, an episode that has not terminated loses its last chunk.
 - Where a push interfered, the recorded action is what the demonstrator wanted. Without the executed one beside it, such
@@ -50,18 +50,27 @@ class Transitions:
         dataset: the demonstrations.
         config: of the run: cameras, frames, chunk size, what ends an episode, memory for demonstrations.
         task_descriptions: those that a rollout's `task_index` refers to.
+        judge_ends: in rollouts a classifier says what is solved: whether that ends an episode; None: there is none.
 
     Raises:
         DatasetError: they have no rewards, no usable decision, or are too large.
     """
 
-    def __init__(self, dataset: Dataset, config: Config, task_descriptions: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        config: Config,
+        task_descriptions: Sequence[str] = (),
+        *,
+        judge_ends: bool | None = None,
+    ) -> None:
         self.dataset = dataset
         self.task_descriptions = list(task_descriptions)
         """Those that the column `task_index` refers to: the given ones, and others of the dataset after them."""
         self._config, self._size = config, config.rollout.chunk_size
         self._cameras = [dataset.spec.cameras.index(camera) for camera in config.env.cameras]
         self._ages = self._size * np.arange(config.env.frames)
+        self._judge_ends = judge_ends
         self._check()
         self._proprio: list[NDArray[np.float32]] = []
         self._images: list[NDArray[np.uint8]] = []
@@ -167,7 +176,9 @@ class Transitions:
         executed = episode.actions if episode.executed is None else episode.executed
         # Solved once is solved: a reward for success is paid for the first time alone.
         first = episode.success & (episode.success.cumsum() == 1)
-        return {
+        # Demonstrations say themselves what was solved, so that no classifier has to.
+        judged = {} if self._judge_ends is None else {"judged": first[inside] & done}
+        return judged | {
             "at": begin + found.starts,
             # After a termination nothing follows, and whatever is there has the factor 0; but it must be a number.
             "following": begin + np.where(found.terminated, found.starts, found.starts + found.steps),
@@ -189,7 +200,8 @@ class Transitions:
         env = self._config.env
         length = min(len(episode), env.max_episode_steps)
         solved = episode.success[:length]
-        at_success = getattr(env, "end_at_success", None)  # None: the simulator itself knows what ends an episode
+        # None: the simulator itself knows what ends an episode.
+        at_success = True if self._judge_ends else getattr(env, "end_at_success", None)
         if at_success and solved.any():
             length = int(solved.argmax()) + 1
             ends = True

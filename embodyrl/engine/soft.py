@@ -38,6 +38,9 @@ from embodyrl.models.policy import SoftPolicy
 from embodyrl.registry import REWARDS
 from embodyrl.seeding import derive_seed
 
+OF_REWARDS = ("rewards", "success", "judged", "steps", "terminated", "truncated")
+"""Columns of a replay that rewards are computed from, `judged` only where a classifier says what is solved."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Minibatch:
@@ -172,7 +175,7 @@ class CriticLearner(ABC):
         if self._pixels:
             columns |= self._shifted(columns, minibatch)
         executed = torch.arange(columns["rewards"].shape[1], device=columns["steps"].device) < columns["steps"][:, None]
-        in_time = {name: columns[name][None] for name in ("rewards", "success", "steps", "terminated", "truncated")}
+        in_time = {name: columns[name][None] for name in OF_REWARDS if name in columns}
         rewards = self._reward(in_time | {"executed": executed[None]})[0]
         shaped = (rewards - settings.time_penalty) * executed * settings.reward_scale
         discounts: dict[str, Any] = {"gamma": settings.gamma, "discount_per": settings.discount_per}

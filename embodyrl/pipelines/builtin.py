@@ -118,6 +118,17 @@ def declare_algorithms() -> None:
         summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
     )
     ALGORITHMS.register(
+        "reward_classifier",
+        target=sft,
+        options="embodyrl.algorithms.options:RewardClassifierConfig",
+        requires=[demonstrated],
+        demonstrations=True,
+        imitates=True,
+        judges=True,
+        check="embodyrl.pipelines.judging_rules:check",
+        summary="learns from demonstrations (data.path) to tell what is solved, for algorithm.reward: classifier",
+    )
+    ALGORITHMS.register(
         "sac",
         target=sac,
         options="embodyrl.algorithms.off_policy_options:SACConfig",
@@ -166,6 +177,7 @@ def declare_algorithms() -> None:
 
 OBSERVATIONS = ("proprio?", "images?")
 CORRECTIONS = ("source?", "labels?", "labelled?")
+JUDGED = ("judged?",)
 EVERY_STEP = ("step_proprio?", "step_images?")
 CRITIC = ("values?", "next_values?")
 OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
@@ -179,7 +191,7 @@ def declare_stages() -> None:
         "collect",
         target="embodyrl.pipelines.stages:collect",
         reads=("policy",),
-        writes=(*ROLLOUT, *CORRECTIONS),
+        writes=(*ROLLOUT, *CORRECTIONS, *JUDGED),
         changes=("simulators",),
         summary="run the policy in the simulators (random actions until a replay holds enough)",
     )
@@ -187,7 +199,7 @@ def declare_stages() -> None:
         "remember",
         target="embodyrl.pipelines.stages:remember",
         apart=True,
-        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", *CORRECTIONS),
+        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", *CORRECTIONS, *JUDGED),
         changes=("replay",),
         summary="add the rollout's decisions to the replay",
     )
@@ -195,7 +207,7 @@ def declare_stages() -> None:
         "remember_noise",
         target="embodyrl.pipelines.stages:remember",
         apart=True,
-        reads=("trace", *OUTCOME, "episode"),
+        reads=("trace", *OUTCOME, "episode", *JUDGED),
         changes=("replay",),
         summary="add the rollout's decisions to the replay: the noise of a frozen flow policy, and what it saw",
     )
@@ -232,7 +244,7 @@ def declare_stages() -> None:
         "shape_rewards",
         target="embodyrl.pipelines.stages:shape_rewards",
         apart=True,
-        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", "group", "address?"),
+        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", "group", "address?", *JUDGED),
         writes=("shaped_rewards",),
         summary="algorithm.reward: what is learned from",
     )

@@ -106,6 +106,9 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     if rollouts and "source" in rollouts[0].batch:
         taken = [rollout.batch["source"][rollout.batch["valid"]] == Source.expert for rollout in rollouts]
         metrics["env/interventions"] = float(torch.cat(taken).float().mean())
+    if finished and "judged" in rollouts[0].batch:
+        judged = sum(int(rollout.batch["judged"][rollout.batch["valid"]].sum()) for rollout in rollouts)
+        metrics["env/judged_success"] = judged / len(finished)
     if finished:
         metrics["env/return"] = float(np.mean([each.total_reward for each in finished]))
         metrics["env/success_once"] = float(np.mean([each.success for each in finished]))

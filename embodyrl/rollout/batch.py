@@ -80,6 +80,7 @@ COLUMNS: Mapping[str, Column] = {
     "start_state": Column("K B", I64, "start state of the episode"),
     "seed": Column("K B", I64, "seed of what is random in the simulator during the episode"),
     "version": Column("K B", I64, "engine version that decided", required=True),
+    "judged": Column("K B C", FLAG, "with a classifier of success: the action after which it says that it is solved"),
     "source": Column("K B", U8, "with an expert beside the policy: who decided, see `rollout.interventions.Source`"),
     "labels": Column("K B C D", F32, "what the expert would execute, in the simulator's units; 0 where unknown"),
     "labelled": Column("K B", FLAG, "labels are known"),

@@ -22,6 +22,7 @@ from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Following, Rollout
 from embodyrl.rollout.interventions import Interventions
+from embodyrl.rollout.judging import Judge
 from embodyrl.tracking.clock import Phase
 
 Mode = Literal["train", "eval", "random"]
@@ -102,6 +103,7 @@ class Collector:
         slots: of the run; None: only those of this process.
         expert: acts beside the policy; None: nobody does.
         intervene: its settings.
+        judge: says what is solved, and may end episodes; None: the simulators alone do.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Collector:
         slots: int | None = None,
         expert: Demonstrator | None = None,
         intervene: InterveneConfig | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.manager = manager
         self.engine = engine
@@ -162,6 +165,7 @@ class Collector:
                 first_slot=first_slot,
                 seed=seed,
             )
+        self._judge = judge
         self._mode: Mode = "train"
         self._held: list[tuple[NDArray[np.int64], Observation]] = []
         """Slots in an episode and their observations, with which the next rollout begins. Copies, because evaluation
@@ -276,10 +280,13 @@ class Collector:
         if received is None:
             return None
         slots, result = received
+        judged: dict[str, NDArray[Any]] = {}
+        if self._judge is not None:
+            result, judged["judged"] = self._judged(self._judge, slots, result)
         columns = self._column[slots]
         rows, ended = collected.decided[columns] - 1, result.ended
         last = rows + 1 == self.config.num_chunks
-        collected.buffer.write(rows, columns, _outcome(result))
+        collected.buffer.write(rows, columns, _outcome(result) | judged)
         collected.finished += zip(rows[ended].tolist(), self._tracker.update(slots, result), strict=True)
         collected.env_steps += int(result.steps.sum())
         collected.invalid += zip(columns[result.lost].tolist(), self._numbers[slots[result.lost]].tolist(), strict=True)
@@ -306,6 +313,24 @@ class Collector:
                 self._held.append((slots[last], result.observation.take(last)))
         self._numbers[slots[begins]] += 1
         return slots[goes_on], result.observation if goes_on.all() else result.observation.take(goes_on)
+
+    def _judged(
+        self, judge: Judge, slots: NDArray[np.int64], result: StepResult
+    ) -> tuple[StepResult, NDArray[np.bool_]]:
+        """Ask the judge about the results of some slots, and begin the next episode of those that it ends; returns the
+        results, and the column `judged`."""
+        before = result.ended
+        result, judged = judge.judge(slots, result)
+        ends = result.ended & ~before & self._has_more(slots)
+        if not ends.any():
+            return result, judged
+        episodes = [each for each in self._following(slots[ends]) if each is not None]
+        with self.clock.measure(Phase.simulate):
+            begun = self.manager.reset(slots[ends], episodes)
+        # What was observed at the end of the others, then of these.
+        order = np.argsort(np.concatenate([np.flatnonzero(~ends), np.flatnonzero(ends)]))
+        observation = Observation.concat([result.observation.take(~ends), begun]).take(order)
+        return replace(result, observation=observation), judged
 
     def _decided(
         self, slots: NDArray[np.int64], observation: Observation, decision: ActOutput, actions: NDArray[np.float32]
@@ -405,6 +430,7 @@ class Collector:
             "in_progress": self.in_progress,
             "tracker": self._tracker.state_dict(),
             **({} if self._interventions is None else {"experts": self._interventions.state(self._numbers)}),
+            **({} if self._judge is None else {"judged": self._judge.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -414,6 +440,8 @@ class Collector:
         self._held = [(self._all, self.manager.observe(self._all).take(self._all))] if state["in_progress"] else []
         if self._interventions is not None and self._held:
             self._interventions.restore(self._numbers, state["experts"])
+        if self._judge is not None:
+            self._judge.load_state_dict(state["judged"])
 
 
 def _following(collected: _Progress) -> Following | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from embodyrl.algorithms.off_policy_options import DSRLConfig
+from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
 from embodyrl.data.experts import Demonstrator
@@ -416,7 +417,9 @@ def open_transitions(config: Config, demonstrations: Demonstrations, manager: Of
 
     if demonstrated_share(config.algorithm) is None:
         return None
-    return Transitions(demonstrations.dataset, config, list(dict.fromkeys(manager.spec.tasks.values())))
+    reward, tasks = config.algorithm.reward, list(dict.fromkeys(manager.spec.tasks.values()))
+    judge_ends = reward.ends_episodes if isinstance(reward, ClassifierRewardConfig) else None
+    return Transitions(demonstrations.dataset, config, tasks, judge_ends=judge_ends)
 
 
 def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: Path) -> Replay | None:

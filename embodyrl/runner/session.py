@@ -20,6 +20,7 @@ from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import UserError, without_controls
+from embodyrl.models.judging import CLASSIFIER
 from embodyrl.models.saved import other_options, weight_type
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_allocator, why_no_cuda
 from embodyrl.placement.launcher import MachineLost
@@ -27,7 +28,7 @@ from embodyrl.placement.plan import describe_binding, inventory, plan_env_worker
 from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
 from embodyrl.placement.run_plan import Machine, Plan, describe_run_binding, plan_run
 from embodyrl.planning.choices import is_large
-from embodyrl.registry import SupportedModel
+from embodyrl.registry import ALGORITHMS, SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Manifest, find, published
 from embodyrl.runner.deployment import Deployment, deployed, lending
@@ -80,6 +81,8 @@ def start(loaded: LoadedConfig, host: Host = PROGRAM) -> Ending:
     with held(RunDir.create(loaded.config)) as directory:
         write_config(directory.path, loaded)
         show(directory, header(loaded, directory.path), host)
+        if fact(ALGORITHMS, loaded.config.algorithm.name, "judges"):
+            return _learn_to_judge(loaded, directory, host)
         return _train(loaded, directory, place, host, started=started, checkpoint=None)
 
 
@@ -92,6 +95,8 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
         _, exit_code = follow(config, rank_info_here(config), started=started, host=host)
         return Ending(run_dir=run_dir, exit_code=exit_code)
     with held(RunDir.open(run_dir)) as directory:
+        if (again := _judging(run_dir, overrides, trust=trust)) is not None:
+            return _judge_again(again, directory, host)
         found = find(run_dir)
         if (warning := restore_files(run_dir, found.place)) is not None:
             show(directory, warning, host)
@@ -110,6 +115,34 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
             show(directory, found.warning, host)
         place = rank_info_here(loaded.config)
         return _train(loaded, directory, place, host, started=started, checkpoint=found.place)
+
+
+def _learn_to_judge(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
+    """Learn a classifier of success."""
+    from embodyrl.runner.classifier import learn_classifier
+
+    refuse_without_cuda(loaded.config.engine.device)
+    learn_classifier(loaded, directory, host)
+    return Ending(run_dir=directory.path)
+
+
+def _judging(run_dir: Path, overrides: Sequence[str], *, trust: bool) -> LoadedConfig | None:
+    """Return the config of a run that learns a classifier of success; None of any other run."""
+    if published(run_dir):
+        return None
+    loaded = read_config(run_dir, overrides, SOURCES, trust=trust)
+    return loaded if fact(ALGORITHMS, loaded.config.algorithm.name, "judges") else None
+
+
+def _judge_again(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
+    """Learn a classifier of success from the start, unless that is done: it has no checkpoints."""
+    run_dir = directory.path
+    if (run_dir / CLASSIFIER).is_dir():
+        show(directory, f"{run_dir} is done: its classifier is in {run_dir / CLASSIFIER}", host)
+        return Ending(run_dir=run_dir)
+    write_config(run_dir, loaded)
+    show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from the start: a classifier has no checkpoints", host)
+    return _learn_to_judge(loaded, directory, host)
 
 
 def _train(
@@ -249,15 +282,17 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
 def header(loaded: LoadedConfig, run_dir: Path) -> str:
     """Return the lines before the first iteration."""
     config = loaded.config
+    judges = fact(ALGORITHMS, config.algorithm.name, "judges")
+    written = "metrics.jsonl, classifier/" if judges else "metrics.jsonl, checkpoints/, report.html, ..."
     rows = [
         ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (--print-config shows them)"),
         ("machine", machine(config)),
-        ("placement", placement(config)),
+        ("placement", "this process alone, without simulators" if judges else placement(config)),
         ("model", model(config)),
         ("simulator", simulator(config)),
         *(("", f"note: {note}") for note in loaded.notes),
         ("algorithm", algorithm(config)),
-        ("output", f"{run_dir}/  (metrics.jsonl, checkpoints/, report.html, ...)"),
+        ("output", f"{run_dir}/  ({written})"),
     ]
     if code := code_of_its_own(config):
         rows.insert(-1, ("plug-ins", ", ".join(f"{name} ({where_from(name)})" for name in code)))

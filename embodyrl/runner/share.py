@@ -17,6 +17,7 @@ from embodyrl.envs.manager import Simulators
 from embodyrl.registry import ADVANTAGES, ALGORITHMS
 from embodyrl.rollout.collector import Collector, Mode, Zeros
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.judging import judge_of
 from embodyrl.rollout.needs import images_are_read
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_slots, own_slots
 from embodyrl.rollout.spread import gather_rollouts
@@ -57,6 +58,7 @@ class EnvShare:
             slots=config.env.num_envs,
             expert=expert,
             intervene=intervene_of(config),
+            judge=judge_of(config, manager.num_envs, engine.device),
         )
         # Imitation wants the states that the policy gets into by itself: it acts as in evaluations.
         imitates = ALGORITHMS.entry(config.algorithm.name).imitates

@@ -83,7 +83,9 @@ def check_head(config: Config) -> Iterator[ConfigIssue]:
         )
     if squashed and entry is False:
         able = [
-            each.name for each in ALGORITHMS.entries() if (each.off_policy and not each.steers) or each.demonstrations
+            each.name
+            for each in ALGORITHMS.entries()
+            if not each.judges and ((each.off_policy and not each.steers) or each.demonstrations)
         ]
         yield ConfigIssue(
             ("model.head", "algorithm.name"),

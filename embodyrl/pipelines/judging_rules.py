@@ -1,0 +1,122 @@
+"""Rules of learning a classifier of success (`algorithm: reward_classifier`), and of rewards that come from one; see
+`rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from embodyrl.algorithms.options import ClassifierRewardConfig
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import fact, state_dim
+from embodyrl.config.schema import Config, PlacementBackend
+from embodyrl.data.check import check as check_demonstrations
+from embodyrl.data.layout import DatasetError, Info
+from embodyrl.hub import is_hub_name
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.judging import ClassifierFacts, find_classifier
+from embodyrl.models.mlp.options import Distribution, HeadConfig
+from embodyrl.registry import SupportedModel
+
+PATH = "algorithm.reward.path"
+
+
+def check(config: Config) -> Iterator[ConfigIssue]:
+    """Check that a classifier can be learned."""
+    yield from check_demonstrations(config)
+    yield from _success_is_known(config)
+    if fact(SupportedModel, config.model.name, "off_policy") is False:
+        able = [entry.name for entry in SupportedModel.entries() if entry.off_policy]
+        yield ConfigIssue(
+            ("model.name", "algorithm.name"),
+            f"model {config.model.name!r} cannot be a classifier of success: that is a small network",
+            f"set model to {' or '.join(able)}",
+        )
+    if isinstance(config.model, HeadConfig) and config.model.head is Distribution.squashed:
+        yield ConfigIssue(
+            ("model.head", "algorithm.name"),
+            "model.head = 'squashed' is a distribution of continuous actions, and a classifier answers yes or no",
+            "leave it out",
+        )
+    if config.model.checkpoint is not None:
+        yield ConfigIssue(
+            ("model.checkpoint", "algorithm.name"),
+            f"model.checkpoint = {config.model.checkpoint!r} holds a policy, and algorithm 'reward_classifier' learns "
+            "a classifier from the beginning",
+            "set it to null",
+        )
+    for path, is_used in (
+        ("engine.parallel.world_size", config.engine.parallel.world_size not in ("auto", 1)),
+        ("placement.rollout.workers", bool(config.placement.rollout.workers)),
+        ("placement.backend", config.placement.backend is not PlacementBackend.local),
+    ):
+        if is_used:
+            yield ConfigIssue(
+                (path, "algorithm.name"),
+                f"{path} has no use: one process learns a classifier in minutes",
+                "leave it out",
+            )
+
+
+def _success_is_known(config: Config) -> Iterator[ConfigIssue]:
+    path = config.data.path
+    if path is None or is_hub_name(path):
+        return  # a rule reports the first; the second is not here yet
+    try:
+        spec = Info.read(Path(path)).spec
+    except DatasetError:
+        return  # which `check_demonstrations` reports
+    if not spec.outcome:
+        yield ConfigIssue(
+            ("data.path", "algorithm.name"),
+            f"the demonstrations in {path} do not say after which actions the task was solved (next.success)",
+            "record them anew with embodyrl collect",
+        )
+
+
+def check_reward(config: Config) -> Iterator[ConfigIssue]:
+    """Check that there is a classifier, and that it sees what it was learned from."""
+    settings = config.algorithm.reward
+    assert isinstance(settings, ClassifierRewardConfig)
+    if settings.path is None:
+        yield ConfigIssue(
+            (PATH, "algorithm.reward.name"),
+            "algorithm.reward is 'classifier', but algorithm.reward.path is null",
+            "set it to a run of algorithm 'reward_classifier', such as embodyrl run reward_classifier makes",
+        )
+        return
+    try:
+        facts = ClassifierFacts.read(find_classifier(Path(settings.path)))
+    except PolicyError as error:
+        message, _, remedy = str(error).partition(": ")
+        yield ConfigIssue(PATH, message, remedy)
+        return
+    env, seen = config.env, facts.seen
+    size = tuple(env.image_size) if env.cameras else (0, 0)
+    differing = {
+        "env.cameras": (list(seen.cameras), list(env.cameras)),
+        "env.image_size": (list(seen.image_size), list(size)),
+        "env.frames": (seen.frames, env.frames),
+    }
+    for name, (wanted, found) in differing.items():
+        if wanted != found:
+            yield ConfigIssue(
+                (name, PATH),
+                f"{name} is {found}, and the classifier in {settings.path} was learned with {wanted}",
+                f"set {name} to {wanted}, or learn a classifier with this section env",
+            )
+    dim = state_dim(config)
+    if dim is not None and dim != seen.state_dim:
+        yield ConfigIssue(
+            (PATH, "env.name"),
+            f"states of the simulator have {dim} numbers, and the classifier in {settings.path} was learned from "
+            f"{seen.state_dim}",
+            "learn a classifier with this section env",
+        )
+    if others := [task for task in env.tasks if task not in facts.tasks]:
+        yield ConfigIssue(
+            ("env.tasks", PATH),
+            f"the classifier in {settings.path} was learned from {', '.join(facts.tasks)}, not from "
+            f"{', '.join(others)}: it does not know what solves that",
+            "learn one with these env.tasks",
+        )
