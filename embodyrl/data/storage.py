@@ -171,7 +171,10 @@ def _bounds(path: Path, changed: int) -> NDArray[np.int64]:
 def _piece(path: Path, changed: int, number: int, columns: tuple[str, ...]) -> pa.Table:
     file = _open(path)
     _check_columns(path, file, columns)
-    return file.read_row_group(number, columns=list(columns))
+    try:
+        return file.read_row_group(number, columns=list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"{path} is damaged ({error}): record or download the dataset anew") from error
 
 
 # --------------------------------------------------------------------------------------------------------------- images

@@ -128,7 +128,11 @@ class Ranks:
         if self.size == 1:
             return [own]
         found = self.gather_bytes(own.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return [torch.frombuffer(bytearray(each), dtype=own.dtype).view(-1, *own.shape[1:]) for each in found]
+        # An empty buffer is none to torch.
+        return [
+            torch.frombuffer(bytearray(each), dtype=own.dtype).view(-1, *own.shape[1:]) if each else own[:0].cpu()
+            for each in found
+        ]
 
     def gather_values(self, own: Any) -> list[Any]:
         """Return the value of each rank, in their order: anything that JSON can hold."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from embodyrl.algorithms.off_policy_options import (
     CorrectedConfig,
     DAggerConfig,
+    DSRLConfig,
     InterveneConfig,
     Labelled,
     ReplayAlgorithmConfig,
@@ -26,7 +27,14 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     intervene = settings.intervene if isinstance(settings, CorrectedConfig) else None
     if isinstance(config.algorithm, DAggerConfig):
         yield from _imitated(config, config.algorithm)
-    if intervene is not None:
+    if intervene is not None and isinstance(config.algorithm, DSRLConfig):
+        yield ConfigIssue(
+            (HERE, "algorithm.name"),
+            f"{HERE} has no use: algorithm {config.algorithm.name!r} learns which noise to choose, and an expert "
+            "chooses actions",
+            "set it to null",
+        )
+    elif intervene is not None:
         yield from _expert(config, intervene)
         yield from _moments(config, intervene)
         yield from _labels(config, intervene)

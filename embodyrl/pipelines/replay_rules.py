@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
+import psutil
+
 from embodyrl.algorithms.off_policy_options import (
     CriticizedConfig,
     CriticsConfig,
@@ -271,8 +273,17 @@ def _decision_size(config: Config, algorithm: SACConfig) -> int | None:
 def _room(config: Config) -> Iterator[ConfigIssue]:
     """Check that there is room for a replay that lies on the disk."""
     assert isinstance(config.algorithm, ReplayAlgorithmConfig)
-    needed = replay_size(config)
-    if needed is None or needed <= config.algorithm.off_policy.replay.memory_mib * MIB:
+    needed, memory = replay_size(config), psutil.virtual_memory().total
+    if needed is None:
+        return
+    if needed <= config.algorithm.off_policy.replay.memory_mib * MIB:
+        if needed > memory:
+            yield ConfigIssue(
+                ("algorithm.off_policy.replay.memory_mib", "algorithm.off_policy.replay.capacity"),
+                f"the replay takes {needed / MIB:,.0f} MiB of memory, and this machine has {memory / MIB:,.0f} MiB",
+                "lower algorithm.off_policy.replay.memory_mib, so that it lies on the disk, or "
+                "algorithm.off_policy.replay.capacity",
+            )
         return
     folder = Path(config.run.dir or ".").absolute()
     there = next(each for each in (folder, *folder.parents) if each.is_dir())

@@ -161,7 +161,7 @@ class Runner:
         if not self.progress.imitated and self.config.model.checkpoint is None and self.transitions is not None:
             seen = self.transitions.proprio
             if seen is not None:
-                own = seen[:: 1 if self.ranks.is_first else len(self.transitions)]
+                own = seen if self.ranks.is_first else seen[:0]  # all ranks have the same ones, which count once
                 self.engine.take_statistics(torch.from_numpy(own))
         metrics: dict[str, float] = {}
         while self.progress.imitated < wanted and not self.stopper.agree():

@@ -204,6 +204,12 @@ def drop_column(path: Path, name: str) -> None:
     pq.write_table(pq.read_table(path).drop_columns([name]), path)
 
 
+def spoil(path: Path) -> None:
+    """Damage the rows of a file, but not what is at its end."""
+    content = path.read_bytes()
+    path.write_bytes(content[:8] + bytes(len(content) // 4) + content[8 + len(content) // 4 :])
+
+
 DATA = "data/chunk-000/file-000.parquet"
 DAMAGES = {
     "no folder": (lambda folder: folder.rename(folder.with_name("gone")), "do not exist: record some"),
@@ -218,6 +224,7 @@ DAMAGES = {
     "other total": (lambda folder: change_info(folder, total_frames=64), "4 episodes with 63 frames, but"),
     "no data": (lambda folder: (folder / DATA).unlink(), "missing; the dataset is incomplete"),
     "damaged data": (lambda folder: (folder / DATA).write_bytes(b"PAR1 and so on"), "is damaged"),
+    "damaged rows": (lambda folder: spoil(folder / DATA), "is damaged"),
     "no tasks": (lambda folder: (folder / "meta/tasks.parquet").unlink(), "tasks.parquet is missing"),
     "no column": (lambda folder: drop_column(folder / DATA, "action"), "has no column 'action'"),
     "few rows": (
