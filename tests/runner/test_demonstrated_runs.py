@@ -90,7 +90,7 @@ def test_cloning_is_evaluated_first_and_shown_beside_every_evaluation(small: Cal
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["behaviour_cloning"] == summary["evaluations"]["0"]
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["eval/cloned_success"] for row in rows if "eval/return" in row] == [0.0, 0.0]
+    assert [row["eval/cloned_success"] for row in rows if "eval/return" in row] == [1.0, 1.0]
     first = next(row for row in rows if "train/updates" in row)
     assert first["train/imitation_loss"] > 0 and first["train/cloned_distance"] >= 0
 
