@@ -1,5 +1,7 @@
-"""Implicit Q-learning: critics that never ask what an action outside of the data is worth, and a policy that imitates
-the actions that turned out well (Kostrikov et al. 2021, arXiv:2110.06169). The formulas are in `algorithms.off_policy`.
+"""Implicit Q-learning: critics whose targets never ask what an action outside of the data is worth, and a policy that
+imitates the actions that are worth most (Kostrikov et al. 2021, arXiv:2110.06169). The formulas are in
+`algorithms.off_policy`. Unlike there, the policy imitates what a demonstrator wanted where a push executed something
+else; what that is worth the critics guess.
 
 Shapes: `M` decisions of a minibatch, or those of them that this rank has; `N` numbers of a chunk of actions.
 """

@@ -222,6 +222,24 @@ def test_of_two_actions_the_better_one_is_imitated() -> None:
     assert abs(ends[0.0]) < 0.1 and ends[10.0] > 0.4
 
 
+def test_what_a_demonstrator_wanted_is_imitated_not_what_a_push_made_of_it() -> None:
+    """Half of the decisions were pushed: the policy imitates what was wanted in these, the critics what was done."""
+    ends = []
+    for known in (True, False):
+        engine = iql(advantage_scale=0.0)
+        batch = minibatch(size=64)
+        pushed = torch.arange(64) % 2 == 0
+        batch.columns["proprio"] = torch.zeros(64, S)
+        scale, centre = torch.tensor([2.0, 0.5]), torch.tensor([0.0, 0.5])
+        wanted = torch.full((64, C, D), 0.5)
+        batch.columns["actions"] = torch.where(pushed[:, None, None], -wanted, wanted) * scale + centre
+        batch.columns["labels"] = wanted * scale + centre
+        batch.columns["labelled"] = torch.full((64,), known)
+        learned(engine, *[batch] * 300)
+        ends.append(float(engine.policy.mode(torch.zeros(1, S)).mean()))  # type: ignore[operator]
+    assert ends[0] == pytest.approx(0.5, abs=0.05) and ends[1] == pytest.approx(0.0, abs=0.05)
+
+
 def test_critics_never_ask_for_actions_of_the_policy() -> None:
     engine, batch = iql(), minibatch()
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from embodyrl.cli import train
 from embodyrl.config import load_config
 from embodyrl.data.layout import DatasetSpec, Episode
 from embodyrl.data.writer import DatasetWriter
+from embodyrl.rollout.collector import Collector
 
 SMALL = """
 defaults: [env: gym/pendulum, model: mlp, algorithm: {algorithm}, _self_]
@@ -33,6 +35,10 @@ tracking: {{sinks: [jsonl]}}
 """
 RLPD = "critics: {count: 3, hidden_sizes: [16]}, imitation: {first_steps: 60, coef: 1.0, cloned_coef: 0.5}"
 IQL = "critics: {count: 2, hidden_sizes: [16]}, offline_iterations: 2"
+NO_IMITATION = [
+    *(f"algorithm.off_policy.imitation.{name}=0" for name in ("first_steps", "cloned_coef")),
+    "data.batch_size=64",  # the default, because nothing reads it then
+]
 WEIGHTS = "checkpoints/last/policy/model.safetensors"
 
 
@@ -100,6 +106,36 @@ def test_nothing_is_collected_before_the_offline_iterations_are_over(small: Call
     assert ["env/steps" in row for row in rows] == [False, False, True, True, True, True]
     assert [row.get("train/updates") for row in rows[:2]] == [15.0, 30.0]
     assert rows[-1]["train/updates"] == 30 + int(0.4 * 48 * 3), "as many as are owed once 90 decisions are there"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words", "expected"),
+    [
+        ("iql", [], {"train"}),
+        ("iql", ["algorithm.off_policy.offline_iterations=0"], {"random", "train"}),
+        ("rlpd", [], {"train"}),
+        (
+            "rlpd",
+            NO_IMITATION,
+            {"random", "train"},
+        ),
+    ],
+)
+def test_only_a_policy_that_has_learned_nothing_begins_with_random_actions(
+    small: Callable[..., Run], algorithm: str, words: list[str], expected: set[str]
+) -> None:
+    again = [*words, "run.iterations=5", "run.save_every=5", "run.eval_every=0"]
+    modes: set[str] = set()
+    original = Collector.collect
+
+    def noted(self: Collector, zeros: Any = np.zeros, mode: str = "train") -> Any:
+        modes.add(mode)
+        return original(self, zeros, mode)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Collector, "collect", noted)
+        small(algorithm, "run", *again)
+    assert modes == expected
 
 
 def test_one_rank_and_two_learn_the_same(small: Callable[..., Run]) -> None:
