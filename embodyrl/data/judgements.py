@@ -15,7 +15,7 @@ from embodyrl.config.schema import Config
 from embodyrl.data.batch import Batch
 from embodyrl.data.layout import DatasetError, Episode
 from embodyrl.data.reader import Dataset
-from embodyrl.data.transitions import MIB
+from embodyrl.data.transitions import require_memory
 from embodyrl.envs import Observation
 from embodyrl.seeding import derive_seed
 
@@ -79,12 +79,7 @@ class Judgements:
                 f"{folder} does not say after which actions the task was solved (next.success): record it anew with "
                 "embodyrl collect"
             )
-        size, most = self.dataset.info.frames * spec.frame_bytes, self._config.data.memory_mib * MIB
-        if size > most:
-            raise DatasetError(
-                f"the demonstrations in {folder} take {size / MIB:,.0f} MiB, and all of them are held in memory: raise "
-                f"data.memory_mib (now {self._config.data.memory_mib}), or record fewer"
-            )
+        require_memory(self.dataset, self._config.data.memory_mib)
 
     def _choose(self, share: float) -> NDArray[np.int64]:
         """Draw the episodes that are held out."""
@@ -152,12 +147,8 @@ def _answers(episode: Episode) -> NDArray[np.bool_]:
     """Return the answer at every observation of an episode: at its first, and after each action whose observation is
     known."""
     assert episode.success is not None, "checked before"
-    after = episode.success if _has_last(episode) else episode.success[:-1]
+    after = episode.success if episode.has_last else episode.success[:-1]
     return np.concatenate([[False], after])
-
-
-def _has_last(episode: Episode) -> bool:
-    return episode.last_proprio is not None or episode.last_images is not None
 
 
 def _with_last(observed: NDArray[np.generic], last: NDArray[np.generic] | None) -> NDArray[np.generic]:

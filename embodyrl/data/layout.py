@@ -313,6 +313,11 @@ class Episode:
     def __len__(self) -> int:
         return len(self.actions)
 
+    @property
+    def has_last(self) -> bool:
+        """Whether it is known what was observed after the last action."""
+        return self.last_proprio is not None or self.last_images is not None
+
     def check(self, spec: DatasetSpec) -> None:
         """Raise `ValueError` if the episode does not fit a dataset."""
         height, width = spec.image_size

@@ -139,12 +139,7 @@ class Transitions:
                 f"{folder} holds neither rewards nor successes, which critics learn from: record it anew with embodyrl "
                 "collect, or learn from it by algorithm=sft"
             )
-        size, most = self.dataset.info.frames * spec.frame_bytes, self._config.data.memory_mib * MIB
-        if size > most:
-            raise DatasetError(
-                f"the demonstrations in {folder} take {size / MIB:,.0f} MiB, and critics draw from all of them at "
-                f"once: raise data.memory_mib (now {self._config.data.memory_mib}), or record fewer"
-            )
+        require_memory(self.dataset, self._config.data.memory_mib)
 
     def _keep_observations(self, episode: Episode) -> int:
         """Keep the observations of an episode, and that after its last action; returns their number."""
@@ -157,7 +152,7 @@ class Transitions:
             self._images.append(episode.images[:, self._cameras])
             if episode.last_images is not None:
                 self._images.append(episode.last_images[None, self._cameras])
-        return len(episode) + _has_last(episode)
+        return len(episode) + episode.has_last
 
     def _columns_of(self, episode: Episode, begin: int) -> dict[str, NDArray[Any]]:
         """Return the columns of an episode's decisions; `at` and `following` are places of observations, of which those
@@ -211,7 +206,7 @@ class Transitions:
         steps = np.minimum(self._size, length - starts)
         reaches_end = starts + steps == length
         terminated = reaches_end & ends
-        last = length < len(episode) or _has_last(episode)
+        last = length < len(episode) or episode.has_last
         known = terminated | (steps == self._size) & (~reaches_end | last)
         if episode.perturbed is not None and episode.executed is None:
             before = np.concatenate([[0], np.cumsum(episode.perturbed)])
@@ -232,6 +227,12 @@ class Transitions:
         return np.asarray(whole & (before[found.starts + found.steps - 1] == before[found.starts]))
 
 
-def _has_last(episode: Episode) -> bool:
-    """Return whether it is known what was observed after the last action."""
-    return episode.last_proprio is not None or episode.last_images is not None
+def require_memory(dataset: Dataset, memory_mib: int) -> None:
+    """Raise `DatasetError` if not all of a dataset fits into the memory for demonstrations [MiB], which is drawn from
+    at once."""
+    size = dataset.info.frames * dataset.spec.frame_bytes
+    if size > memory_mib * MIB:
+        raise DatasetError(
+            f"the demonstrations in {dataset.folder} take {size / MIB:,.0f} MiB, and all of them are drawn from at "
+            f"once: raise data.memory_mib (now {memory_mib}), or record fewer"
+        )
