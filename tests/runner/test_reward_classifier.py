@@ -144,12 +144,27 @@ def test_a_run_that_is_paid_by_it_goes_on_bit_for_bit_and_its_episodes_end_there
 
 
 def test_episodes_may_go_on_and_are_paid_once(paid: Callable[..., Run]) -> None:
-    run = paid("sac", "on", "algorithm.reward.ends_episodes=false")
+    run = paid("sac", "on", "algorithm.reward.ends_episodes=false", "run.save_every=6")
     moments = [load_file(each) for each in (run.path / "checkpoints/last/trainer/replay").glob("*.safetensors")]
     assert not any(each["terminated"].any() for each in moments)
     lengths = [row["env/episode_length"] for row in run.metrics() if "env/episode_length" in row]
-    assert set(lengths) <= {40.0}
-    assert all(row["env/judged_success"] <= 2.0 for row in run.metrics() if "env/judged_success" in row)
+    assert lengths and set(lengths) == {40.0}
+    found = {
+        name: torch.cat([each[name] for each in moments]) for name in ("slot", "number", "decided", "judged", "proprio")
+    }
+    high, paid_for = [], []
+    for slot in range(4):
+        here = found["slot"] == slot
+        order = found["number"][here].argsort()
+        decided, judged, states = (found[name][here][order] for name in ("decided", "judged", "proprio"))
+        # Forty decisions of the first episode, and the observation that followed the last of them.
+        assert decided[:40].all() and not decided[40]
+        paid_for.append(int(judged[:40].sum()))
+        high.append(int((states[1:41, 0] > 0.6).sum()))
+    assert max(paid_for) == 1
+    assert any(each == 1 and above > 1 for each, above in zip(paid_for, high, strict=True)), (
+        "too easy: none was seen twice"
+    )
 
 
 @pytest.mark.parametrize("episodes", ["whole", "continuous"])
