@@ -204,3 +204,45 @@ def test_what_cannot_be_a_classifier_is_refused(judge: Path, tmp_path: Path) -> 
     said = str(caught.value)
     assert "my.yaml:3:15: model.head = 'squashed' is a distribution of continuous actions" in said
     assert "my.yaml:4:33: engine.parallel.world_size has no use: one process learns a classifier" in said
+
+
+def test_images_are_judged_too(tmp_path: Path) -> None:
+    """Solved where the image is bright; the state says nothing."""
+    rng = np.random.default_rng(1)
+    spec = DatasetSpec(
+        action_names=("torque",), state_dim=3, fps=20, cameras=("render",), image_size=(32, 32), outcome=True, ends=True
+    )
+    with DatasetWriter(tmp_path / "data", spec) as writer:
+        for _ in range(8):
+            bright = rng.random(13) < 0.4
+            images = rng.integers(0, 60, (13, 1, 32, 32, 3)) + 190 * bright[:, None, None, None, None]
+            states = rng.normal(size=(13, 3)).astype(np.float32)
+            writer.add(
+                Episode(
+                    task="swing up",
+                    proprio=states[:-1],
+                    last_proprio=states[-1],
+                    images=images[:-1].astype(np.uint8),
+                    last_images=images[-1].astype(np.uint8),
+                    actions=np.zeros((12, 1), np.float32),
+                    rewards=np.zeros(12, np.float32),
+                    success=bright[1:],
+                )
+            )
+    (tmp_path / "learn.yaml").write_text(
+        "defaults: [env: gym/pendulum_rgb, model: cnn, algorithm: reward_classifier, _self_]\n"
+        "env: {image_size: [32, 32]}\n"
+        "model: {encoder: drq, channels: [8, 8], strides: [3, 2], image_features: 16}\n"
+        f"data: {{path: {tmp_path / 'data'}, steps: 20, batch_size: 32}}\n"
+        "run: {iterations: 3, eval_every: 0}\n"
+        "engine: {optimizer: {lr: 0.003}}\n"
+        "tracking: {sinks: [jsonl]}\n"
+    )
+    assert train.run(load_config(str(tmp_path / "learn.yaml"), [f"run.dir={tmp_path / 'run'}"])) == 0
+    scores = json.loads((tmp_path / "run" / "classifier" / "classifier.json").read_text())["held_out"]["0.5"]
+    assert scores["precision"] > 0.9 and scores["recall"] > 0.9
+    classifier = SuccessClassifier.load(tmp_path / "run" / "classifier", torch.device("cpu"))
+    images = np.stack([np.full((1, 32, 32, 3), level, np.uint8) for level in (220, 30)])
+    seen = Observation(images=images, proprio=np.zeros((2, 3), np.float32), task_descriptions=["", ""])
+    bright, dark = classifier.probabilities(seen)
+    assert bright > 0.5 > dark
