@@ -191,7 +191,15 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(ReplayAlgorithmConfig):
+class CriticizedAlgorithmConfig(ReplayAlgorithmConfig):
+    """An algorithm that learns from a replay, with critics of actions."""
+
+    off_policy: CriticizedConfig = field(default_factory=CriticizedConfig)
+    """Learning from what was collected before, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(CriticizedAlgorithmConfig):
     """Soft actor-critic."""
 
     off_policy: OffPolicyConfig = field(default_factory=OffPolicyConfig)
@@ -207,7 +215,7 @@ class RLPDConfig(SACConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IQLConfig(ReplayAlgorithmConfig):
+class IQLConfig(CriticizedAlgorithmConfig):
     """Implicit Q-learning."""
 
     off_policy: ImplicitConfig = field(default_factory=ImplicitConfig)

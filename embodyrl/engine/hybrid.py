@@ -25,7 +25,7 @@ from embodyrl.algorithms.losses import (
     require_entries,
     value_loss,
 )
-from embodyrl.algorithms.off_policy_options import IQLConfig, SACConfig, imitation_steps
+from embodyrl.algorithms.off_policy_options import CriticizedAlgorithmConfig, imitation_steps
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Offload, OldLogprobs, Proximal
 from embodyrl.data.batch import Batch
 from embodyrl.engine.compute import (
@@ -742,7 +742,7 @@ class HybridEngine:
 
 
 def _has_critics(policy: Policy, algorithm: AlgorithmConfig) -> TypeGuard[SoftPolicy]:
-    return isinstance(algorithm, SACConfig | IQLConfig) and isinstance(policy, SoftPolicy)
+    return isinstance(algorithm, CriticizedAlgorithmConfig) and isinstance(policy, SoftPolicy)
 
 
 def _one_row(columns: Columns) -> Columns:

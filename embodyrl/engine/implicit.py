@@ -57,7 +57,7 @@ class ImplicitQ(CriticLearner):
     ) -> None:
         settings = self.settings = algorithm.off_policy
         common: dict[str, Any] = {"algorithm": algorithm, "config": config, "updates": updates, "seed": seed}
-        super().__init__(policy, critics=settings.critics, pixels=settings.augment_pixels, **common, **others)
+        super().__init__(policy, **common, **others)
         start = torch.Generator().manual_seed(derive_seed(seed, "values"))
         single = dataclasses.replace(settings.critics, count=1, subset=1)
         self.values = Critics(policy.feature_dim, single, start).to(self.device)

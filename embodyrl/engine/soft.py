@@ -26,7 +26,7 @@ from embodyrl.algorithms.off_policy import (
     soft_targets,
     temperature_losses,
 )
-from embodyrl.algorithms.off_policy_options import CriticsConfig, ReplayAlgorithmConfig, SACConfig
+from embodyrl.algorithms.off_policy_options import CriticizedAlgorithmConfig, SACConfig
 from embodyrl.algorithms.off_policy_sizes import largest_entropy, usual_target_entropy
 from embodyrl.algorithms.shifts import draw_shifts, shifted
 from embodyrl.config.schema import OptimizerConfig
@@ -90,9 +90,7 @@ class CriticLearner(ABC):
 
     Args:
         policy: on its device.
-        algorithm: discounts, reward.
-        critics: sizes of the critics.
-        pixels: largest shift of images; 0: they are not shifted.
+        algorithm: discounts, reward, sizes of the critics, shifts of images.
         actor: the policy's optimiser; without `SoftPolicy.encoder_parameters`.
         config: of all optimisers; critics have a rate of their own.
         updates: iterations of the run, for the schedules.
@@ -106,9 +104,7 @@ class CriticLearner(ABC):
         self,
         policy: SoftPolicy,
         *,
-        algorithm: ReplayAlgorithmConfig,
-        critics: CriticsConfig,
-        pixels: int,
+        algorithm: CriticizedAlgorithmConfig,
         actor: Optimizer,
         config: OptimizerConfig,
         updates: int,
@@ -118,7 +114,8 @@ class CriticLearner(ABC):
         watch: Callable[[], None],
     ) -> None:
         self.policy, self.algorithm = policy, algorithm
-        self._sizes, self._pixels = critics, pixels
+        critics = self._sizes = algorithm.off_policy.critics
+        self._pixels = algorithm.off_policy.augment_pixels
         self._weights, self._guard, self._watch = weights, guard, watch
         self._ranks = weights.ranks
         self.size = policy.decision_size
@@ -314,7 +311,7 @@ class SoftActorCritic(CriticLearner):
     ) -> None:
         settings = self.settings = algorithm.off_policy
         common: dict[str, Any] = {"algorithm": algorithm, "config": config, "updates": updates, "seed": seed}
-        super().__init__(policy, critics=settings.critics, pixels=settings.augment_pixels, **common, **others)
+        super().__init__(policy, **common, **others)
         temperature = settings.temperature
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature.initial), device=self.device))
         wanted = temperature.target_entropy
