@@ -128,6 +128,8 @@ class ModelEntry(Entry):
     """Whether it predicts values."""
     off_policy: bool = False
     """Whether it can learn from a replay (a `models.policy.SoftPolicy`)."""
+    weighs: bool = False
+    """Whether its `sft_loss` heeds how much each sample counts (`models.policy.SAMPLE_WEIGHTS`)."""
     frames: bool = False
     """Whether it reads images of earlier decisions, too (`env.frames`)."""
     max_chunk: int | None = None

@@ -29,6 +29,8 @@ Inputs = dict[str, Tensor]
 
 ACTION_WEIGHTS = "action_weights"
 """Name of a further input of `sft_loss`."""
+SAMPLE_WEIGHTS = "sample_weights"
+"""Name of another one, `[B]`: how much each sample counts; see `mean_over_samples`."""
 PUBLISHED = "<published>"
 """Value of `checkpoint` that stands for the published size without weights, for planning and benchmarks."""
 WEIGHTS_FILE = "model.safetensors"
@@ -212,7 +214,9 @@ class Policy(nn.Module, ABC):
         Args:
             inputs: from `preprocess`; beside them `action_weights [B, C]`, for models that do not learn actions beyond
                 the end of an episode, which repeat its last one: 0 for these, and equal for all others, such that the
-                mean over a minibatch is 1.
+                mean over a minibatch is 1. Where some demonstrations are worth more than others also
+                `sample_weights [B]`, for models registered with `weighs=True`: the loss is the mean over samples of the
+                loss of each times its weight (`mean_over_samples`).
             actions: `[B, C, D]` in the simulator's units, within its range.
             draws: of these samples, from `imitation_draws`.
 
@@ -398,6 +402,17 @@ class SoftPolicy(Policy):
     @abstractmethod
     def learns_from_replay(self) -> bool:
         """Whether the policy was built with a head for it."""
+
+
+def mean_over_samples(losses: Tensor, inputs: Inputs) -> Tensor:
+    """Return the mean of losses `[B, ...]`, those of each sample times its `sample_weights`, if there are any.
+
+    Args:
+        losses: those that `sft_loss` is the mean of, as many for each sample.
+        inputs: of `sft_loss`.
+    """
+    weights = inputs.get(SAMPLE_WEIGHTS)
+    return (losses if weights is None else losses * weights.view(-1, *[1] * (losses.dim() - 1))).mean()
 
 
 def _outside(module: nn.Module, prefix: str, parts: tuple[str, ...]) -> Iterator[str]:

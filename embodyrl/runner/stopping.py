@@ -184,6 +184,8 @@ class Stopper:
         now = time.monotonic()
         if number == signal.SIGINT and now - self._first_at.get(number, now) > ONE_WISH_S:
             self._leave(number)
+        # Noted before anything is done: another signal may arrive while this one is handled.
+        self._first_at.setdefault(number, now)
         if self._wish is None or self._wish == CALLBACK:
             self._wish = number
             _fulfilled[:] = [now]
@@ -191,7 +193,6 @@ class Stopper:
             _say(f"stopping after {self._unit}, then saving{_hint(number)}")
         elif now - min(self._first_at.values()) > ONE_WISH_S:
             _say(f"still finishing {self._unit}, then saving{_hint(number)}")
-        self._first_at.setdefault(number, now)
 
 
 def _hint(number: int) -> str:

@@ -23,6 +23,9 @@ import psutil
 import pytest
 from slow import rest_slow
 
+from embodyrl.runner import stopping
+from embodyrl.runner.stopping import Stopper
+
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
 EMBODYRL = (sys.executable, "-m", "embodyrl")
@@ -196,6 +199,21 @@ def test_a_second_sigterm_much_later_changes_nothing(start: Callable[..., Starte
     code, _, err = started.ending()
     assert code == 143 and "still finishing this iteration" in err
     started.assert_saved(SIGTERM)
+
+
+def test_a_signal_that_arrives_while_another_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Signals] = []
+
+    def send_another() -> None:
+        if not sent:
+            sent.append(Signals.SIGTERM)
+            signal.raise_signal(Signals.SIGTERM)
+
+    monkeypatch.setattr(stopping, "_leave_dead_screens", send_another)
+    with Stopper() as stopper:
+        signal.raise_signal(Signals.SIGINT)
+        assert stopper.agree()
+    assert sent and stopper.stopped_by == "SIGINT"
 
 
 def test_nohup_is_deaf_to_a_hangup(start: Callable[..., Started]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from embodyrl.models.gr00t.config import ValueInput
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.models.pi.config import ScratchConfig as PiScratch
 from embodyrl.models.pi.config import StateInput, ValueFrom
+from embodyrl.models.policy import SAMPLE_WEIGHTS
 from embodyrl.models.prismatic.config import ScratchConfig
 from embodyrl.models.smolvla.config import ScratchConfig as SmolVLAScratch
 from embodyrl.models.vla.config import Frozen
@@ -224,6 +226,26 @@ def test_demonstrations_in_parts_have_the_gradient_of_all(case: Case, policy: Po
     whole = gradient(slice(BATCH))
     assert whole.abs().max() > 0
     torch.testing.assert_close(gradient(slice(1), slice(1, BATCH)), whole, atol=1e-5 * float(whole.abs().max()), rtol=0)
+
+
+def test_a_demonstration_counts_as_much_as_its_weight(case: Case, policy: Policy) -> None:
+    assert SupportedModel.entry(case.model).weighs
+    inputs = policy.preprocess(case.observation(BATCH))
+    wanted = 0.3 * policy.act(inputs, "eval").actions.detach()
+    draws = policy.imitation_draws(BATCH, torch.Generator().manual_seed(0))
+
+    def loss(weights: torch.Tensor, actions: torch.Tensor = wanted) -> torch.Tensor:
+        return policy.sft_loss(inputs | {SAMPLE_WEIGHTS: weights}, actions, draws).detach()
+
+    close = partial(torch.testing.assert_close, atol=1e-6, rtol=1e-5)
+    close(loss(torch.ones(BATCH)), policy.sft_loss(inputs, wanted, draws).detach())
+    each = torch.stack([loss(one) for one in torch.eye(BATCH)])
+    assert each.min() > 0 and (each.max() - each.min()) / each.max() > 1e-4, "they differ"
+    weights = torch.linspace(0.0, 3.0, BATCH)
+    close(loss(weights), (weights * each).sum())
+    # What weighs nothing is not learned: the loss is the same whatever was demonstrated there.
+    others = torch.where(torch.arange(BATCH)[:, None, None] == 2, wanted, wanted.flip(1) * 0.5)
+    assert torch.equal(loss(torch.eye(BATCH)[2], others), each[2])
 
 
 def test_bfloat16_changes_little_and_rollout_and_learning_agree_in_it(case: Case, policy: Policy) -> None:

@@ -42,6 +42,7 @@ from embodyrl.models.policy import (
     Policy,
     PolicyObservation,
     PolicySpec,
+    mean_over_samples,
 )
 from embodyrl.models.sampling import Gaussian
 from embodyrl.models.saved import write_description
@@ -197,24 +198,24 @@ class ACTPolicy(Policy):
         own = actions if self.units is None else self.units.inverse(actions)
         wanted = self.actions.normalize(own.float())
         with self._dropping(draws["dropout"]):
-            style, divergence = self._style(wanted, inputs.get("state"), weights == 0, draws["style"])
+            style, divergences = self._style(wanted, inputs.get("state"), weights == 0, draws["style"])
             chunk, _ = self.network(inputs["images"], inputs.get("state"), style)
         errors = (chunk[:, :count].float() - wanted).abs() * weights.unsqueeze(-1)
         # The weights have a mean of 1 over the minibatch, of which this may be a part.
-        loss: Tensor = errors.mean() + self.architecture.kl_weight * divergence
-        return loss
+        divergence = self.architecture.kl_weight * mean_over_samples(divergences, inputs)
+        return mean_over_samples(errors, inputs) + divergence
 
     def _style(
         self, wanted: Tensor, state: Tensor | None, hidden: Tensor, noise: Tensor
-    ) -> tuple[Tensor | None, Tensor | float]:
-        """Return the latent variable of demonstrated chunks, None if the model has none, and its mean divergence."""
+    ) -> tuple[Tensor | None, Tensor]:
+        """Return the latent variable of demonstrated chunks, None if the model has none, and its divergences `[B]`."""
         if not self.architecture.style_layers:
-            return None, 0.0
+            return None, wanted.new_zeros(len(wanted))
         rest = self.architecture.horizon - wanted.shape[1]
         style = self.network.infer_style(
             functional.pad(wanted, (0, 0, 0, rest)), state, functional.pad(hidden, (0, rest), value=True)
         )
-        return style.sample(noise), style.divergence().float().mean()
+        return style.sample(noise), style.divergence().float()
 
     @contextmanager
     def _dropping(self, seeds: Tensor) -> Iterator[None]:

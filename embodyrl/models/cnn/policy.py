@@ -21,7 +21,7 @@ from embodyrl.models.mlp.policy import (
     RunningNormalizer,
     build_network,
 )
-from embodyrl.models.policy import Inputs, PolicyObservation, PolicySpec
+from embodyrl.models.policy import Inputs, PolicyObservation, PolicySpec, mean_over_samples
 from embodyrl.models.vla.cameras import check_names
 from embodyrl.models.vla.processor import check_images, read_state
 
@@ -106,7 +106,7 @@ class CNNPolicy(ActorCritic):
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """See `Policy.sft_loss`."""
-        return self.head.sft_loss(self.actor(self._features(inputs)).float(), actions)
+        return mean_over_samples(self.head.errors(self.actor(self._features(inputs)).float(), actions), inputs)
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Update the running normalisation of states."""

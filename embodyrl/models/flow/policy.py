@@ -31,7 +31,7 @@ from embodyrl.models.flow.denoising import (
     flow_sde,
     prior,
 )
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.models.policy import SAMPLE_WEIGHTS, ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.models.saved import weight_type, write_description
 from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.weights import DTYPES, read_heads, write_heads
@@ -335,7 +335,8 @@ class FlowPolicy(Policy):
         `Policy.sft_loss`."""
         data, counts = self.sft_targets(actions, inputs)
         time, share = self.learning_times(draws["time"])
-        return masked_error(self.flow_errors(self.condition(inputs), data, draws["noise"], time, share), counts)
+        errors = self.flow_errors(self.condition(inputs), data, draws["noise"], time, share)
+        return masked_error(errors, counts, inputs.get(SAMPLE_WEIGHTS))
 
     def fill_horizon(self, actions: Tensor) -> Tensor:
         """Pad normalised actions `[B, C, D]` to `[B, H, A]`: repeat the last action, and fill each with zeros."""
@@ -350,9 +351,10 @@ class FlowPolicy(Policy):
         return (said.velocity - (noise - data)).square()
 
 
-def masked_error(errors: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean of `errors [B, H, A]` where `counts` is 1."""
-    return (errors * counts).sum() / counts.sum()
+def masked_error(errors: Tensor, counts: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean of `errors [B, H, A]` where `counts` is 1, those of each sample times its weight `[B]`."""
+    weighted = errors if weights is None else errors * weights[:, None, None]
+    return (weighted * counts).sum() / counts.sum()
 
 
 def _pick(steps: Sequence[Judged], step: Tensor) -> Judged:

@@ -49,8 +49,8 @@ class Head(Protocol):
         units; NaN where the distribution is."""
         ...
 
-    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Return the supervised loss for demonstrated `actions [B, C, D]`; a scalar."""
+    def errors(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the supervised losses for demonstrated `actions [B, C, D]`: `[B, ...]`, as many for each sample."""
         ...
 
 
@@ -101,10 +101,10 @@ class GaussianHead(Gaussian):
         chunk = sample.view(*sample.shape[:-1], self.chunk_size, -1)
         return from_unit_range(chunk, self.centre, self.half_width)
 
-    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Mean squared error of the means, in units of half the action range. The standard deviations get no gradient:
-        demonstrations do not determine how much to explore."""
-        return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square().mean()
+    def errors(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the squared errors `[B, N]` of the means, in units of half the action range. The standard deviations
+        get no gradient: demonstrations do not determine how much to explore."""
+        return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square()
 
 
 class SquashedHead(Squashed):
@@ -138,10 +138,6 @@ class SquashedHead(Squashed):
         wanted = self.to_unit(actions).clamp(-INSIDE, INSIDE)
         return (self.parameters_of(outputs)[0].tanh() - wanted).square().mean(-1)
 
-    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Mean of `errors`."""
-        return self.errors(outputs, actions).mean()
-
 
 class CategoricalHead(nn.Module):
     """One choice among n for each action of the chunk; the action is its index."""
@@ -174,9 +170,9 @@ class CategoricalHead(nn.Module):
         """See `Head`."""
         return known(sample.float(), logprobs).unsqueeze(-1)
 
-    def sft_loss(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Cross-entropy of the choices."""
-        return -self.logprobs(outputs, actions.squeeze(-1).round().long()).mean()
+    def errors(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the cross-entropies `[B, C]` of the choices."""
+        return -self.logprobs(outputs, actions.squeeze(-1).round().long())
 
     def _logits(self, outputs: Tensor) -> Tensor:
         return outputs.view(*outputs.shape[:-1], self.chunk_size, -1)

@@ -18,7 +18,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.heads import CategoricalHead, GaussianHead, SquashedHead, build_head
 from embodyrl.models.mlp.options import Activation, MLPConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicySpec, SoftPolicy
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicySpec, SoftPolicy, mean_over_samples
 
 SMALLEST_DEVIATION = 0.02
 """Smallest standard deviation by which observations are divided where the statistics stay: a number that was constant
@@ -158,7 +158,7 @@ class MLPPolicy(ActorCritic):
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """See `Policy.sft_loss`."""
-        return self.head.sft_loss(self.actor(self._normalize(inputs)).float(), actions)
+        return mean_over_samples(self.head.errors(self.actor(self._normalize(inputs)).float(), actions), inputs)
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Update the running observation normalisation."""

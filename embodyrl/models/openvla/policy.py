@@ -15,7 +15,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.openvla.cache import KeyValueCache
 from embodyrl.models.openvla.config import OpenVLAConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, mean_over_samples
 from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
 
 
@@ -84,9 +84,9 @@ class OpenVLAPolicy(PrismaticPolicy):
         """See `Policy.sft_loss`: cross-entropy of the action tokens over the whole vocabulary."""
         tokens = self.bins.encode(self.normalize(actions))
         logits = self.network.language_model.lm_head(self.answer_states(inputs, tokens)).float()
-        return functional.cross_entropy(
-            logits.flatten(0, 1), (tokens + self.network.architecture.first_action_token).flatten()
-        )
+        wanted = tokens + self.network.architecture.first_action_token
+        losses = functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+        return mean_over_samples(losses.view_as(wanted), inputs)
 
     def answer_states(self, inputs: Inputs, tokens: Tensor) -> Tensor:
         """Return the hidden states `[B, N, E]` that predict the action tokens `[B, N]`."""

@@ -16,7 +16,7 @@ from torch.nn import functional
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.openvla_oft.config import ACTION_HEAD, PROPRIO_PROJECTOR, ActionHead, OpenVLAOFTConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyObservation
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyObservation, mean_over_samples
 from embodyrl.models.prismatic.policy import PrismaticPolicy
 from embodyrl.models.prismatic.processor import Bounds, NormRange
 from embodyrl.models.vla.processor import read_state
@@ -173,10 +173,11 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         error of normalised actions."""
         hidden, target = self.slot_states(inputs), self.normalize(actions)
         if self.l1_head is not None:
-            return functional.l1_loss(self.l1_head(hidden).float(), target)
+            return mean_over_samples((self.l1_head(hidden).float() - target).abs(), inputs)
         logits = self.network.language_model.lm_head(hidden).float()
         tokens = self.bins.encode(target) + self.network.architecture.first_action_token
-        return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        losses = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+        return mean_over_samples(losses.view_as(tokens), inputs)
 
     def sequence(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the language model's inputs: embeddings `[B, P+L+N(+1), E]`, and a mask that is False for padding.

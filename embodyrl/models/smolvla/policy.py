@@ -21,6 +21,7 @@ from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.policy import (
     ACTION_WEIGHTS,
     PUBLISHED,
+    SAMPLE_WEIGHTS,
     ActOutput,
     EvalOutput,
     Inputs,
@@ -221,13 +222,15 @@ class SmolVLAPolicy(FlowPolicy):
 
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """See `FlowPolicy.sft_targets`. Weights are 0 for actions beyond the demonstrated ones, for those beyond the
-        end of an episode, and for the zeros that pad an action."""
+        end of an episode, and for the zeros that pad an action; those of a sample that counts for more are larger."""
         own = actions if self.units is None else self.units.inverse(actions)
         data = self.fill_horizon(self.actions.normalize(own.float()))
         counts = torch.zeros_like(data)
         counts[:, : actions.shape[1], : self.spec.action_dim] = inputs.get(
             ACTION_WEIGHTS, actions.new_ones(actions.shape[:2])
         ).unsqueeze(-1)
+        if SAMPLE_WEIGHTS in inputs:
+            counts *= inputs[SAMPLE_WEIGHTS][:, None, None]
         return data, counts
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
