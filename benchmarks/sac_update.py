@@ -31,6 +31,7 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models.mlp.options import Activation, Distribution, MLPConfig
 from embodyrl.models.mlp.policy import MLPPolicy
+from embodyrl.models.policy import SoftPolicy
 from embodyrl.registry import LOSSES
 from embodyrl.rollout.replay import Replay
 
@@ -91,7 +92,8 @@ def ours(decisions: dict[str, np.ndarray], *, width: int, batch: int, layer_norm
     replay._columns["rewards"][0] = decisions["rewards"][:, None]
     replay._columns["steps"][0] = 1
     replay._live = np.arange(DECISIONS)
-    engine.take_statistics(torch.from_numpy(decisions["proprio"]))
+    assert isinstance(engine.policy, SoftPolicy)
+    engine.take_statistics(torch.from_numpy(decisions["proprio"]), engine.policy)
     return lambda count: engine.improve(replay.minibatches(count, batch))
 
 

@@ -206,6 +206,9 @@ class AlgorithmEntry(Entry):
     """Whether it learns from a replay of past decisions; its options then have a section `off_policy`."""
     imitates: bool = False
     """Whether it only imitates, by a policy's `sft_loss`: any model and any kind of action will do."""
+    weighs: bool = False
+    """Whether it can imitate by a policy's `sft_loss`, with weights (`ModelEntry.weighs`), where critics do not see
+    what the policy sees."""
     steers: bool = False
     """Whether it leaves a flow policy (`ModelEntry.flow`) as it is, and chooses its noise."""
     judges: bool = False

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from embodyrl.config.schema import AlgorithmConfig, CriticUse, setting
+from embodyrl.config.rules import fact
+from embodyrl.config.schema import AlgorithmConfig, Config, CriticUse, setting
 from embodyrl.models.flow.config import SteeringConfig
+from embodyrl.models.mlp.options import Distribution, HeadConfig
+from embodyrl.registry import SupportedModel
 
 
 class Labelled(StrEnum):
@@ -221,6 +224,10 @@ class IQLConfig(CriticizedAlgorithmConfig):
     off_policy: ImplicitConfig = field(default_factory=ImplicitConfig)
     """Learning from demonstrations by their value, then also from a replay."""
 
+    def rolls_out(self, iterations: int) -> bool:
+        """Return whether anything is collected in a run of so many iterations."""
+        return self.off_policy.offline_iterations < iterations
+
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatedConfig(CorrectedConfig):
@@ -274,3 +281,11 @@ def begins_randomly(algorithm: AlgorithmConfig) -> bool:
 def demonstrated_share(algorithm: AlgorithmConfig) -> float | str | None:
     """Return the share of demonstrations in minibatches beside a replay; None if the algorithm has no such ones."""
     return algorithm.off_policy.demonstrations if isinstance(algorithm, RLPDConfig | IQLConfig | DAggerConfig) else None
+
+
+def weighs_imitation(config: Config) -> bool:
+    """Return whether a policy learns from what actions are worth by its own supervised loss: critics do not see what it
+    sees."""
+    model, shows = config.model, fact(SupportedModel, config.model.name, "off_policy")
+    squashed = not isinstance(model, HeadConfig) or model.head is Distribution.squashed
+    return isinstance(config.algorithm, IQLConfig) and not (shows and squashed)

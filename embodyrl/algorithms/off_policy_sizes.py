@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from embodyrl.algorithms.off_policy_options import CorrectedConfig, DSRLConfig, InterveneConfig
+from embodyrl.algorithms.off_policy_options import CorrectedConfig, DSRLConfig, InterveneConfig, weighs_imitation
 from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config.schema import Config
 from embodyrl.models.flow.config import FlowSizes, SteeringConfig
@@ -41,6 +41,7 @@ def replay_fields(
     chunk_size: int,
     images: tuple[int, ...] | None = None,
     corrected: bool = False,
+    tasks: bool = False,
     judged: bool = False,
 ) -> Mapping[str, Field]:
     """Return the columns of a replay.
@@ -51,6 +52,7 @@ def replay_fields(
         chunk_size: `C`.
         images: shape `(V, H, W, 3)` of the images of a moment; None: none are kept.
         corrected: whether an expert acts beside the policy, so that it is kept who decided and what the expert wanted.
+        tasks: whether it is kept what the task was.
         judged: whether a classifier says what is solved.
     """
     observed = {
@@ -58,7 +60,6 @@ def replay_fields(
         "images": Field(images, np.uint8, observed=True) if images else None,
     }
     corrections = {
-        "task_index": Field((), np.int64),
         "source": Field((), np.uint8),
         "labels": Field((chunk_size, action_dim), np.float32),
         "labelled": Field((), np.bool_),
@@ -66,6 +67,7 @@ def replay_fields(
     return {
         **{name: each for name, each in observed.items() if each is not None},
         "actions": Field((chunk_size, action_dim), np.float32),
+        **({"task_index": Field((), np.int64)} if tasks or corrected else {}),
         **_outcome(chunk_size, judged=judged),
         **(corrections if corrected else {}),
     }
@@ -123,6 +125,7 @@ def fields_of(
         chunk_size=config.rollout.chunk_size,
         images=(env.frames * len(env.cameras), *env.image_size, 3) if env.cameras else None,
         corrected=intervene_of(config) is not None,
+        tasks=weighs_imitation(config),
         judged=judged,
     )
 

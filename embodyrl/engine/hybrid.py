@@ -6,10 +6,11 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from embodyrl.algorithms.losses import (
     require_entries,
     value_loss,
 )
-from embodyrl.algorithms.off_policy_options import CriticizedAlgorithmConfig, imitation_steps
+from embodyrl.algorithms.off_policy_options import imitation_steps
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Offload, OldLogprobs, Proximal
 from embodyrl.data.batch import Batch
 from embodyrl.engine.compute import (
@@ -41,7 +42,7 @@ from embodyrl.engine.compute import (
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.graphs import CudaGraph, Graphs
 from embodyrl.engine.large import LEARNED_FROM
-from embodyrl.engine.learners import learner_of
+from embodyrl.engine.learners import learner_of, shows_critics
 from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
 from embodyrl.engine.minibatch import (
     ON_HOST,
@@ -67,6 +68,7 @@ from embodyrl.engine.minibatch import (
     to_columns,
 )
 from embodyrl.engine.offload import EngineOffload
+from embodyrl.engine.onlooker import Onlooker
 from embodyrl.engine.optimizer import Guard, NumericsError, Optimizer, explain_actions
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, is_sharded, parallelize
 from embodyrl.engine.reference import reference_of
@@ -75,6 +77,7 @@ from embodyrl.envs import Observation
 from embodyrl.models.flow.steering import SteeredPolicy
 from embodyrl.models.policy import (
     ACTION_WEIGHTS,
+    SAMPLE_WEIGHTS,
     ActOutput,
     EvalOutput,
     Inputs,
@@ -107,6 +110,7 @@ class HybridEngine:
         loss: policy loss from the registry.
         iterations: length of the run, for the learning-rate schedule.
         seed: the run's seed.
+        onlooker: what critics of actions see with, if not with the policy; see `learners.onlooker_for`.
         saved: folder of a saved policy (`lora.save_policy`) to continue from; the reference policy stays the given one.
         ranks: those of the run; each has an engine for its share of minibatches.
         blocks: those that this process decides for.
@@ -124,6 +128,7 @@ class HybridEngine:
         loss: Callable[..., LossOutput],
         iterations: int,
         seed: int,
+        onlooker: Onlooker | None = None,
         saved: Path | None = None,
         folder: Path | None = None,
         ranks: Ranks = SINGLE_PROCESS,
@@ -176,7 +181,7 @@ class HybridEngine:
         if self.precision is not torch.float32:
             cast_once(policy)
         # The encoder of a policy that learns from a replay is stepped with the critics (`SoftActorCritic`).
-        beside = set(policy.encoder_parameters()) if _has_critics(policy, algorithm) else set()
+        beside = set(policy.encoder_parameters()) if shows_critics(policy, algorithm) else set()
         self.optimizer = Optimizer(
             (parameter for parameter in policy.parameters() if parameter not in beside),
             config.optimizer,
@@ -208,6 +213,8 @@ class HybridEngine:
         self.soft = learner_of(
             policy,
             algorithm,
+            onlooker=onlooker,
+            imitate=self._imitate_weighted,
             actor=self.optimizer,
             config=config.optimizer,
             updates=iterations,
@@ -563,20 +570,32 @@ class HybridEngine:
 
     # ---- learning from a replay
 
-    def take_statistics(self, seen: Tensor | None, name: str = "proprio") -> None:
-        """Take the policy's statistics from what was seen before learning begins, `[M, ...]` of this rank: state
-        observations, if there are any, or another input of the policy. They then stay: statistics that moved would move
-        the inputs of all that the critics have learned."""
-        if self.policy.keeps_statistics and seen is not None:
-            everyone = torch.cat(self.ranks.gather_rows(seen))
-            self.policy.update_statistics({name: everyone.to(self.device)})
+    @property
+    def without_statistics(self) -> list[SoftPolicy | Onlooker]:
+        """The policy, and what the critics see with: those of them that scale what they see, and have not seen any."""
+        found = self.policy, None if self.soft is None else self.soft.onlooker
+        return [each for each in found if isinstance(each, SoftPolicy | Onlooker) and each.needs_statistics]
 
-    def improve(self, minibatches: Iterable[Minibatch]) -> dict[str, float]:
-        """Learn from an iteration's minibatches of a replay, see `SoftActorCritic.learn`; returns metrics, each the
-        mean over the optimiser steps."""
+    @property
+    def _takes_statistics_once(self) -> bool:
+        """Whether the policy takes its statistics by `take_statistics`; others see what they imitate."""
+        return isinstance(self.policy, SoftPolicy)
+
+    def take_statistics(self, seen: Tensor | None, of: SoftPolicy | Onlooker) -> None:
+        """Take the statistics of one of `without_statistics` from what was seen before learning begins, `[M, ...]` of
+        this rank: the column `scaled`, if there is one. They then stay: statistics that moved would move the inputs of
+        all that the critics have learned."""
+        if seen is not None:
+            everyone = torch.cat(self.ranks.gather_rows(seen))
+            of.update_statistics({of.scaled: everyone.to(self.device)})
+
+    def improve(self, minibatches: Iterable[Minibatch], task_descriptions: Sequence[str] = ()) -> dict[str, float]:
+        """Learn from an iteration's minibatches of a replay, see `CriticLearner.learn`; returns metrics, each the mean
+        over the optimiser steps."""
         assert self.soft is not None, "the config rules ask for it"
         with self.train_mode(), self.clock.measure(Phase.train):
-            metrics = self.soft.learn(self.clock.pulling(Phase.preprocess, minibatches), self.version)
+            pulled = self.clock.pulling(Phase.preprocess, minibatches)
+            metrics = self.soft.learn(pulled, self.version, task_descriptions)
         return metrics | self._end_update(self.optimizer.rate)
 
     # ---- learning from demonstrations
@@ -601,13 +620,13 @@ class HybridEngine:
 
         Args:
             batches: the minibatches.
-            statistics: update those of the policy.
+            statistics: update those of a policy that would else take them once.
         """
         history: list[Metrics] = []
         with self.train_mode(), self.clock.measure(Phase.train):
             for batch in self.clock.pulling(Phase.preprocess, batches):
                 inputs = self._preprocess(PolicyObservation.of(batch.observation))
-                if statistics:
+                if statistics or not self._takes_statistics_once:
                     self.policy.update_statistics(inputs)
                 wanted = torch.from_numpy(batch.actions).to(self.device)
                 inputs = inputs | {ACTION_WEIGHTS: torch.from_numpy(action_weights(batch)).to(self.device)}
@@ -633,25 +652,51 @@ class HybridEngine:
         history: list[Metrics] = []
         with self.train_mode(), self.clock.measure(Phase.train):
             for minibatch in self.clock.pulling(Phase.preprocess, minibatches):
-                labelled = minibatch.columns["labelled"]
-                count = int(self.ranks.sum(labelled.sum()))
-                draws = self.policy.imitation_draws(minibatch.size, self._streams.imitation)
-                # A rank without a row makes a backward pass, too, of weight 0, so that all have the same gradients.
-                own = torch.nonzero(labelled).squeeze(1) if labelled.any() else torch.zeros(1, dtype=torch.int64)
-                columns = rows(minibatch.columns if len(labelled) else _one_row(minibatch.columns), own)
-                places = minibatch.places[own] if len(labelled) else own
-                columns = to_columns(columns, self.device, ON_HOST | self.policy.reads_on_host)
-                wanted = columns["labels"]
-                inputs = self._preprocess(observation_from(columns, task_descriptions))
-                inputs = inputs | {ACTION_WEIGHTS: torch.ones(wanted.shape[:2], device=self.device)}
-                drawn = {name: column[places.to(self.device)] for name, column in draws.items()}
-                counts, dealt = bool(labelled.any()), self._parts(len(own), self._micro_batch_size or len(own))
-                parts = [(part, counts * (part.stop - part.start) / max(count, 1)) for part in dealt]
-                loss = self._imitation_backward(inputs, wanted, drawn, parts)
-                grad_norm = self.optimizer_step(loss, {"inputs": inputs, "actions": wanted})
+                loss, grad_norm = self._imitate_decisions(minibatch, minibatch.columns["labelled"], task_descriptions)
                 if grad_norm is not None:
                     history.append({"loss": loss, "grad_norm": grad_norm})
         return mean_metrics(history) | self._end_update(rate)
+
+    def _imitate_weighted(
+        self, minibatch: Minibatch, wanted: Tensor, weights: Tensor, task_descriptions: Sequence[str]
+    ) -> Tensor | None:
+        """Make an optimiser step towards chunks, each as far as it weighs; see `implicit.Imitate`."""
+        columns = minibatch.columns | {"labels": wanted, SAMPLE_WEIGHTS: weights}
+        every = torch.ones(len(weights), dtype=torch.bool)
+        loss, grad_norm = self._imitate_decisions(replace(minibatch, columns=columns), every, task_descriptions)
+        return None if grad_norm is None else loss
+
+    def _imitate_decisions(
+        self, minibatch: Minibatch, chosen: Tensor, task_descriptions: Sequence[str]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Make an optimiser step towards the `labels` of decisions; returns the loss, a mean over those that are chosen
+        on all ranks, and the norm of its gradients, None if the step was not finite and left out.
+
+        Args:
+            minibatch: with the column `labels`, and `sample_weights` if they weigh differently.
+            chosen: bool `[M]`, on the CPU.
+            task_descriptions: see `imitate_labels`.
+        """
+        count, any_here = int(self.ranks.sum(chosen.sum())), bool(chosen.any())
+        draws = self.policy.imitation_draws(minibatch.size, self._streams.imitation)
+        # A rank without a row makes a backward pass, too, of weight 0, so that all have the same gradients.
+        own = torch.nonzero(chosen).squeeze(1) if any_here else torch.zeros(1, dtype=torch.int64)
+        columns = rows(minibatch.columns if len(chosen) else _one_row(minibatch.columns), own)
+        places = minibatch.places[own] if len(chosen) else own
+        columns = to_columns(columns, self.device, ON_HOST | self.policy.reads_on_host)
+        wanted = columns["labels"]
+        inputs = self._preprocess(observation_from(columns, task_descriptions))
+        if self.policy.keeps_statistics and not self._takes_statistics_once:
+            everyone = {name: torch.cat(self.ranks.gather_rows(column)) for name, column in inputs.items()}
+            self.policy.update_statistics({name: column.to(self.device) for name, column in everyone.items()})
+        inputs = inputs | {ACTION_WEIGHTS: torch.ones(wanted.shape[:2], device=self.device)}
+        if SAMPLE_WEIGHTS in columns:
+            inputs[SAMPLE_WEIGHTS] = columns[SAMPLE_WEIGHTS]
+        drawn = {name: column[places.to(self.device)] for name, column in draws.items()}
+        dealt = self._parts(len(own), self._micro_batch_size or len(own))
+        parts = [(part, any_here * (part.stop - part.start) / max(count, 1)) for part in dealt]
+        loss = self._imitation_backward(inputs, wanted, drawn, parts)
+        return loss, self.optimizer_step(loss, {"inputs": inputs, "actions": wanted})
 
     @staticmethod
     def _parts(count: int, size: int) -> list[slice]:
@@ -739,10 +784,6 @@ class HybridEngine:
                 self.reference.load_state_dict(state["reference"])
         self.offload.put_away()
         return warning
-
-
-def _has_critics(policy: Policy, algorithm: AlgorithmConfig) -> TypeGuard[SoftPolicy]:
-    return isinstance(algorithm, CriticizedAlgorithmConfig) and isinstance(policy, SoftPolicy)
 
 
 def _one_row(columns: Columns) -> Columns:

@@ -3,6 +3,9 @@ imitates the actions that are worth most (Kostrikov et al. 2021, arXiv:2110.0616
 `algorithms.off_policy`. Unlike there, the policy imitates what a demonstrator wanted where a push executed something
 else; what that is worth the critics guess.
 
+A policy with a squashed head imitates by the squared error of its most likely actions, from the features that the
+critics see. Any other one imitates by its own supervised loss, in which samples weigh by what they are worth.
+
 Shapes: `M` decisions of a minibatch, or those of them that this rank has; `N` numbers of a chunk of actions.
 """
 
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +29,17 @@ from embodyrl.algorithms.off_policy import (
 from embodyrl.algorithms.off_policy_options import IQLConfig
 from embodyrl.config.schema import OptimizerConfig
 from embodyrl.engine.critics import Critics
-from embodyrl.engine.minibatch import Metrics
+from embodyrl.engine.minibatch import Columns, Metrics
+from embodyrl.engine.onlooker import Onlooker
 from embodyrl.engine.optimizer import Optimizer
 from embodyrl.engine.soft import CriticLearner, Looked, Minibatch
-from embodyrl.models.policy import SoftPolicy
+from embodyrl.models.policy import Policy, SoftPolicy
 from embodyrl.seeding import derive_seed
+
+Imitate = Callable[[Minibatch, Tensor, Tensor, Sequence[str]], Tensor | None]
+"""Makes a step of a policy towards chunks `[M, C, D]`, each with a weight `[M]`, in the observations of a minibatch
+whose column `task_index` refers to these task descriptions. Returns the loss of the whole minibatch; None if the step
+was not finite and left out."""
 
 
 class ImplicitQ(CriticLearner):
@@ -38,7 +47,8 @@ class ImplicitQ(CriticLearner):
     policy that imitates each action by how much better it is than that.
 
     Args:
-        policy, seed: see `CriticLearner`.
+        policy, onlooker, seed: see `CriticLearner`.
+        imitate: makes a step of the policy's supervised loss, see `Imitate`; used with an onlooker.
         algorithm: discounts, reward, sizes, expectile, weights.
         config: of all optimisers; critics and values share a rate.
         updates: iterations of the run, for the schedules.
@@ -47,8 +57,10 @@ class ImplicitQ(CriticLearner):
 
     def __init__(
         self,
-        policy: SoftPolicy,
+        policy: Policy,
         *,
+        onlooker: Onlooker | None = None,
+        imitate: Imitate,
         algorithm: IQLConfig,
         config: OptimizerConfig,
         updates: int,
@@ -57,10 +69,11 @@ class ImplicitQ(CriticLearner):
     ) -> None:
         settings = self.settings = algorithm.off_policy
         common: dict[str, Any] = {"algorithm": algorithm, "config": config, "updates": updates, "seed": seed}
-        super().__init__(policy, **common, **others)
+        super().__init__(policy, onlooker=onlooker, **common, **others)
+        self._imitate = imitate
         start = torch.Generator().manual_seed(derive_seed(seed, "values"))
         single = dataclasses.replace(settings.critics, count=1, subset=1)
-        self.values = Critics(policy.feature_dim, single, start).to(self.device)
+        self.values = Critics(self.eyes.feature_dim, single, start).to(self.device)
         """One network, of states alone."""
         of_values = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
         self.optimizers["value"] = Optimizer(self.values.parameters(), of_values, updates, keep_gradients=True)
@@ -96,15 +109,25 @@ class ImplicitQ(CriticLearner):
                 scale=self.settings.advantage_scale,
                 largest=self.settings.largest_weight,
             )
-        errors = self.policy.errors(looked.features, wanted)
-        loss = self._step(self.optimizers["actor"], weights * errors, minibatch)
-        if loss is None:
-            return {}
         of_weights = {
             "weight": weights.sum() / minibatch.size,
             "weight_max": weights.max() if len(weights) else weights.new_tensor(-math.inf),
         }
+        if not isinstance(self.eyes, SoftPolicy):
+            shown = dataclasses.replace(minibatch, columns=minibatch.columns | self._shown(minibatch, looked))
+            whole = self._imitate(shown, wanted, weights, self.task_descriptions)
+            return {} if whole is None else {"actor_loss": whole / self._ranks.size} | of_weights
+        errors = self.eyes.errors(looked.features, wanted)
+        loss = self._step(self.optimizers["actor"], weights * errors, minibatch)
+        if loss is None:
+            return {}
         return {"actor_loss": loss, "imitation_loss": errors.detach().sum() / minibatch.size} | of_weights
+
+    def _shown(self, minibatch: Minibatch, looked: Looked) -> Columns:
+        """Return what the policy sees otherwise than it was: the shifted images, where those of the minibatch are."""
+        if not self._pixels:
+            return {}
+        return {"images": looked.columns["images"].to(minibatch.columns["images"].device)}
 
     @torch.no_grad()
     def _wanted(self, looked: Looked, worth: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +138,7 @@ class ImplicitQ(CriticLearner):
         if looked.labels is None or looked.labelled is None:
             return executed, worth
         wanted = torch.where(looked.labelled[:, None, None], looked.labels, executed)
-        every = self.targets(looked.features, self.policy.to_unit(wanted), None)
+        every = self.targets(looked.features, self.eyes.to_unit(wanted), None)
         of_labels = agreed_values(every, self.settings.critics.actor_uses)
         return wanted, torch.where(looked.labelled, of_labels, worth)
 

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,10 @@ from embodyrl.algorithms.shifts import draw_shifts, shifted
 from embodyrl.config.schema import OptimizerConfig
 from embodyrl.engine.critics import Critics
 from embodyrl.engine.minibatch import Columns, Metrics
+from embodyrl.engine.onlooker import Onlooker
 from embodyrl.engine.optimizer import Guard, Optimizer
 from embodyrl.engine.parallel import Replicas
-from embodyrl.models.policy import SoftPolicy
+from embodyrl.models.policy import Policy, SoftPolicy
 from embodyrl.registry import REWARDS
 from embodyrl.seeding import derive_seed
 
@@ -90,6 +91,7 @@ class CriticLearner(ABC):
 
     Args:
         policy: on its device.
+        onlooker: what the critics see; None: what the policy shows them.
         algorithm: discounts, reward, sizes of the critics, shifts of images.
         actor: the policy's optimiser; without `SoftPolicy.encoder_parameters`.
         config: of all optimisers; critics have a rate of their own.
@@ -102,8 +104,9 @@ class CriticLearner(ABC):
 
     def __init__(
         self,
-        policy: SoftPolicy,
+        policy: Policy,
         *,
+        onlooker: Onlooker | None = None,
         algorithm: CriticizedAlgorithmConfig,
         actor: Optimizer,
         config: OptimizerConfig,
@@ -118,12 +121,18 @@ class CriticLearner(ABC):
         self._pixels = algorithm.off_policy.augment_pixels
         self._weights, self._guard, self._watch = weights, guard, watch
         self._ranks = weights.ranks
-        self.size = policy.decision_size
         device = self.device = next(policy.parameters()).device
+        self.onlooker = None if onlooker is None else onlooker.to(device)
+        if self.onlooker is None:
+            assert isinstance(policy, SoftPolicy), "see learner_of"
+            self.eyes: SoftPolicy | Onlooker = policy
+        else:
+            self.eyes = self.onlooker
+        self.size = self.eyes.decision_size
         start = torch.Generator().manual_seed(derive_seed(seed, "critics"))
-        self.critics = Critics(policy.feature_dim + self.size, critics, start).to(device)
+        self.critics = Critics(self.eyes.feature_dim + self.size, critics, start).to(device)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        encoder = policy.encoder_parameters()
+        encoder = self.eyes.encoder_parameters()
         of_critics = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
         learned = [*self.critics.parameters(), *encoder]
         self.optimizers = {
@@ -139,16 +148,24 @@ class CriticLearner(ABC):
         """Steps of the critics so far."""
         self.largest_return = 0.0
         """Largest return of a decision that was ever learned from, without its sign."""
+        self.task_descriptions: Sequence[str] = ()
+        """Those that the column `task_index` of minibatches refers to."""
 
     # ---- an iteration
 
-    def learn(self, minibatches: Iterable[Minibatch], version: int) -> dict[str, float]:
+    def learn(
+        self, minibatches: Iterable[Minibatch], version: int, task_descriptions: Sequence[str] = ()
+    ) -> dict[str, float]:
         """Learn from minibatches, one after the other; returns metrics, each the mean over its steps.
 
         Args:
             minibatches: the same ones on all ranks, each with its own decisions of them.
             version: of the policy, for the schedules.
+            task_descriptions: those that the column `task_index` refers to, if there is one.
         """
+        self.task_descriptions = task_descriptions
+        if self.onlooker is not None:
+            self.onlooker.task_descriptions = task_descriptions
         for optimizer in self.optimizers.values():
             optimizer.set_learning_rate(version)
         history: list[Metrics] = []
@@ -184,7 +201,7 @@ class CriticLearner(ABC):
             features=encoded.detach(),
             encoded=encoded,
             following=following,
-            actions=self.policy.to_unit(columns[self.policy.decided]),
+            actions=self.eyes.to_unit(columns[self.eyes.decided]),
             returns=decision_returns(shaped.float(), **discounts),
             factors=following_factors(
                 columns["steps"],
@@ -210,7 +227,10 @@ class CriticLearner(ABC):
         """Return what the critics see of the observations at decisions, or with `next_` of those that followed; `of` is
         the policy that looks, if it is another one."""
         followed = [name.removeprefix("next_") for name in columns if name.startswith("next_")]
-        return (of or self.policy).recall({name: columns[f"{prefix}{name}"] for name in followed})
+        seen = {name: columns[f"{prefix}{name}"] for name in followed}
+        if self.onlooker is not None:
+            seen["task_index"] = columns["task_index"]
+        return (of or self.eyes).recall(seen)
 
     def _subset(self) -> Tensor | None:
         """Draw the critics of a target, none twice; None: all of them count."""
@@ -259,9 +279,10 @@ class CriticLearner(ABC):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return critics, their slow copies, optimisers and random streams. The policy and its optimiser are not among
-        them."""
+        """Return critics, their slow copies, what they see with unless that is the policy, optimisers and random
+        streams. The policy and its optimiser are not among them."""
         return {
+            "onlooker": {} if self.onlooker is None else dict(self.onlooker.state_dict()),
             "critics": dict(self.critics.state_dict()),
             "targets": dict(self.targets.state_dict()),
             "optimizers": {name: each.state_dict() for name, each in self._own_optimizers()},
@@ -274,6 +295,8 @@ class CriticLearner(ABC):
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
+        if self.onlooker is not None:
+            self.onlooker.load_state_dict(state["onlooker"])
         self.critics.load_state_dict(state["critics"])
         self.targets.load_state_dict(state["targets"])
         for name, each in self._own_optimizers():
@@ -297,6 +320,7 @@ class SoftActorCritic(CriticLearner):
         others: see `CriticLearner`.
     """
 
+    policy: SoftPolicy
     algorithm: SACConfig
 
     def __init__(

@@ -67,7 +67,7 @@ def iql(config: Config) -> list[Stage]:
         return not is_offline(iteration)
 
     alone = Stage("offline", "improve_offline", when=is_offline)
-    if offline >= config.run.iterations:
+    if not config.algorithm.rolls_out(config.run.iterations):
         return [alone]
     return [
         *([alone] if offline else []),
@@ -141,6 +141,7 @@ def declare_algorithms() -> None:
         requires=[demonstrated],
         options="embodyrl.algorithms.off_policy_options:IQLConfig",
         demonstrations=True,
+        weighs=True,
         summary="implicit Q-learning: from demonstrations (data.path) by what they are worth, then with rollouts",
         **from_replay,
     )

@@ -21,6 +21,7 @@ from embodyrl.algorithms.off_policy_options import (
     SACConfig,
     demonstrated_share,
     imitation_steps,
+    weighs_imitation,
 )
 from embodyrl.algorithms.off_policy_sizes import MIB, fields_of, largest_entropy, row_bytes, usual_target_entropy
 from embodyrl.config.issues import ConfigIssue
@@ -28,6 +29,7 @@ from embodyrl.config.rules import action_dim, fact, state_dim
 from embodyrl.config.schema import AlgorithmConfig, Config, DataConfig, Episodes, ParallelBackend
 from embodyrl.data.check import check as check_demonstrations
 from embodyrl.data.check import check_for_critics
+from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig
 from embodyrl.pipelines import intervene_rules, steering_rules
 from embodyrl.registry import ALGORITHMS, REWARDS, SupportedModel
 
@@ -62,6 +64,8 @@ def _model(config: Config) -> Iterator[ConfigIssue]:
     name, model, reward = config.algorithm.name, config.model.name, config.algorithm.reward.name
     if isinstance(config.algorithm, DSRLConfig):
         yield from steering_rules.check(config)
+    elif weighs_imitation(config):
+        yield from _weighed_imitation(config)
     elif fact(SupportedModel, model, "off_policy") is False and not fact(ALGORITHMS, name, "imitates"):
         able = [entry.name for entry in SupportedModel.entries() if entry.off_policy]
         others = [entry.name for entry in ALGORITHMS.entries() if not entry.off_policy and not entry.demonstrations]
@@ -81,6 +85,37 @@ def _model(config: Config) -> Iterator[ConfigIssue]:
             f"reward {reward!r} is computed from whole episodes, and a replay holds single decisions",
             f"set algorithm.reward to {' or '.join(able)} (a reward of your own: register it with of_decisions=True if "
             "it can be computed for single decisions)",
+        )
+
+
+def _weighed_imitation(config: Config) -> Iterator[ConfigIssue]:
+    """Check that a policy can learn so."""
+    model, algorithm = config.model.name, config.algorithm
+    assert isinstance(algorithm, IQLConfig)
+    if fact(SupportedModel, model, "weighs") is False:
+        able = [entry.name for entry in SupportedModel.entries() if entry.weighs]
+        yield ConfigIssue(
+            ("model.name", "algorithm.name"),
+            f"algorithm {algorithm.name!r} weighs demonstrations by what they are worth, which the supervised loss of "
+            f"model {model!r} does not take into account",
+            f"set model to one that does ({', '.join(able)}); a model of your own: heed inputs['sample_weights'] in "
+            "its sft_loss, and register it with weighs=True",
+        )
+    says_numbers = isinstance(config.model, OpenVLAOFTConfig) and config.model.action_head is ActionHead.l1
+    if says_numbers and algorithm.rolls_out(config.run.iterations):
+        yield ConfigIssue(
+            ("model.action_head", "algorithm.off_policy.offline_iterations"),
+            "model.action_head = l1 is a regression without probabilities, and rollouts after "
+            f"algorithm.off_policy.offline_iterations = {algorithm.off_policy.offline_iterations} draw actions",
+            f"set algorithm.off_policy.offline_iterations to run.iterations ({config.run.iterations}), or "
+            "model.action_head to discrete",
+        )
+    if algorithm.off_policy.offline_iterations == 0:
+        yield ConfigIssue(
+            ("algorithm.off_policy.offline_iterations", "model.name"),
+            f"algorithm.off_policy.offline_iterations = 0, so that rollouts begin with random actions, which model "
+            f"{model!r} does not draw",
+            "set algorithm.off_policy.offline_iterations to 1 or more",
         )
 
 
@@ -107,7 +142,7 @@ def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
                 "algorithm.off_policy",
                 "leave it out",
             )
-    if config.engine.micro_batch_size is not None and not imitates:
+    if config.engine.micro_batch_size is not None and not (imitates or weighs_imitation(config)):
         yield ConfigIssue(
             ("engine.micro_batch_size", "algorithm.name"),
             f"engine.micro_batch_size has no use: algorithm {config.algorithm.name!r} learns from minibatches of "

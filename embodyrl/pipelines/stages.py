@@ -6,7 +6,7 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,6 @@ from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.large import APART
 from embodyrl.engine.parallel import Ranks
 from embodyrl.engine.soft import CriticLearner, Minibatch, SoftActorCritic
-from embodyrl.models.policy import SoftPolicy
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, type_name
@@ -338,18 +337,23 @@ def _learn_from(iteration: Iteration, minibatches: Iterator[Minibatch]) -> None:
     learner = iteration.engine.soft
     assert learner is not None, "the config rules ask for it"
     _take_statistics(iteration)
-    iteration.metrics |= iteration.engine.improve(minibatches)
+    iteration.metrics |= iteration.engine.improve(minibatches, _task_descriptions(iteration))
     _warn_of_values(iteration, learner)
     if isinstance(learner, SoftActorCritic):
         _warn_of_randomness(iteration, learner)
 
 
 def _take_statistics(iteration: Iteration) -> None:
-    """Take the policy's statistics from what has been seen, unless it has some: from a checkpoint, or from imitation
-    that came first."""
-    policy = iteration.engine.policy
-    if isinstance(policy, SoftPolicy) and policy.needs_statistics:
-        iteration.engine.take_statistics(_seen(iteration, policy.scaled), policy.scaled)
+    """Take the statistics of what scales observations from those that have been seen, unless it has some: from a
+    checkpoint, or from imitation that came first."""
+    for one in iteration.engine.without_statistics:
+        iteration.engine.take_statistics(_seen(iteration, one.scaled), one)
+
+
+def _task_descriptions(iteration: Iteration) -> Sequence[str]:
+    """Return those that the column `task_index` of minibatches refers to."""
+    known = _batch(iteration) if iteration.transitions is None else iteration.transitions
+    return known.task_descriptions
 
 
 def _beside(iteration: Iteration) -> Beside | None:
@@ -385,8 +389,7 @@ def learn_corrections(iteration: Iteration) -> None:
     if steps:
         minibatches = replay.minibatches(steps, settings.off_policy.batch_size, _beside(iteration))
         _take_statistics(iteration)
-        known = _batch(iteration) if iteration.transitions is None else iteration.transitions
-        iteration.metrics |= iteration.engine.imitate_labels(minibatches, known.task_descriptions)
+        iteration.metrics |= iteration.engine.imitate_labels(minibatches, _task_descriptions(iteration))
     iteration.metrics["train/updates"] = float(replay.taken)
     iteration.metrics |= iteration.engine.memory_metrics()
 

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodyrl.algorithms.off_policy_options import CriticizedConfig, CriticsConfig, DSRLConfig, ReplayAlgorithmConfig
+from embodyrl.algorithms.off_policy_options import (
+    CriticizedConfig,
+    CriticsConfig,
+    DSRLConfig,
+    ReplayAlgorithmConfig,
+    weighs_imitation,
+)
 from embodyrl.algorithms.off_policy_sizes import critic_weights, fields_of, row_bytes
 from embodyrl.config import ConfigError
 from embodyrl.config.build import with_values
@@ -164,6 +170,8 @@ class Look:
     """Numbers of an action that is executed."""
     decided: int
     """Numbers of a decision that critics value."""
+    onlooker: int
+    """Weights that critics see with, where the policy shows them nothing."""
     flow: FlowSizes | None
     """Sizes of a policy that is steered through its noise."""
 
@@ -335,8 +343,8 @@ class Planner:
             hidden_sizes=critics.hidden_sizes,
             layer_norm=critics.layer_norm,
         )
-        # Weights, those of the slow copies, gradients, and two moments.
-        return {"replay": held, "critics": 5 * FLOAT * weights}
+        # Weights, those of the slow copies, gradients, and two moments; what they see with has no slow copy.
+        return {"replay": held, "critics": FLOAT * (5 * weights + 4 * look.onlooker)}
 
     def _on_gpu(self, config: Config, phases: Mapping[str, Need], apart: Mapping[str, Need]) -> dict[str, Need]:
         """Return the memory of the GPU that is filled the most in each phase.
@@ -465,19 +473,20 @@ class Planner:
         """Return the sizes of a policy, cached by the settings that affect them."""
         engine, chunk = config.engine, config.rollout.chunk_size
         changes = engine.precision, engine.lora, engine.gradient_checkpointing
-        asked = _critic(config), is_supervised(config), _critics(config), _steering(config)
+        asked = _critic(config), is_supervised(config), _critics(config), _steering(config), weighs_imitation(config)
         kind = repr((config.model, chunk, changes, *asked))
         if kind not in self._looks:
             self._looks[kind] = self._looked(config)
         return self._looks[kind]
 
     def _looked(self, config: Config) -> Look:
+        from embodyrl.engine.onlooker import Onlooker
         from embodyrl.planning.dry_run import trace
         from embodyrl.planning.weightless import build_weightless, steered_weightless
 
-        spec = self._spec(config)
+        spec, chunk = self._spec(config), config.rollout.chunk_size
         task_description = max(spec.tasks.values(), key=len)
-        policy, origin = build_weightless(config.model, spec, chunk_size=config.rollout.chunk_size)
+        policy, origin = build_weightless(config.model, spec, chunk_size=chunk)
         flow, steering = None, _steering(config)
         if steering is not None:
             policy = steered_weightless(policy, steering)
@@ -493,24 +502,28 @@ class Planner:
                 task_descriptions=[task_description] * samples,
             )
 
+        # Critics that do not see what the policy sees look for themselves, and the policy learns by its own loss.
+        onlooker = Onlooker(spec, chunk, config.seed) if weighs_imitation(config) else None
         traced = trace(
             policy,
             observe,
             config.engine,
             cuda=self._cuda,
-            supervised=is_supervised(config),
+            supervised=is_supervised(config) or onlooker is not None,
             critic=_critic(config),
-            critics=_critics(config),
+            critics=None if onlooker is not None else _critics(config),
         )
+        eyes = policy if onlooker is None else onlooker
         return Look(
             origin=origin,
             tokens=tokens,
             cache=cache,
             traced=traced,
             recordable=policy.acts_on_device,
-            features=getattr(policy, "feature_dim", 0),
+            features=getattr(eyes, "feature_dim", 0),
             action_dim=policy.spec.action_dim,
-            decided=getattr(policy, "decision_size", 0),
+            decided=getattr(eyes, "decision_size", 0),
+            onlooker=0 if onlooker is None else sum(each.numel() for each in onlooker.parameters()),
             flow=flow,
         )
 

@@ -315,6 +315,7 @@ def build_engine(
         processes_here: processes that compute on this machine's cores at the same time.
     """
     from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.engine.learners import onlooker_for
     from embodyrl.engine.parallel import SINGLE_PROCESS
     from embodyrl.models import build_policy
 
@@ -328,6 +329,7 @@ def build_engine(
     )
     return HybridEngine(
         policy,
+        onlooker=onlooker_for(policy, config.algorithm, manager.spec, config.seed),
         config=config.engine,
         algorithm=config.algorithm,
         loss=LOSSES.load(config.algorithm.loss.name),

@@ -158,11 +158,12 @@ class Runner:
         if self.progress.imitated >= wanted:
             return
         assert self.demonstrations is not None, "the config rules ask for it"
-        if not self.progress.imitated and self.config.model.checkpoint is None and self.transitions is not None:
-            seen = self.transitions.proprio
-            if seen is not None:
-                own = seen if self.ranks.is_first else seen[:0]  # all ranks have the same ones, which count once
-                self.engine.take_statistics(torch.from_numpy(own))
+        if not self.progress.imitated and self.transitions is not None:
+            for one in self.engine.without_statistics:
+                shown = getattr(self.transitions, one.scaled)
+                if shown is not None:
+                    own = shown if self.ranks.is_first else shown[:0]  # all ranks have the same ones, which count once
+                    self.engine.take_statistics(torch.from_numpy(own), one)
         metrics: dict[str, float] = {}
         while self.progress.imitated < wanted and not self.stopper.agree():
             count = min(IMITATED_AT_ONCE, wanted - self.progress.imitated)

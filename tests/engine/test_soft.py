@@ -257,7 +257,7 @@ def test_statistics_stay_and_small_deviations_are_not_magnified() -> None:
     engine = make_engine()
     seen = torch.randn(500, S)
     seen[:, 1] = 4.0  # constant, until something moves it
-    engine.take_statistics(seen)
+    engine.take_statistics(seen, engine.policy)
     assert isinstance(engine.policy, MLPPolicy) and engine.policy.normalizer is not None
     first = copy.deepcopy(engine.policy.normalizer.state_dict())
     learn(engine, minibatch(7))

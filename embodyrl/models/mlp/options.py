@@ -74,7 +74,7 @@ def check_head(config: Config) -> Iterator[ConfigIssue]:
     if fact(ALGORITHMS, name, "imitates") or fact(ALGORITHMS, name, "steers"):
         return  # both heads have a most likely action; and what steers needs another kind of model, as its rules say
     squashed, entry = settings.head is Distribution.squashed, fact(ALGORITHMS, name, "off_policy")
-    if entry and not squashed:
+    if entry and not squashed and not fact(ALGORITHMS, name, "weighs"):
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
             f"algorithm {config.algorithm.name!r} learns from a replay, for which model.head = 'gaussian' does not "
