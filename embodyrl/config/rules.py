@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -147,12 +147,25 @@ def control_frequency(config: Config) -> float | None:
 
 def task_descriptions(config: Config) -> dict[str, str]:
     """Return the task description of each task, as far as it is known before the simulator runs."""
-    env = config.env
-    describing, listing = (fact(SIMULATORS, env.name, key) for key in ("task_description", "tasks"))
-    if describing is None or listing is None or SIMULATORS.entry(env.name).missing():
-        return dict(env.task_descriptions)
-    describe, known = load_target(describing), load_target(listing)()
-    return {task: describe(task) for task in env.tasks if task in known} | env.task_descriptions
+    return described_tasks(config.env.name, config.env.tasks) | config.env.task_descriptions
+
+
+def described_tasks(simulator: str, tasks: Collection[str] | None = None) -> dict[str, str]:
+    """Return the task descriptions that a simulator itself gives, of these tasks or of all that it lists."""
+    describing, known = fact(SIMULATORS, simulator, "task_description"), known_tasks(simulator)
+    if describing is None or SIMULATORS.entry(simulator).missing():
+        return {}
+    describe = load_target(describing)
+    return {task: describe(task) for task in (known or tasks or ()) if tasks is None or task in tasks}
+
+
+def known_tasks(simulator: str) -> list[str] | None:
+    """Return all tasks of a simulator; None if they are unknown before it runs."""
+    listing = fact(SIMULATORS, simulator, "tasks")
+    if listing is None or SIMULATORS.entry(simulator).missing():
+        return None
+    found: list[str] = load_target(listing)()
+    return found
 
 
 def _declared(config: Config, key: str) -> Any:

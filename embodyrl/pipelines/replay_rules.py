@@ -27,7 +27,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, fact, state_dim
 from embodyrl.config.schema import AlgorithmConfig, Config, DataConfig, Episodes, ParallelBackend
 from embodyrl.data.check import check as check_demonstrations
-from embodyrl.data.check import check_for_critics
+from embodyrl.data.check import check_for_critics, task_notes
 from embodyrl.pipelines import intervene_rules, steering_rules
 from embodyrl.registry import ALGORITHMS, REWARDS, SupportedModel
 
@@ -297,13 +297,15 @@ def _room(config: Config) -> Iterator[ConfigIssue]:
 
 
 def notes(config: Config) -> list[str]:
-    """Return the size and the place of the replay, as far as they are known before the simulator runs."""
+    """Return the size and the place of the replay, as far as they are known before the simulator runs, and a doubt
+    about what the demonstrations show."""
     assert isinstance(config.algorithm, ReplayAlgorithmConfig)
     settings, size = config.algorithm.off_policy.replay, replay_size(config)
+    doubts = task_notes(config) if demonstrated_share(config.algorithm) is not None else []
     if size is None:
-        return []
+        return doubts
     place = "in memory" if size <= settings.memory_mib * MIB else "on the disk, in the run's folder"
-    return [f"the replay of {settings.capacity:,} chunks takes up to {size / MIB:,.1f} MiB {place}"]
+    return [f"the replay of {settings.capacity:,} chunks takes up to {size / MIB:,.1f} MiB {place}", *doubts]
 
 
 def replay_size(config: Config) -> int | None:
