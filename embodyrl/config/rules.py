@@ -121,6 +121,14 @@ def fact(registry: Registry[Any], name: str, key: str) -> Any:
     return getattr(registry.entry(name), key) if name in registry else None
 
 
+def of_newest_rollouts() -> str:
+    """Return the algorithms that learn from their newest rollout, as text; in front the one that needs neither groups
+    nor whole episodes, because it has a critic."""
+    entries = [each for each in ALGORITHMS.entries() if not each.off_policy and not each.demonstrations]
+    first, *others = [each.name for each in sorted(entries, key=lambda each: not each.critic)]
+    return f"{first} or another one that learns from its newest rollout ({', '.join(others)})"
+
+
 def is_supervised(config: Config) -> bool:
     """Return whether the run learns from demonstrations alone."""
     name = config.algorithm.name
@@ -143,6 +151,14 @@ def control_frequency(config: Config) -> float | None:
     """Return the control steps per second [Hz]; None if they are unknown before the simulator runs."""
     frequency: float | None = _declared(config, "control_frequency")
     return frequency
+
+
+def acts_by_choice(config: Config) -> bool | None:
+    """Return whether the simulator's actions are discrete; None if it is unknown before the simulator runs."""
+    if fact(SIMULATORS, config.env.name, "discrete") is None:
+        return False if config.env.name in SIMULATORS else None
+    found: bool | None = _declared(config, "discrete")
+    return found
 
 
 def task_descriptions(config: Config) -> dict[str, str]:
@@ -365,7 +381,11 @@ def chunk_fits_episode(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
-    """Check that a rollout of whole episodes is long enough for one."""
+    """Check that a rollout of whole episodes is long enough for one, if it may be of whole episodes at all."""
+    if fact(ALGORITHMS, config.algorithm.name, "off_policy") and not fact(
+        ALGORITHMS, config.algorithm.name, "imitates"
+    ):
+        return  # another rule asks for continuous ones
     chunks, size, steps = config.rollout.num_chunks, config.rollout.chunk_size, config.env.max_episode_steps
     if config.rollout.episodes is Episodes.whole and chunks * size < steps:
         yield ConfigIssue(

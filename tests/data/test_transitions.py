@@ -370,3 +370,17 @@ def test_demonstrations_that_are_described_otherwise_are_doubted_only(tmp_path: 
     assert doubt not in notes("push-v3")
     assert doubt not in notes("shove it", "env.task_descriptions={push-v3: shove it}")
     assert doubt not in notes(PUSH, "env.task_descriptions={push-v3: shove it}")
+
+
+def test_offline_learning_that_reads_no_demonstration_is_refused(tmp_path: Path) -> None:
+    nothing = ["algorithm.off_policy.offline_iterations=0", "algorithm.off_policy.demonstrations=0"]
+    assert "so that nothing is learned from data.path - raise one of them, or set algorithm to sac" in (
+        refused(of_metaworld(tmp_path / "d"), *nothing, experiment="push_iql")
+    )
+
+
+def test_demonstrations_of_other_sizes_than_an_environment_says_of_itself_are_refused(tmp_path: Path) -> None:
+    message = refused(of_metaworld(tmp_path / "d"), "env=gym/pendulum")
+    for words in ("have 4 numbers, those of the simulator 1", "have 39 numbers, those of the simulator 3"):
+        assert words in message
+    assert "have 40 actions per second, the simulator 20" in message
