@@ -172,6 +172,8 @@ class SimulatorEntry(Entry):
     """`module:function` that returns the size of an action (D), in the same way."""
     control_frequency: Function | None = None
     """`module:function` that returns the control steps per second [Hz], in the same way."""
+    discrete: Function | None = None
+    """`module:function` that returns whether an action is a choice, in the same way; None: it is not."""
     task_description: Function | None = None
     """`module:function` that returns the task description of a task."""
     graphics: str | None = None

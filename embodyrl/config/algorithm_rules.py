@@ -16,6 +16,7 @@ from embodyrl.config.schema import (
     OldLogprobs,
     Precision,
     RewardLevel,
+    RolloutConfig,
     RolloutMode,
 )
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, Requirement, SupportedModel, load_target
@@ -119,7 +120,7 @@ def behaviour_policy_is_known(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@of_newest_rollout
 def async_rollouts_can_be(config: Config) -> Iterator[ConfigIssue]:
     """Check that asynchronous rollouts have workers, a loss that corrects for older policies, and nothing offloaded."""
     if config.rollout.mode is not RolloutMode.async_:
@@ -145,6 +146,19 @@ def async_rollouts_can_be(config: Config) -> Iterator[ConfigIssue]:
             ("rollout.mode", name),
             f"rollout.mode is async, but {name} makes room for learning while nothing is rolled out, which is never",
             f"leave {name} out, or set rollout.mode to sync",
+        )
+
+
+@rule
+def only_async_rollouts_are_stale(config: Config) -> Iterator[ConfigIssue]:
+    """Check that the age of policies is limited only where rollouts are asynchronous."""
+    staleness = config.rollout.max_staleness
+    if config.rollout.mode is RolloutMode.sync and staleness != RolloutConfig().max_staleness:
+        yield ConfigIssue(
+            ("rollout.max_staleness", "rollout.mode"),
+            f"rollout.max_staleness = {staleness} has no use: rollout.mode is sync, so that the newest policy acts",
+            "leave it out"
+            + ("" if fact(ALGORITHMS, config.algorithm.name, "off_policy") else ", or set rollout.mode to async"),
         )
 
 
@@ -271,10 +285,13 @@ def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
         and ALGORITHMS.entry(name).source == "built-in"
         and not config.pipeline.insert
     ):
+        entry = ALGORITHMS.entry(name)
+        beside = [each.name for each in ALGORITHMS.entries() if each.off_policy and each.demonstrations]
+        others = [] if entry.steers else beside if entry.off_policy else ["sft"]
         yield ConfigIssue(
             ("data.path", "algorithm.name"),
             f"data.path has no use: algorithm {name!r} learns from rollouts",
-            "set data.path to null, or algorithm to sft",
+            "set data.path to null" + (f", or algorithm to {' or '.join(others)}" if others else ""),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -121,6 +121,14 @@ def fact(registry: Registry[Any], name: str, key: str) -> Any:
     return getattr(registry.entry(name), key) if name in registry else None
 
 
+def of_newest_rollouts() -> str:
+    """Return the algorithms that learn from their newest rollout, as text; in front the one that needs neither groups
+    nor whole episodes, because it has a critic."""
+    entries = [each for each in ALGORITHMS.entries() if not each.off_policy and not each.demonstrations]
+    first, *others = [each.name for each in sorted(entries, key=lambda each: not each.critic)]
+    return f"{first} or another one that learns from its newest rollout ({', '.join(others)})"
+
+
 def is_supervised(config: Config) -> bool:
     """Return whether the run learns from demonstrations alone."""
     name = config.algorithm.name
@@ -145,14 +153,35 @@ def control_frequency(config: Config) -> float | None:
     return frequency
 
 
+def acts_by_choice(config: Config) -> bool | None:
+    """Return whether the simulator's actions are discrete; None if it is unknown before the simulator runs."""
+    if fact(SIMULATORS, config.env.name, "discrete") is None:
+        return False if config.env.name in SIMULATORS else None
+    found: bool | None = _declared(config, "discrete")
+    return found
+
+
 def task_descriptions(config: Config) -> dict[str, str]:
     """Return the task description of each task, as far as it is known before the simulator runs."""
-    env = config.env
-    describing, listing = (fact(SIMULATORS, env.name, key) for key in ("task_description", "tasks"))
-    if describing is None or listing is None or SIMULATORS.entry(env.name).missing():
-        return dict(env.task_descriptions)
-    describe, known = load_target(describing), load_target(listing)()
-    return {task: describe(task) for task in env.tasks if task in known} | env.task_descriptions
+    return described_tasks(config.env.name, config.env.tasks) | config.env.task_descriptions
+
+
+def described_tasks(simulator: str, tasks: Collection[str] | None = None) -> dict[str, str]:
+    """Return the task descriptions that a simulator itself gives, of these tasks or of all that it lists."""
+    describing, known = fact(SIMULATORS, simulator, "task_description"), known_tasks(simulator)
+    if describing is None or SIMULATORS.entry(simulator).missing():
+        return {}
+    describe = load_target(describing)
+    return {task: describe(task) for task in (known or tasks or ()) if tasks is None or task in tasks}
+
+
+def known_tasks(simulator: str) -> list[str] | None:
+    """Return all tasks of a simulator; None if they are unknown before it runs."""
+    listing = fact(SIMULATORS, simulator, "tasks")
+    if listing is None or SIMULATORS.entry(simulator).missing():
+        return None
+    found: list[str] = load_target(listing)()
+    return found
 
 
 def _declared(config: Config, key: str) -> Any:
@@ -352,7 +381,11 @@ def chunk_fits_episode(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
-    """Check that a rollout of whole episodes is long enough for one."""
+    """Check that a rollout of whole episodes is long enough for one, if it may be of whole episodes at all."""
+    if fact(ALGORITHMS, config.algorithm.name, "off_policy") and not fact(
+        ALGORITHMS, config.algorithm.name, "imitates"
+    ):
+        return  # another rule asks for continuous ones
     chunks, size, steps = config.rollout.num_chunks, config.rollout.chunk_size, config.env.max_episode_steps
     if config.rollout.episodes is Episodes.whole and chunks * size < steps:
         yield ConfigIssue(

@@ -3,29 +3,51 @@ and the policy once they exist."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, control_frequency, state_dim
+from embodyrl.config.rules import (
+    action_dim,
+    control_frequency,
+    described_tasks,
+    fact,
+    known_tasks,
+    state_dim,
+    task_descriptions,
+)
 from embodyrl.config.schema import Config
-from embodyrl.data.layout import DatasetError, DatasetSpec, Info
+from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError, DatasetSpec, Info, check_statistics
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import MissingPackageError
 from embodyrl.hub import is_hub_name
+from embodyrl.registry import ALGORITHMS, SIMULATORS
+
+OF_CRITICS = (REWARD, EXECUTED)
+"""Columns that only decisions beside a replay have a use for."""
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with the config. Reads `meta/info.json`, but no table."""
+    """Yield what is wrong with the demonstrations, and why they are not those of the config. Reads all but images."""
     env, path = config.env, config.data.path
     if path is None or is_hub_name(path):
         return  # a rule reports the first; the second is not here yet
     try:
         spec = Info.read(Path(path)).spec
+        wrong = _not_finite(Path(path))
     except DatasetError as error:
-        message, _, remedy = str(error).partition(": ")
-        yield ConfigIssue("data.path", message, remedy)
+        yield ConfigIssue("data.path", error.message, error.remedy)
         return
+    for column, episodes in wrong.items():
+        if column in OF_CRITICS and not fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+            continue
+        yield ConfigIssue(
+            "data.path",
+            f"column {column!r} of the demonstrations in {path} holds numbers that are not finite, in episode "
+            f"{', '.join(map(str, episodes[:5]))}{' and others' if len(episodes) > 5 else ''}",
+            "record them anew, or remove these episodes",
+        )
     for index, camera in enumerate(env.cameras):
         if camera not in spec.cameras:
             yield ConfigIssue(
@@ -43,8 +65,8 @@ def check(config: Config) -> Iterator[ConfigIssue]:
 
 
 def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
-    """Yield why critics cannot learn from the demonstrations, which have to be of the very task that is rolled out.
-    Reads their rewards, but no other column."""
+    """Yield why demonstrations cannot be learned from beside a replay: they have to be of the very task that is rolled
+    out."""
     path = config.data.path
     if path is None or is_hub_name(path):
         return  # see `check`
@@ -55,10 +77,11 @@ def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
     if not spec.outcome:
         yield ConfigIssue(
             ("data.path", "algorithm.name"),
-            f"the demonstrations in {path} hold neither rewards nor successes, which the critics of algorithm "
-            f"{config.algorithm.name!r} learn from",
+            f"the demonstrations in {path} do not hold both rewards and successes ({REWARD}, {SUCCESS}): algorithm "
+            f"{config.algorithm.name!r} has to know what a decision was worth and where an episode ended",
             "record them anew with embodyrl collect, or set algorithm to sft",
         )
+    yield from check_tasks(config)
     sizes = {"actions": (spec.action_dim, action_dim(config)), "states": (spec.state_dim, state_dim(config))}
     for what, (found, wanted) in sizes.items():
         if wanted is not None and found != wanted:
@@ -69,35 +92,91 @@ def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
             )
     frequency = control_frequency(config)
     if frequency is not None and spec.fps != max(1, round(frequency)):
+        fitting = _action_repeat(config, spec.fps, frequency)
         yield ConfigIssue(
             ("data.path", "env.action_repeat" if hasattr(config.env, "action_repeat") else "env.name"),
             f"the demonstrations in {path} have {spec.fps} actions per second, the simulator {frequency:g}: an action "
             "of theirs does something else",
-            "record them with this section env",
+            ("" if fitting is None else f"set env.action_repeat to {fitting}, or ")
+            + "record them with this section env",
         )
-    if spec.outcome:
-        yield from _rewards(Path(path))
 
 
-def _rewards(path: Path) -> Iterator[ConfigIssue]:
-    """Check that all rewards are numbers."""
+def check_tasks(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue if all demonstrations are of other tasks than those of the config. That is certain where each of
+    their task descriptions is that of another task of the simulator that they come from."""
+    shown = _shown_elsewhere(config)
+    if shown is None or None in shown.tasks.values():
+        return  # see `task_notes`
+    tasks, here = sorted({str(task) for task in shown.tasks.values()}), _listed(config.env.tasks)
+    whose = "" if shown.simulator == config.env.name else f" of simulator {shown.simulator!r}"
+    yield ConfigIssue(
+        ("data.path", "env.tasks"),
+        f"the demonstrations in {config.data.path} are of {_listed(tasks)}{whose}, and env.tasks is {here}",
+        f"set env.tasks to [{', '.join(tasks)}]{whose}, or record demonstrations of {here}",
+    )
+
+
+def task_notes(config: Config) -> list[str]:
+    """Return a note if no task description of the demonstrations is known, though those of the simulator are."""
+    shown, described = _shown_elsewhere(config), task_descriptions(config)
+    if shown is None or None not in shown.tasks.values() or len(described) < len(config.env.tasks):
+        return []
+    return [
+        f"the demonstrations in {config.data.path} are described as {_listed(shown.tasks)}, and env.tasks as "
+        f"{_listed(dict.fromkeys(described.values()))}: make sure that they show these tasks"
+    ]
+
+
+class _Shown(NamedTuple):
+    """What demonstrations show that is none of the config's tasks."""
+
+    simulator: str
+    """The one that they come from."""
+    tasks: dict[str, str | None]
+    """Its tasks by task description; None: it has none that is described so."""
+
+
+def _shown_elsewhere(config: Config) -> _Shown | None:
+    """Return what the demonstrations show; None if that is a task of the config, or unknown."""
+    path, env = config.data.path, config.env
+    known = known_tasks(env.name)
+    if path is None or is_hub_name(path) or not env.tasks or (known is not None and not {*env.tasks} <= {*known}):
+        return None  # which other rules report
+    try:
+        from embodyrl.data.storage import read_tasks
+
+        robot, shown = Info.read(Path(path)).spec.robot, read_tasks(Path(path) / TASKS)
+    except (MissingPackageError, DatasetError):
+        return None  # which is reported with the algorithm, or by `check`
+    # By name, as the simulator describes them, or as the config does instead.
+    if {*shown} & {*env.tasks, *described_tasks(env.name, env.tasks).values(), *task_descriptions(config).values()}:
+        return None
+    simulator = robot if robot is not None and robot in SIMULATORS else env.name
+    tasks = {description: task for task, description in described_tasks(simulator).items()}
+    return _Shown(simulator, {description: tasks.get(description) for description in shown})
+
+
+def _action_repeat(config: Config, fps: int, frequency: float) -> int | None:
+    """Return the value of env.action_repeat with which the simulator has so many actions per second."""
+    steps = frequency * getattr(config.env, "action_repeat", 0)
+    repeat = round(steps / fps)
+    return repeat if repeat and round(steps / repeat) == fps else None
+
+
+def _not_finite(path: Path) -> dict[str, list[int]]:
+    """Return the episodes with numbers that are not finite, by column; raises `DatasetError` if a file is missing or
+    damaged."""
     try:
         from embodyrl.data.reader import Dataset
     except MissingPackageError:
-        return  # which is reported with the algorithm
-    try:
-        wrong = Dataset(path).episodes_with_bad_rewards()
-    except DatasetError as error:
-        message, _, remedy = str(error).partition(": ")
-        yield ConfigIssue("data.path", message, remedy)
-        return
-    if wrong:
-        yield ConfigIssue(
-            "data.path",
-            f"the demonstrations in {path} hold rewards that are no finite numbers, in episode "
-            f"{', '.join(map(str, wrong[:5]))}{' and others' if len(wrong) > 5 else ''}",
-            "record them anew, or remove these episodes",
-        )
+        return {}  # which is reported with the algorithm
+    check_statistics(path)
+    return Dataset(path).not_finite()
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _by(size: tuple[int, int] | list[int]) -> str:
@@ -116,10 +195,11 @@ def check_fit(path: Path, spec: DatasetSpec, simulator: SimulatorSpec, proprio_d
     if spec.action_dim != simulator.action_dim:
         raise DatasetError(
             f"actions of the demonstrations in {path} have {spec.action_dim} numbers ({', '.join(spec.action_names)}), "
-            f"the simulator takes {simulator.action_dim}: record them with this simulator and its options"
+            f"the simulator takes {simulator.action_dim}",
+            "record them with this simulator and its options",
         )
     if proprio_dim and spec.state_dim != proprio_dim:
         raise DatasetError(
-            f"states of the demonstrations in {path} have {spec.state_dim} numbers, the policy expects {proprio_dim}: "
-            f"record them with the env.proprio of this config"
+            f"states of the demonstrations in {path} have {spec.state_dim} numbers, the policy expects {proprio_dim}",
+            "record them with the env.proprio of this config",
         )

@@ -52,6 +52,14 @@ COUNTERS = ("frame_index", "episode_index", "index", "task_index")
 class DatasetError(UserError):
     """Raised when a folder contains no usable demonstrations."""
 
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message}: {remedy}" if remedy else message)
+        self.message, self.remedy = message, remedy
+
+
+ANEW = "record or download the dataset anew"
+"""Remedy for a dataset of which a part is missing or damaged."""
+
 
 class Images(StrEnum):
     """Storage of images. Both are lossless."""
@@ -185,7 +193,7 @@ class Info:
         content = _content(folder)
         faults = list(_faults(content))
         if faults:
-            raise DatasetError(f"{folder / INFO} cannot be used: {'; '.join(faults)}")
+            raise DatasetError(f"{folder / INFO} cannot be used: {'; '.join(faults)}", ANEW)
         return cls(
             spec=_spec(content, ends=(folder / ENDS).is_file()),
             episodes=content["total_episodes"],
@@ -199,22 +207,33 @@ class Info:
 def _content(folder: Path) -> Mapping[str, Any]:
     if not folder.is_dir():
         raise DatasetError(
-            f"demonstrations in {folder} do not exist: record some with "
-            f"`embodyrl collect CONFIG --out DIR --episodes N`"
+            f"demonstrations in {folder} do not exist",
+            "record some with `embodyrl collect CONFIG --out DIR --episodes N`",
         )
     if not (folder / INFO).is_file():
-        raise DatasetError(f"{folder} holds no demonstrations (no {INFO}): give the folder of a LeRobotDataset")
-    try:
-        content: Mapping[str, Any] = json.loads((folder / INFO).read_text())
-    except ValueError as error:
-        raise DatasetError(f"{folder / INFO} is damaged ({error}): record or download it anew") from error
+        raise DatasetError(f"{folder} holds no demonstrations (no {INFO})", "give the folder of a LeRobotDataset")
+    content: Mapping[str, Any] = _parsed(folder / INFO)
     version = content.get("codebase_version") if isinstance(content, dict) else None
     if version != VERSION:
         raise DatasetError(
-            f"{folder} is of LeRobotDataset version {version}, this program reads {VERSION}: convert it with "
-            f"lerobot's own scripts, or record it anew"
+            f"{folder} is of LeRobotDataset version {version}, this program reads {VERSION}",
+            "convert it with lerobot's own scripts, or record it anew",
         )
     return content
+
+
+def check_statistics(folder: Path) -> None:
+    """Raise `DatasetError` if `meta/stats.json` is missing or damaged, as after a copy that was cut short."""
+    if not (folder / STATS).is_file():
+        raise DatasetError(f"{folder / STATS} is missing: the dataset is incomplete", ANEW)
+    _parsed(folder / STATS)
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise DatasetError(f"{path} is damaged ({error})", ANEW) from error
 
 
 NEEDED = {"total_episodes": int, "total_frames": int, "total_tasks": int, "data_path": str, "features": dict}

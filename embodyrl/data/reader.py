@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embodyrl.data import storage
 from embodyrl.data.layout import (
     ACTION,
+    ANEW,
     ENDS,
     EPISODES,
     EXECUTED,
@@ -83,31 +84,60 @@ class Dataset:
         where, spec = self.episodes[number], self.spec
         names = [*self._columns, *(spec.image_keys if with_images and spec.images is Images.image else [])]
         table = storage.read_rows(where.path, where.first_row, where.last_row, names)
-        columns = {name: storage.numbers(table[name]) for name in self._columns}
+        columns = {name: self._numbers(where, table, name) for name in self._columns}
         if not (columns["episode_index"] == number).all():
-            raise DatasetError(f"{where.path} holds other rows than episode {number} where it should be")
+            raise DatasetError(f"{where.path} holds other rows than episode {number} where it should be", ANEW)
         numbers = set(columns["task_index"].tolist())
         if len(numbers) > 1 or not numbers <= set(range(len(self.tasks))):
-            raise DatasetError(f"episode {number} of {self.folder} has tasks {sorted(numbers)}, expected a known one")
+            raise DatasetError(
+                f"episode {number} of {self.folder} has tasks {sorted(numbers)}, expected a known one", ANEW
+            )
         images = self._images(where, table) if with_images and spec.cameras else None
         return Episode(
             task=self.tasks[numbers.pop()],
-            actions=columns[ACTION].reshape(where.length, -1).astype(np.float32),
-            proprio=columns[STATE].reshape(where.length, -1).astype(np.float32) if spec.state_dim else None,
+            actions=columns[ACTION].astype(np.float32),
+            proprio=columns[STATE].astype(np.float32) if spec.state_dim else None,
             images=images,
             rewards=columns[REWARD].astype(np.float32) if spec.outcome else None,
             success=columns[SUCCESS].astype(np.bool_) if spec.outcome else None,
             perturbed=columns[PERTURBED].astype(np.bool_) if spec.perturbed else None,
-            executed=columns[EXECUTED].reshape(where.length, -1).astype(np.float32) if spec.executed else None,
+            executed=columns[EXECUTED].astype(np.float32) if spec.executed else None,
             **(self._end(number, with_images=with_images) if spec.ends else {}),
         )
 
-    def episodes_with_bad_rewards(self) -> list[int]:
-        """Return the numbers of episodes with a reward that is not finite; those of a dataset without rewards: none."""
-        if not self.spec.outcome:
-            return []
-        tables = (storage.read_rows(each.path, each.first_row, each.last_row, [REWARD]) for each in self.episodes)
-        return [number for number, table in enumerate(tables) if not np.isfinite(storage.numbers(table[REWARD])).all()]
+    def not_finite(self) -> dict[str, list[int]]:
+        """Return the episodes with numbers that are not finite, by column. Everything but images is read.
+
+        Raises:
+            DatasetError: see `read`.
+        """
+        found: dict[str, list[int]] = {}
+        for number in range(len(self.episodes)):
+            episode = self.read(number, with_images=False)
+            columns = {
+                ACTION: episode.actions,
+                STATE: episode.proprio,
+                REWARD: episode.rewards,
+                EXECUTED: episode.executed,
+                f"{ENDS}:{STATE}": episode.last_proprio,
+            }
+            for name, values in columns.items():
+                if values is not None and not np.isfinite(values).all():
+                    found.setdefault(name, []).append(number)
+        return found
+
+    def _numbers(self, where: Where, table: Any, name: str) -> NDArray[Any]:
+        """Return a column of an episode `[T]`, or `[T, n]` if it holds `n` numbers."""
+        spec = self.spec
+        size = {ACTION: spec.action_dim, EXECUTED: spec.action_dim, STATE: spec.state_dim}.get(name)
+        try:
+            return storage.numbers(table[name]).reshape(where.length, *([] if size is None else [size]))
+        except ValueError as error:
+            raise DatasetError(
+                f"column {name!r} in {where.path} does not hold {size or 1} numbers in every frame of episode "
+                f"{where.number}, as meta/info.json says",
+                ANEW,
+            ) from error
 
     def _end(self, number: int, *, with_images: bool) -> dict[str, Any]:
         """Read what followed the last action of an episode."""
@@ -117,10 +147,12 @@ class Dataset:
             path, number, number + 1, ["episode_index", TERMINATED, *([STATE] if spec.state_dim else []), *keys]
         )
         if row["episode_index"].to_pylist() != [number]:
-            raise DatasetError(f"{path} holds other rows than that of episode {number} where it should be")
+            raise DatasetError(f"{path} holds other rows than that of episode {number} where it should be", ANEW)
         found: dict[str, Any] = {"terminated": bool(row[TERMINATED].to_pylist()[0])}
         if spec.state_dim:
             found["last_proprio"] = storage.numbers(row[STATE]).reshape(-1).astype(np.float32)
+            if len(found["last_proprio"]) != spec.state_dim:
+                raise DatasetError(f"{path} has no state of {spec.state_dim} numbers for episode {number}", ANEW)
         if keys:
             found["last_images"] = np.stack([storage.from_png(row[key].to_pylist()[0]["bytes"]) for key in keys])
         return found
@@ -152,7 +184,8 @@ class Dataset:
         if images.shape[2:4] != spec.image_size:
             raise DatasetError(
                 f"episode {where.number} of {self.folder} has images of {images.shape[2]}x{images.shape[3]} pixels, "
-                f"but the dataset says {spec.image_size[0]}x{spec.image_size[1]}"
+                f"but the dataset says {spec.image_size[0]}x{spec.image_size[1]}",
+                ANEW,
             )
         return images
 
@@ -160,7 +193,7 @@ class Dataset:
         """Return the positions of all episodes, by number."""
         paths = sorted((self.folder / EPISODES).glob("*/*.parquet"))
         if not paths:
-            raise DatasetError(f"{self.folder / EPISODES} holds no files: the dataset is incomplete")
+            raise DatasetError(f"{self.folder / EPISODES} holds no files: the dataset is incomplete", ANEW)
         recorded = self.spec.image_keys if self.spec.images is Images.video else []
         in_videos = [
             f"videos/{key}/{name}" for key in recorded for name in ("chunk_index", "file_index", "from_timestamp")
@@ -186,7 +219,8 @@ class Dataset:
             if row["dataset_to_index"] - row["dataset_from_index"] != row["length"] or row["length"] < 1:
                 raise DatasetError(
                     f"episode {row['episode_index']} of {self.folder} has length {row['length']}, but lies at "
-                    f"{row['dataset_from_index']} .. {row['dataset_to_index']}"
+                    f"{row['dataset_from_index']} .. {row['dataset_to_index']}",
+                    ANEW,
                 )
         return found
 
@@ -203,15 +237,16 @@ class Dataset:
         if numbers != list(range(self.info.episodes)) or frames != self.info.frames:
             raise DatasetError(
                 f"{self.folder} lists {len(numbers)} episodes with {frames} frames, but meta/info.json says "
-                f"{self.info.episodes} with {self.info.frames}: the dataset is incomplete; record or download it anew"
+                f"{self.info.episodes} with {self.info.frames}: the dataset is incomplete",
+                ANEW,
             )
         if len(self.tasks) != self.info.tasks:
             raise DatasetError(
-                f"{self.folder} lists {len(self.tasks)} tasks, but meta/info.json says {self.info.tasks}"
+                f"{self.folder} lists {len(self.tasks)} tasks, but meta/info.json says {self.info.tasks}", ANEW
             )
         missing = sorted({str(where.path) for where in self.episodes if not where.path.is_file()})
         missing += sorted(
             {str(path) for where in self.episodes for path, _ in where.videos.values() if not path.is_file()}
         )
         if missing:
-            raise DatasetError(f"{', '.join(missing)}: missing; the dataset is incomplete, record or download it anew")
+            raise DatasetError(f"{', '.join(missing)}: missing; the dataset is incomplete", ANEW)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodyrl.data.layout import DatasetError
+from embodyrl.data.layout import ANEW, DatasetError
 from embodyrl.errors import MissingPackageError
 
 try:
@@ -83,10 +83,10 @@ def read_tasks(path: Path) -> list[str]:
         (name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)), None
     )
     if task_descriptions is None or "task_index" not in table.column_names:
-        raise DatasetError(f"{path} has columns {', '.join(table.column_names)}; expected task and task_index")
+        raise DatasetError(f"{path} has columns {', '.join(table.column_names)}; expected task and task_index", ANEW)
     found = dict(zip(table["task_index"].to_pylist(), table[task_descriptions].to_pylist(), strict=True))
     if sorted(found) != list(range(len(found))):
-        raise DatasetError(f"{path} numbers its tasks {sorted(found)}; expected 0 .. {len(found) - 1}")
+        raise DatasetError(f"{path} numbers its tasks {sorted(found)}; expected 0 .. {len(found) - 1}", ANEW)
     return [found[number] for number in range(len(found))]
 
 
@@ -124,7 +124,10 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """
     file = _open(path)
     _check_columns(path, file, columns or ())
-    return file.read(columns=None if columns is None else list(columns))
+    try:
+        return file.read(columns=None if columns is None else list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(path, error) from error
 
 
 def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
@@ -136,7 +139,9 @@ def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.T
     changed = path.stat().st_mtime_ns if path.exists() else 0
     bounds = _bounds(path, changed)
     if stop > bounds[-1]:
-        raise DatasetError(f"{path} has {bounds[-1]} rows, but an episode is said to end at {stop}: it is incomplete")
+        raise DatasetError(
+            f"{path} has {bounds[-1]} rows, but an episode is said to end at {stop}: it is incomplete", ANEW
+        )
     first = int(np.searchsorted(bounds, start, "right")) - 1
     last = int(np.searchsorted(bounds, stop, "left"))
     pieces = [_piece(path, changed, number, tuple(columns)) for number in range(first, last)]
@@ -147,16 +152,23 @@ def _open(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)
     except FileNotFoundError as error:
-        raise DatasetError(f"{path} is missing: the dataset is incomplete; record or download it anew") from error
+        raise DatasetError(f"{path} is missing: the dataset is incomplete", ANEW) from error
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} is damaged ({error}): record or download the dataset anew") from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> DatasetError:
+    why = " ".join(str(error).split())  # in one line
+    return DatasetError(f"{path} is damaged ({why})", ANEW)
 
 
 def _check_columns(path: Path, file: pq.ParquetFile, columns: Sequence[str]) -> None:
     known = file.schema_arrow.names
     missing = [name for name in columns if name not in known]
     if missing:
-        raise DatasetError(f"{path} has no column {', '.join(map(repr, missing))} (there are: {', '.join(known)})")
+        raise DatasetError(
+            f"{path} has no column {', '.join(map(repr, missing))} (there are: {', '.join(known)})", ANEW
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -174,7 +186,7 @@ def _piece(path: Path, changed: int, number: int, columns: tuple[str, ...]) -> p
     try:
         return file.read_row_group(number, columns=list(columns))
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} is damaged ({error}): record or download the dataset anew") from error
+        raise _damaged(path, error) from error
 
 
 # --------------------------------------------------------------------------------------------------------------- images
@@ -266,10 +278,11 @@ def read_video(path: Path, start_s: float, count: int, fps: int) -> NDArray[np.u
                 if len(images) == count:
                     break
     except (OSError, av.FFmpegError) as error:
-        raise DatasetError(f"{path} cannot be read ({error}): record or download the dataset anew") from error
+        raise DatasetError(f"{path} cannot be read ({error})", ANEW) from error
     if len(images) < count:
         raise DatasetError(
             f"{path} ends {count - len(images)} images before the episode at {start_s:.2f} s does: the dataset is "
-            f"incomplete; record or download it anew"
+            "incomplete",
+            ANEW,
         )
     return np.stack(images)

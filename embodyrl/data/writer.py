@@ -61,7 +61,7 @@ class DatasetWriter:
 
     def __init__(self, folder: Path, spec: DatasetSpec) -> None:
         if folder.exists():
-            raise DatasetError(f"{folder} exists already and is never overwritten: name another folder, or remove it")
+            raise DatasetError(f"{folder} exists already and is never overwritten", "name another folder, or remove it")
         self.folder = folder
         self.spec = spec
         self.episodes = 0

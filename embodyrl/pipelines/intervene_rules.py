@@ -14,7 +14,7 @@ from embodyrl.algorithms.off_policy_options import (
     RLPDConfig,
 )
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.schema import Config
+from embodyrl.config.schema import AlgorithmConfig, Config
 from embodyrl.registry import EXPERTS, SIMULATORS
 
 HERE = "algorithm.off_policy.intervene"
@@ -51,7 +51,7 @@ def _imitated(config: Config, algorithm: DAggerConfig) -> Iterator[ConfigIssue]:
         )
     if path is None and settings.imitation.first_steps:
         yield ConfigIssue(
-            ("data.path", "algorithm.off_policy.imitation.first_steps"),
+            ("data.path", "algorithm.off_policy.imitation.first_steps", "algorithm.name"),
             f"algorithm.off_policy.imitation.first_steps = {settings.imitation.first_steps} steps imitate "
             "demonstrations, but data.path is null",
             "name the folder of a LeRobotDataset v3 (`embodyrl collect CONFIG --out DIR --episodes N` records one), or "
@@ -105,23 +105,27 @@ def _moments(config: Config, settings: InterveneConfig) -> Iterator[ConfigIssue]
             f"set {HERE}.after to less than {longest}",
         )
     if settings.after is None and settings.share == 0.0 and settings.labels is Labelled.executed:
+        label = f", or {HERE}.labels to every" if _imitates(config.algorithm) else ""
         yield ConfigIssue(
             HERE,
             f"the expert of {HERE} has nothing to do: it takes over no decision and labels none",
-            f"set {HERE}.after or {HERE}.share, or {HERE}.labels to every",
+            f"set {HERE}.after or {HERE}.share{label}",
         )
 
 
 def _labels(config: Config, settings: InterveneConfig) -> Iterator[ConfigIssue]:
     """Check that labels of decisions that the expert does not execute are imitated."""
     algorithm = config.algorithm
-    imitates = isinstance(algorithm, DAggerConfig) or (
-        isinstance(algorithm, RLPDConfig) and algorithm.off_policy.imitation.coef > 0.0
-    )
-    if settings.labels is Labelled.every and not imitates:
+    if settings.labels is Labelled.every and not _imitates(algorithm):
         yield ConfigIssue(
             (f"{HERE}.labels", "algorithm.name"),
             f"{HERE}.labels = 'every' has no use: algorithm {algorithm.name!r} imitates nothing, it learns from what "
             "was executed",
             f"set {HERE}.labels to executed, or algorithm to dagger or rlpd (algorithm.off_policy.imitation.coef)",
         )
+
+
+def _imitates(algorithm: AlgorithmConfig) -> bool:
+    """Return whether an algorithm imitates what an expert says, whoever acts."""
+    imitates = isinstance(algorithm, RLPDConfig) and algorithm.off_policy.imitation.coef > 0.0
+    return imitates or isinstance(algorithm, DAggerConfig)

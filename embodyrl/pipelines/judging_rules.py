@@ -11,6 +11,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact, state_dim
 from embodyrl.config.schema import Config, PlacementBackend
 from embodyrl.data.check import check as check_demonstrations
+from embodyrl.data.check import check_tasks
 from embodyrl.data.layout import DatasetError, Info
 from embodyrl.hub import is_hub_name
 from embodyrl.models.errors import PolicyError
@@ -25,6 +26,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     """Check that a classifier can be learned."""
     yield from check_demonstrations(config)
     yield from _success_is_known(config)
+    yield from check_tasks(config)
     if fact(SupportedModel, config.model.name, "off_policy") is False:
         able = [entry.name for entry in SupportedModel.entries() if entry.off_policy]
         yield ConfigIssue(

@@ -25,16 +25,29 @@ from embodyrl.algorithms.off_policy_options import (
 )
 from embodyrl.algorithms.off_policy_sizes import MIB, fields_of, largest_entropy, row_bytes, usual_target_entropy
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, fact, state_dim
-from embodyrl.config.schema import AlgorithmConfig, Config, DataConfig, Episodes, ParallelBackend
+from embodyrl.config.rules import action_dim, fact, of_newest_rollouts, state_dim
+from embodyrl.config.schema import (
+    AdvantageConfig,
+    AlgorithmConfig,
+    Config,
+    DataConfig,
+    Episodes,
+    FilterConfig,
+    LossConfig,
+    ParallelBackend,
+    RewardConfig,
+    RolloutMode,
+)
 from embodyrl.data.check import check as check_demonstrations
-from embodyrl.data.check import check_for_critics
+from embodyrl.data.check import check_for_critics, task_notes
 from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig
 from embodyrl.pipelines import intervene_rules, steering_rules
 from embodyrl.registry import ALGORITHMS, REWARDS, SupportedModel
 
 USED = ("name", "reward", "time_penalty", "reward_scale", "gamma", "discount_per", "bootstrap")
 """Settings of every algorithm that a replay has a use for."""
+
+COMPONENTS = (RewardConfig, FilterConfig, AdvantageConfig, LossConfig)
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
@@ -50,6 +63,8 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         yield from check_for_critics(config)
     if isinstance(config.algorithm, RLPDConfig):
         yield from _imitation(config.algorithm)
+    if isinstance(config.algorithm, IQLConfig):
+        yield from _demonstrated(config.algorithm)
     yield from intervene_rules.check(config)
     if isinstance(config.algorithm, SACConfig):
         yield from _entropy(config, config.algorithm)
@@ -67,19 +82,19 @@ def _model(config: Config) -> Iterator[ConfigIssue]:
     elif weighs_imitation(config):
         yield from _weighed_imitation(config)
     elif fact(SupportedModel, model, "off_policy") is False and not fact(ALGORITHMS, name, "imitates"):
-        able = [entry.name for entry in SupportedModel.entries() if entry.off_policy]
-        others = [entry.name for entry in ALGORITHMS.entries() if not entry.off_policy and not entry.demonstrations]
         flow = fact(SupportedModel, model, "flow") is not None
-        steer = "dsrl, which learns the noise of such a model, or to " if flow else ""
+        steer = ", or to dsrl, which learns the noise of such a model" if flow else ""
         yield ConfigIssue(
             ("algorithm.name", "model.name"),
             f"algorithm {name!r} needs actions that are differentiable functions of noise, which model {model!r} does "
             "not have",
-            f"set algorithm to {steer}one that learns from its newest rollout ({', '.join(others)}), or model to "
-            f"{' or '.join(able)}",
+            f"set algorithm to {of_newest_rollouts()}{steer}, or model to {_able_models(config)} with model.head: "
+            "squashed",
         )
-    if fact(REWARDS, reward, "of_decisions") is False:
-        able = [entry.name for entry in REWARDS.entries() if entry.of_decisions]
+    if fact(REWARDS, reward, "of_decisions") is False and not fact(ALGORITHMS, name, "imitates"):
+        # In front those that need nothing else.
+        rewards = sorted(REWARDS.entries(), key=lambda entry: entry.check is not None)
+        able = [entry.name for entry in rewards if entry.of_decisions]
         yield ConfigIssue(
             ("algorithm.reward.name", "algorithm.name"),
             f"reward {reward!r} is computed from whole episodes, and a replay holds single decisions",
@@ -119,6 +134,13 @@ def _weighed_imitation(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+def _able_models(config: Config) -> str:
+    """Return the models that can learn from a replay, as text; in front those that see what the config shows."""
+    able = [entry for entry in SupportedModel.entries() if entry.off_policy]
+    able.sort(key=lambda entry: entry.frames is not bool(config.env.cameras))
+    return " or ".join(entry.name for entry in able)
+
+
 def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
     """Check that no setting of learning from the newest rollout is changed."""
     defaults = AlgorithmConfig(name=config.algorithm.name)
@@ -126,11 +148,11 @@ def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
     used = ("name",) if imitates else USED
     for each in dataclasses.fields(AlgorithmConfig):
         found, default = getattr(config.algorithm, each.name), getattr(defaults, each.name)
-        if each.name not in used and found != default:
+        for path in () if each.name in used else _changed(found, default, f"algorithm.{each.name}"):
             yield ConfigIssue(
-                f"algorithm.{each.name}" + (".name" if dataclasses.is_dataclass(found) else ""),
-                f"algorithm.{each.name} has no use: algorithm {config.algorithm.name!r} learns from a replay, by the "
-                "settings of algorithm.off_policy",
+                path,
+                f"{path.removesuffix('.name')} has no use: algorithm {config.algorithm.name!r} learns from a replay, "
+                "by the settings of algorithm.off_policy",
                 "leave it out",
             )
     usual = DataConfig()
@@ -151,6 +173,19 @@ def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+def _changed(found: object, default: object, path: str) -> Iterator[str]:
+    """Yield the settings at or below a path that are not the default; of another component only its name."""
+    if not isinstance(found, COMPONENTS):
+        if found != default:
+            yield path
+    elif not isinstance(default, type(found)) or found.name != default.name:
+        yield f"{path}.name"
+    else:
+        for each in dataclasses.fields(found):
+            if getattr(found, each.name) != getattr(default, each.name):
+                yield f"{path}.{each.name}"
+
+
 def _unread(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """Return the settings of the section `data` that such an algorithm does not read."""
     if isinstance(algorithm, RLPDConfig):
@@ -168,12 +203,25 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
             "set rollout.group_size to 1",
         )
     # Imitation may go on in rounds of whole episodes: no decision of it needs what followed.
-    rounds = bool(fact(ALGORITHMS, name, "imitates")) and rollout.episodes_per_slot == 1
+    rounds = bool(fact(ALGORITHMS, name, "imitates"))
     if rollout.episodes is Episodes.whole and not rounds:
         yield ConfigIssue(
             ("rollout.episodes", "algorithm.name"),
             f"rollout.episodes is whole, but algorithm {name!r} learns from single decisions, between short rollouts",
             "set rollout.episodes to continuous",
+        )
+    elif rollout.episodes is Episodes.whole and rollout.episodes_per_slot > 1:
+        yield ConfigIssue(
+            ("rollout.episodes_per_slot", "algorithm.name"),
+            f"rollout.episodes_per_slot = {rollout.episodes_per_slot}, but algorithm {name!r} learns after every round "
+            "of one episode in each env",
+            "set rollout.episodes_per_slot to 1",
+        )
+    if rollout.mode is RolloutMode.async_:
+        yield ConfigIssue(
+            ("rollout.mode", "algorithm.name"),
+            f"rollout.mode is async, but the ranks of algorithm {name!r} roll out themselves, so nobody can meanwhile",
+            "set rollout.mode to sync",
         )
     if config.placement.rollout.workers:
         yield ConfigIssue(
@@ -230,6 +278,18 @@ def _critics(critics: CriticsConfig) -> Iterator[ConfigIssue]:
         )
 
 
+def _demonstrated(algorithm: IQLConfig) -> Iterator[ConfigIssue]:
+    """Check that something is learned from demonstrations."""
+    settings = algorithm.off_policy
+    if not settings.demonstrations and not settings.offline_iterations:
+        yield ConfigIssue(
+            ("algorithm.off_policy.demonstrations", "algorithm.off_policy.offline_iterations"),
+            "algorithm.off_policy.demonstrations = 0 and algorithm.off_policy.offline_iterations = 0, so that nothing "
+            "is learned from data.path",
+            "raise one of them, or set algorithm to sac",
+        )
+
+
 def _imitation(algorithm: RLPDConfig) -> Iterator[ConfigIssue]:
     """Check that no setting of imitation lacks another that it needs."""
     settings, imitation = algorithm.off_policy, algorithm.off_policy.imitation
@@ -264,7 +324,7 @@ def _entropy(config: Config, algorithm: SACConfig) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             "algorithm.off_policy.temperature.target_entropy",
             f"algorithm.off_policy.temperature.target_entropy = {wanted:g} nats, which no distribution of {size} "
-            f"numbers in -1 .. 1 reaches: a uniform one has {largest_entropy(size):.3g}",
+            f"number{'' if size == 1 else 's'} in -1 .. 1 reaches: a uniform one has {largest_entropy(size):.3g}",
             f"set it below that (auto: {usual_target_entropy(size):g})",
         )
 
@@ -332,13 +392,15 @@ def _room(config: Config) -> Iterator[ConfigIssue]:
 
 
 def notes(config: Config) -> list[str]:
-    """Return the size and the place of the replay, as far as they are known before the simulator runs."""
+    """Return the size and the place of the replay, as far as they are known before the simulator runs, and a doubt
+    about what the demonstrations show."""
     assert isinstance(config.algorithm, ReplayAlgorithmConfig)
     settings, size = config.algorithm.off_policy.replay, replay_size(config)
+    doubts = task_notes(config) if demonstrated_share(config.algorithm) is not None else []
     if size is None:
-        return []
+        return doubts
     place = "in memory" if size <= settings.memory_mib * MIB else "on the disk, in the run's folder"
-    return [f"the replay of {settings.capacity:,} chunks takes up to {size / MIB:,.1f} MiB {place}"]
+    return [f"the replay of {settings.capacity:,} chunks takes up to {size / MIB:,.1f} MiB {place}", *doubts]
 
 
 def replay_size(config: Config) -> int | None:

@@ -210,7 +210,12 @@ def spoil(path: Path) -> None:
     path.write_bytes(content[:8] + bytes(len(content) // 4) + content[8 + len(content) // 4 :])
 
 
-DATA = "data/chunk-000/file-000.parquet"
+def replace_column(path: Path, name: str, cells: list[list[float]]) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, [cells]), path)
+
+
+DATA, POSITIONS = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
 DAMAGES = {
     "no folder": (lambda folder: folder.rename(folder.with_name("gone")), "do not exist: record some"),
     "no info": (lambda folder: (folder / "meta/info.json").unlink(), "holds no demonstrations"),
@@ -231,6 +236,15 @@ DAMAGES = {
         lambda folder: pq.write_table(pq.read_table(folder / DATA).slice(0, 50), folder / DATA),
         "has 50 rows, but an episode is said to end at 63",
     ),
+    "narrow actions": (
+        lambda folder: replace_column(folder / DATA, "action", [[0.0, 1.0]] * 63),
+        "'action' in .* does not hold 3 numbers in every frame of episode 0, as meta/info.json says",
+    ),
+    "uneven states": (
+        lambda folder: replace_column(folder / DATA, "observation.state", [[0.0]] + [[0.0, 1.0]] * 62),
+        "'observation.state' in .* does not hold 5 numbers in every frame of episode 0",
+    ),
+    "damaged positions": (lambda folder: spoil(folder / POSITIONS), "file-000.parquet is damaged"),
     "shifted rows": (
         lambda folder: pq.write_table(pa.concat_tables([pq.read_table(folder / DATA)] * 2).slice(1), folder / DATA),
         "holds other rows than episode",

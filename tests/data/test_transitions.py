@@ -211,10 +211,10 @@ def test_what_critics_cannot_learn_from_is_refused(change: str, message: str, tm
 # ---- before anything starts
 
 
-def refused(folder: Path, *overrides: str) -> str:
-    words = [f"data.path={folder}", "env.max_episode_steps=8", *overrides]
+def refused(folder: Path, *overrides: str, experiment: str = "push_rlpd") -> str:
+    words = [f"data.path={folder}", *overrides]
     with pytest.raises(ConfigError) as caught:
-        load_config("experiment/push_rlpd", words)
+        load_config(experiment, words)
     return str(caught.value)
 
 
@@ -222,11 +222,11 @@ def of_metaworld(folder: Path, **changes: Any) -> Path:
     """Demonstrations with the sizes of MetaWorld's states and actions, or others."""
     shapes: dict[str, Any] = {"state_dim": 39, "actions": 4, "fps": 40, "outcome": True} | changes
     names = tuple(f"action_{number}" for number in range(shapes.pop("actions")))
-    rewards = shapes.pop("rewards", np.zeros(4, np.float32))
+    rewards, task = shapes.pop("rewards", np.zeros(4, np.float32)), shapes.pop("task", "push")
     with DatasetWriter(folder, DatasetSpec(action_names=names, **shapes)) as writer:
         writer.add(
             Episode(
-                task="push",
+                task=task,
                 proprio=np.zeros((4, shapes["state_dim"]), np.float32),
                 actions=np.zeros((4, len(names)), np.float32),
                 rewards=rewards if shapes["outcome"] else None,
@@ -242,7 +242,9 @@ def of_metaworld(folder: Path, **changes: Any) -> Path:
         ({"actions": 3}, [], "actions of the demonstrations in .* have 3 numbers, those of the simulator 4"),
         ({"state_dim": 4}, [], "states of the demonstrations in .* have 4 numbers, those of the simulator 39"),
         ({}, ["env.action_repeat=4"], "have 40 actions per second, the simulator 20"),
-        ({"outcome": False}, [], "hold neither rewards nor successes"),
+        ({"outcome": False}, [], "do not hold both rewards and successes"),
+        ({}, ["env.action_repeat=4"], "set env.action_repeat to 2, or record"),
+        ({"fps": 37}, [], "the simulator 40: an action of theirs does something else - record them with"),
         ({}, ["data.steps=7"], "data.steps has no use"),
         ({}, ["algorithm.off_policy.imitation.better_only=true", "algorithm.off_policy.imitation.coef=0"], "no use"),
         (
@@ -256,7 +258,18 @@ def of_metaworld(folder: Path, **changes: Any) -> Path:
             "nothing is learned from data.path",
         ),
     ],
-    ids=["actions", "states", "action_repeat", "outcome", "steps", "better_only", "cloned_coef", "nothing"],
+    ids=[
+        "actions",
+        "states",
+        "action_repeat",
+        "outcome",
+        "its value",
+        "no value",
+        "steps",
+        "better_only",
+        "cloned_coef",
+        "nothing",
+    ],
 )
 def test_demonstrations_of_another_task_are_refused_before_anything_starts(
     changes: dict[str, Any], overrides: list[str], message: str, tmp_path: Path
@@ -264,13 +277,110 @@ def test_demonstrations_of_another_task_are_refused_before_anything_starts(
     assert re.search(message, refused(of_metaworld(tmp_path / "d", **changes), *overrides))
 
 
-def test_rewards_that_are_no_numbers_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    """Written by another program, since ours refuses them."""
+def spoil(path: Path, name: str, value: float) -> None:
+    """Replace a number of the second row of a table, as only another program does, since ours refuses such values."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    table = pq.read_table(path)
+    place = table.schema.get_field_index(name)
+    cells, field = table[name].to_pylist(), table.schema.field(place)
+    cells[min(1, len(cells) - 1)] = [value] * len(cells[0]) if isinstance(cells[0], list) else value
+    pq.write_table(table.set_column(place, field, pa.array(cells, field.type)), path)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("column", ["action", "observation.state", "next.reward"])
+def test_numbers_that_are_not_finite_are_refused_before_anything_starts(
+    column: str, value: float, tmp_path: Path
+) -> None:
     folder = of_metaworld(tmp_path / "d")
     [path] = (folder / "data").glob("*/*.parquet")
-    table = pq.read_table(path)
-    column = table.schema.get_field_index("next.reward")
-    pq.write_table(table.set_column(column, "next.reward", [[0.0, float("nan"), 0.0, 0.0]]), path)
-    assert "rewards that are no finite numbers, in episode 0" in refused(folder)
+    spoil(path, column, value)
+    assert (
+        f"column '{column}' of the demonstrations in {folder} holds numbers that are not finite, in episode 0 - "
+        in (refused(folder))
+    )
+
+
+def test_a_state_after_the_last_action_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "d", episode(4, last_proprio=last(0, 4))).folder
+    spoil(folder / "meta/ends.parquet", "observation.state", np.nan)
+    assert "column 'meta/ends.parquet:observation.state'" in refused(folder)
+
+
+def test_rewards_matter_only_to_who_learns_from_them(tmp_path: Path) -> None:
+    folder = of_metaworld(tmp_path / "d")
+    [path] = (folder / "data").glob("*/*.parquet")
+    spoil(path, "next.reward", np.nan)
+    load_config("metaworld_reach", [f"data.path={folder}", "algorithm=sft", "env=metaworld/push"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("meta/stats.json", r"stats.json is damaged \(.*\) - record or download the dataset anew"),
+        ("meta/ends.parquet", r"ends.parquet is damaged \(.*\) - record or download the dataset anew"),
+        ("meta/tasks.parquet", r"tasks.parquet is damaged \(.*\) - record"),
+    ],
+)
+def test_a_small_file_that_was_cut_short_is_found_before_anything_starts(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "d", episode(4, last_proprio=last(0, 4))).folder / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert re.search(message, refused(tmp_path / "d"))
+
+
+def test_a_dataset_without_statistics_is_incomplete(tmp_path: Path) -> None:
+    folder = of_metaworld(tmp_path / "d")
+    (folder / "meta/stats.json").unlink()
+    assert "stats.json is missing: the dataset is incomplete - record or download the dataset anew" in refused(folder)
+
+
+PUSH, REACH = "push the puck to the goal", "reach the goal position"
+
+
+@pytest.mark.parametrize("algorithm", ["rlpd", "iql", "dagger"])
+def test_demonstrations_that_are_certainly_of_another_task_are_refused(algorithm: str, tmp_path: Path) -> None:
+    folder = of_metaworld(tmp_path / "d", task=REACH, robot="metaworld")
+    message = (
+        f"the demonstrations in {folder} are of 'reach-v3', and env.tasks is 'push-v3' - set env.tasks to [reach-v3], "
+        "or record demonstrations of 'push-v3'"
+    )
+    assert message in refused(folder, experiment=f"push_{algorithm}")
+
+
+def test_demonstrations_of_another_simulator_are_refused(tmp_path: Path) -> None:
+    folder = of_metaworld(tmp_path / "d", task=REACH, robot="metaworld")
+    assert "are of 'reach-v3' of simulator 'metaworld', and env.tasks is 'Pendulum-v1'" in (
+        refused(folder, "env=gym/pendulum")
+    )
+
+
+def test_demonstrations_that_are_described_otherwise_are_doubted_only(tmp_path: Path) -> None:
+    def notes(task: str, *overrides: str) -> str:
+        folder = of_metaworld(tmp_path / f"{len(list(tmp_path.iterdir()))}", task=task, robot="metaworld")
+        words = [f"data.path={folder}", "env.max_episode_steps=8", *overrides]
+        return " ".join(load_config("experiment/push_rlpd", words).notes)
+
+    doubt = "make sure that they show these tasks"
+    assert f"are described as 'shove it', and env.tasks as '{PUSH}': {doubt}" in notes("shove it")
+    assert doubt not in notes(PUSH)
+    assert doubt not in notes("push-v3")
+    assert doubt not in notes("shove it", "env.task_descriptions={push-v3: shove it}")
+    assert doubt not in notes(PUSH, "env.task_descriptions={push-v3: shove it}")
+
+
+def test_offline_learning_that_reads_no_demonstration_is_refused(tmp_path: Path) -> None:
+    nothing = ["algorithm.off_policy.offline_iterations=0", "algorithm.off_policy.demonstrations=0"]
+    assert "so that nothing is learned from data.path - raise one of them, or set algorithm to sac" in (
+        refused(of_metaworld(tmp_path / "d"), *nothing, experiment="push_iql")
+    )
+
+
+def test_demonstrations_of_other_sizes_than_an_environment_says_of_itself_are_refused(tmp_path: Path) -> None:
+    message = refused(of_metaworld(tmp_path / "d"), "env=gym/pendulum")
+    for words in ("have 4 numbers, those of the simulator 1", "have 39 numbers, those of the simulator 3"):
+        assert words in message
+    assert "have 40 actions per second, the simulator 20" in message

@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from embodyrl.envs.base import NotFiniteError, RenderError
+from embodyrl.envs.gymnasium import tasks
 from embodyrl.envs.gymnasium.simulator import Gymnasium, GymnasiumSlot, known_tasks
 from embodyrl.envs.images import resize
 from embodyrl.envs.mujoco import rendering
@@ -181,6 +182,37 @@ def test_discrete_actions_are_rounded_floats() -> None:
     probe = ours._seats[0].slot._env.unwrapped  # type: ignore[union-attr]
     ours.step_chunk([0], np.array([[[4.0], [5.2], [99.0]]], np.float32))
     assert probe.actions == [4, 5, 6]
+
+
+PICTURE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("Pendulum-v1", {}),
+        ("CartPole-v1", {}),
+        ("EmbodyrlProbe-v0", {"kwargs": {"action_space": spaces.Discrete(3, start=4)}}),
+        ("EmbodyrlProbe-v0", {"kwargs": {"action_space": spaces.Box(-1, 1, (2, 2))}}),
+        ("EmbodyrlProbe-v0", {"kwargs": {"observation_space": PICTURE}, "cameras": ["observation"]}),
+    ],
+)
+def test_a_config_knows_what_an_environment_says_of_itself(task: str, options: dict[str, Any]) -> None:
+    spec = simulator(task, **options).spec
+    config = GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=6, **options)
+    assert (tasks.state_dim(config), tasks.action_dim(config)) == (spec.proprio_dim, spec.action_dim)
+    assert tasks.control_frequency(config) == spec.control_frequency
+    assert tasks.discrete(config) is (spec.actions[0].meaning == "discrete")
+    assert tasks.task_description(task) == spec.tasks[task]
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [("EmbodyrlMissing-v0", {}), ("EmbodyrlProbe-v0", {"kwargs": {"wheels": 4}}), ("Pendulum-v1", {"cameras": ["no"]})],
+)
+def test_what_cannot_be_made_is_unknown_and_left_to_its_simulator(task: str, options: dict[str, Any]) -> None:
+    config = GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=6, **options)
+    assert (tasks.state_dim(config), tasks.action_dim(config), tasks.discrete(config)) == (None, None, None)
 
 
 def test_the_time_limit_is_the_runs_and_not_the_registered_one() -> None:

@@ -25,7 +25,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import RenderError, Slot, SlotSimulator, Transition, check_cameras, check_task_list
-from embodyrl.envs.gymnasium.tasks import known_tasks, why_unknown
+from embodyrl.envs.gymnasium.tasks import Facts, known_tasks, task_description, why_unknown
 from embodyrl.envs.images import resize
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.options import GymnasiumConfig
@@ -52,7 +52,7 @@ class Gymnasium(SlotSimulator):
         first = config.tasks[0]
         slot = GymnasiumSlot(first, config)
         spec = SimulatorSpec(
-            tasks={task: f"control {task.rsplit('/')[-1].rsplit('-v', 1)[0]}" for task in config.tasks},
+            tasks={task: task_description(task) for task in config.tasks},
             actions=(slot.field,),
             proprio_dim=slot.views.proprio_dim,
             max_episode_steps=config.max_episode_steps,
@@ -125,6 +125,21 @@ class GymnasiumSlot(Slot):
     def close(self) -> None:
         """Release the environment."""
         self._env.close()
+
+
+def look(task: str, config: GymnasiumConfig) -> Facts:
+    """Make an environment for what it says of itself; nothing is reset or rendered."""
+    env = _build(task, config.kwargs)
+    try:
+        field = _action_field(task, env.action_space)
+        return Facts(
+            state_dim=Views(task, env, config.cameras, config.image_size).proprio_dim,
+            action_dim=len(field.low),
+            discrete=field.meaning == "discrete",
+            control_frequency=_control_frequency(env),
+        )
+    finally:
+        env.close()
 
 
 def _build(task: str, kwargs: dict[str, Any]) -> Any:

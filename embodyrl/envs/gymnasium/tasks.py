@@ -7,10 +7,10 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import fact
+from embodyrl.config.rules import fact, of_newest_rollouts
 from embodyrl.errors import near_match
 from embodyrl.registry import ALGORITHMS
 
@@ -41,28 +41,93 @@ def check_here(config: Config) -> Iterator[ConfigIssue]:
     yield from issues
     off_policy, imitates = (fact(ALGORITHMS, config.algorithm.name, name) for name in ("off_policy", "imitates"))
     if not issues and off_policy and not imitates:
-        yield from _discrete(config)
+        yield from _choices(config)
 
 
-def _discrete(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each task with discrete actions, where they must be continuous. What an environment's actions
-    are, only the environment itself knows."""
-    import gymnasium
-
+def _choices(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task with discrete actions, where they must be continuous."""
+    head = ", with model.head: gaussian" if hasattr(config.model, "head") else ""
     for index, task in enumerate(config.env.tasks):
-        try:
-            environment = gymnasium.make(task, disable_env_checker=True)
-        except Exception:  # of any kind, by code of its own: the simulator will fail to start, and say why
-            continue
-        if isinstance(environment.action_space, gymnasium.spaces.Discrete):
-            able = [each.name for each in ALGORITHMS.entries() if not each.off_policy and not each.demonstrations]
-            name = config.algorithm.name
+        facts = _facts(config.env, task)
+        if facts is not None and facts.discrete:
             yield ConfigIssue(
                 (f"env.tasks.{index}", "algorithm.name"),
-                f"algorithm {name!r} learns continuous actions, and those of {task!r} are discrete",
-                f"set algorithm to one of {', '.join(able)}, with model.head: gaussian",
+                f"algorithm {config.algorithm.name!r} learns continuous actions, and those of {task!r} are discrete",
+                f"set algorithm to {of_newest_rollouts()}{head}",
             )
-        environment.close()
+
+
+# ---- what an environment says of itself
+
+
+class Facts(NamedTuple):
+    """What only an environment itself knows."""
+
+    state_dim: int
+    """`S`"""
+    action_dim: int
+    """`D`"""
+    discrete: bool
+    """Whether an action is a choice."""
+    control_frequency: float
+    """[Hz]"""
+
+
+_SEEN: dict[str, Facts | None] = {}
+"""Facts by what they depend on: rules ask for them several times."""
+
+
+def _facts(env: Any, task: str) -> Facts | None:
+    """Return what an environment says of itself; None if it cannot be made, of which its simulator will say why."""
+    try:
+        import gymnasium
+
+        from embodyrl.envs.gymnasium.simulator import look
+
+        key = repr((gymnasium.spec(task), env.kwargs, env.cameras, env.image_size))
+        if key not in _SEEN:
+            _SEEN[key] = None
+            _SEEN[key] = look(task, env)
+    except Exception:  # of any kind, by code of its own
+        return None
+    return _SEEN[key]
+
+
+def _first(env: Any) -> Facts | None:
+    """Return the facts of the first task; those of the others must be the same."""
+    return _facts(env, env.tasks[0]) if env.tasks else None
+
+
+def state_dim(env: Any) -> int | None:
+    """Return the size of the state (S)."""
+    facts = _first(env)
+    return None if facts is None else facts.state_dim
+
+
+def action_dim(env: Any) -> int | None:
+    """Return the size of an action (D)."""
+    facts = _first(env)
+    return None if facts is None else facts.action_dim
+
+
+def control_frequency(env: Any) -> float | None:
+    """Return the control steps per second [Hz]."""
+    facts = _first(env)
+    return None if facts is None else facts.control_frequency
+
+
+def discrete(env: Any) -> bool | None:
+    """Return whether an action is a choice."""
+    facts = _first(env)
+    return None if facts is None else facts.discrete
+
+
+def task_description(task: str) -> str:
+    """Return the task description of a task: the words of its name."""
+    return f"control {task.rsplit('/')[-1].rsplit('-v', 1)[0]}"
+
+
+# ---- names
 
 
 def _unknown(config: Config) -> Iterator[ConfigIssue]:

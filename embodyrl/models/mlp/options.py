@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import fact
+from embodyrl.config.rules import acts_by_choice, fact, of_newest_rollouts
 from embodyrl.config.schema import Config, ModelConfig, setting
 from embodyrl.registry import ALGORITHMS
 
@@ -74,12 +74,13 @@ def check_head(config: Config) -> Iterator[ConfigIssue]:
     if fact(ALGORITHMS, name, "imitates") or fact(ALGORITHMS, name, "steers"):
         return  # both heads have a most likely action; and what steers needs another kind of model, as its rules say
     squashed, entry = settings.head is Distribution.squashed, fact(ALGORITHMS, name, "off_policy")
-    if entry and not squashed and not fact(ALGORITHMS, name, "weighs"):
+    # Of choices the simulator's rules say more.
+    if entry and not squashed and not fact(ALGORITHMS, name, "weighs") and not acts_by_choice(config):
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
             f"algorithm {config.algorithm.name!r} learns from a replay, for which model.head = 'gaussian' does not "
             "serve: its spread ignores the observation, and it leaves the action range",
-            "set model.head to squashed",
+            f"set model.head to squashed, or algorithm to {of_newest_rollouts()}",
         )
     if squashed and entry is False:
         able = [
