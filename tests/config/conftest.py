@@ -66,7 +66,7 @@ def _not_asked(registry: Registry, entry: Entry) -> dict[str, None]:
     here = ["tasks", "cameras"] if registry is SIMULATORS and entry.missing() else []
     if entry.name != "gymnasium":  # which is always installed
         here += ["check", "check_here"] if registry is SIMULATORS else []
-    if registry is ALGORITHMS and entry.demonstrations:  # whose check reads them
+    if registry is ALGORITHMS and entry.demonstrations and not entry.off_policy:  # whose check reads them
         here += ["check"]
     return dict.fromkeys(here)
 

@@ -46,7 +46,7 @@ WEIGHTS = "checkpoints/last/policy/model.safetensors"
 def small(tmp_path: Path) -> Callable[..., Run]:
     """Train: small("rlpd", "name", "key=value", ...)."""
     rng = np.random.default_rng(0)
-    spec = DatasetSpec(action_names=("torque",), state_dim=3, fps=30, outcome=True, ends=True)
+    spec = DatasetSpec(action_names=("torque",), state_dim=3, fps=20, outcome=True, ends=True)
     with DatasetWriter(tmp_path / "demonstrations", spec) as writer:
         for _ in range(4):
             state = rng.normal(size=(31, 3)).astype(np.float32)
@@ -63,6 +63,9 @@ def small(tmp_path: Path) -> Callable[..., Run]:
     for name, more, steps in (("rlpd", RLPD, "batch_size: 16"), ("iql", IQL, "steps: 15")):
         written = SMALL.format(algorithm=name, data=tmp_path / "demonstrations", more=more, steps=steps)
         (tmp_path / f"{name}.yaml").write_text(written)
+    # A policy that shows critics nothing imitates by its own loss.
+    weighed = (tmp_path / "iql.yaml").read_text().replace("head: squashed", "head: gaussian")
+    (tmp_path / "weighed.yaml").write_text(weighed)
 
     def run(algorithm: str, name: str, *overrides: str) -> Run:
         words = [f"run.dir={tmp_path / name}", *overrides]
@@ -73,7 +76,7 @@ def small(tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("algorithm", ["rlpd", "iql"])
+@pytest.mark.parametrize("algorithm", ["rlpd", "iql", "weighed"])
 def test_a_run_that_is_killed_goes_on_bit_for_bit(algorithm: str, small: Callable[..., Run], tmp_path: Path) -> None:
     whole, killed = small(algorithm, "whole"), tmp_path / "killed"
     kill_after(
@@ -111,6 +114,7 @@ def test_nothing_is_collected_before_the_offline_iterations_are_over(small: Call
 @pytest.mark.parametrize(
     ("algorithm", "words", "expected"),
     [
+        ("weighed", [], {"train"}),
         ("iql", [], {"train"}),
         ("iql", ["algorithm.off_policy.offline_iterations=0"], {"random", "train"}),
         ("rlpd", [], {"train"}),
