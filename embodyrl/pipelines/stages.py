@@ -364,6 +364,8 @@ def _beside(iteration: Iteration) -> Beside | None:
     return Beside(
         demonstrations=shown,
         share=len(shown) / (len(shown) + len(_replay(iteration))) if isinstance(share, str) else share,
+        # What is only imitated has a label, whoever acted: there is nothing to be told apart.
+        interventions_join=not isinstance(iteration.config.algorithm, DAggerConfig),
     )
 
 

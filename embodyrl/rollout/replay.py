@@ -37,6 +37,7 @@ from embodyrl.errors import RunError
 from embodyrl.files import link_or_copy
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
+from embodyrl.rollout.interventions import Source
 from embodyrl.seeding import derive_seed
 
 if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
@@ -51,6 +52,9 @@ ROUNDING = 1e-6
 FAULT = 2**17
 """Most bytes beside an entry that come into memory with it when it is read from a file: the system maps pages around
 it, too."""
+SOURCE = "source"
+"""Column that says who decided."""
+NONE = np.zeros(0, np.int64)
 NEWEST = 30
 """Episodes whose success is shown."""
 
@@ -165,6 +169,8 @@ class Replay:
         """Episode of each slot's newest decision."""
         self._solved = np.zeros(slots, np.bool_)
         """Whether that episode was solved before now."""
+        self._taught = np.zeros((slots, self.rows), np.bool_)
+        """Places whose decision an expert executed."""
         self._live = np.zeros(0, np.int64)
         self._segments: list[Segment] = []
         self._next_segment = 0
@@ -226,7 +232,9 @@ class Replay:
         """Return what is in the replay, and the success of the newest episodes."""
         recent = {"env/success_recent": sum(self._outcomes) / len(self._outcomes)} if self._outcomes else {}
         ended = {f"replay/{name}": float(number) for name, number in self.ended.items()}
-        return {"replay/decisions": float(len(self)), "replay/fill": len(self) / self._decided.size} | ended | recent
+        here = {"replay/decisions": float(len(self)), "replay/fill": len(self) / self._decided.size}
+        taught = {"replay/interventions": float(len(self._interventions()))} if SOURCE in self.fields else {}
+        return here | taught | ended | recent
 
     def take_owed(self, updates_per_step: float) -> int:
         """Return the whole steps that are owed for the decisions of the newest rollout, and what was left before; none
@@ -327,6 +335,8 @@ class Replay:
         decision may be drawn."""
         places = self._ends[slots] % self.rows
         self._decided[slots, places] = decided
+        if SOURCE in self.fields:
+            self._taught[slots, places] = decided & (entry[SOURCE] == Source.expert) if SOURCE in entry else False
         here = (slots >= self.own.start) & (slots < self.own.stop)
         own = slots[here] - self.own.start
         self._note_pages(len(own))
@@ -345,23 +355,39 @@ class Replay:
             size: decisions of each.
             beside: demonstrations that are a share of every minibatch, at its first places.
         """
+        taught = self._interventions() if beside is not None and beside.interventions_join else NONE
         for number in range(self._taken - count, self._taken):
             demonstrated = 0 if beside is None else beside.count(number, size)
-            drawn = self._draw(len(self._live), size - demonstrated)
-            slots, places = np.divmod(self._live[drawn], self.rows)
-            own = np.flatnonzero((slots >= self.own.start) & (slots < self.own.stop))
-            columns, where = self._take(slots[own] - self.own.start, places[own]), own + demonstrated
+            columns, where = self._own_of(self._live[self._draw(len(self._live), size - demonstrated)])
+            where += demonstrated
             if beside is not None and demonstrated:
+                known = len(beside.demonstrations)
+                drawn = self._draw(known + len(taught), demonstrated)
+                recorded = np.flatnonzero(drawn < known)
                 # Every rank has all demonstrations; they are dealt in turn.
-                dealt = np.arange(self.own.start // len(self.own), demonstrated, len(self._decided) // len(self.own))
-                shown = beside.demonstrations.take(self._draw(len(beside.demonstrations), demonstrated)[dealt])
-                columns, where = joined(shown, columns), np.concatenate([dealt, where])
+                dealt = recorded[recorded % (len(self._decided) // len(self.own)) == self.own.start // len(self.own)]
+                shown, places = beside.demonstrations.take(drawn[dealt]), dealt
+                if len(taught):
+                    others = np.flatnonzero(drawn >= known)
+                    also, held = self._own_of(taught[drawn[others] - known])
+                    shown, places = joined(shown, also), np.concatenate([places, others[held]])
+                columns, where = joined(shown, columns), np.concatenate([places, where])
             yield Minibatch(
                 columns={name: torch.from_numpy(column) for name, column in columns.items()},
                 places=torch.from_numpy(where),
                 size=size,
                 demonstrated=torch.from_numpy(where < demonstrated),
             )
+
+    def _interventions(self) -> NDArray[np.int64]:
+        """Return the places of decisions that an expert executed and that can be drawn."""
+        return np.flatnonzero(self._decided & self._taught)
+
+    def _own_of(self, drawn: NDArray[np.int64]) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+        """Return the columns of those decisions that this rank holds, and their numbers among the ones drawn."""
+        slots, places = np.divmod(drawn, self.rows)
+        held = np.flatnonzero((slots >= self.own.start) & (slots < self.own.stop))
+        return self._take(slots[held] - self.own.start, places[held]), held
 
     def _draw(self, most: int, count: int) -> NDArray[np.int64]:
         """Draw `count` numbers below `most`, the same on all ranks."""
@@ -465,6 +491,8 @@ class Replay:
         kept = (numbers >= self._ends[slots] - self.rows) & (numbers < self._ends[slots])
         slots, places = slots[kept], numbers[kept] % self.rows
         self._decided[slots, places] = moments["decided"][kept]
+        if SOURCE in self.fields:
+            self._taught[slots, places] = moments["decided"][kept] & (moments[SOURCE][kept] == Source.expert)
         here = (slots >= self.own.start) & (slots < self.own.stop)
         for name, column in self._columns.items():
             column[slots[here] - self.own.start, places[here]] = moments[name][kept][here]
@@ -477,6 +505,9 @@ class Beside:
     demonstrations: Transitions
     share: float
     """Of a minibatch, 0 .. 1."""
+    interventions_join: bool = False
+    """Whether decisions of the replay that an expert executed are among them, each as likely as a recorded one, as in
+    HIL-SERL (Luo et al. 2024, arXiv:2410.21845). They are drawn with all others, too."""
 
     def count(self, number: int, size: int) -> int:
         """Return how many decisions of a minibatch are demonstrations, such that the share is exact over any number of

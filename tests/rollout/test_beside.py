@@ -16,8 +16,10 @@ from embodyrl.data.layout import DatasetSpec, Episode
 from embodyrl.data.reader import Dataset
 from embodyrl.data.transitions import Transitions
 from embodyrl.data.writer import DatasetWriter
+from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.engine.soft import Minibatch
-from embodyrl.rollout.replay import Beside, Replay
+from embodyrl.rollout.interventions import Source
+from embodyrl.rollout.replay import Beside, Replay, ReplayState
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,32 @@ def replays() -> dict[str, Replay]:
     with make_collector(num_envs=4, num_chunks=5) as collector:
         for _ in range(4):
             rollout = collector.collect()
+            for replay in found.values():
+                replay.add(rollout)
+    return found
+
+
+def taught_replays(count: int, capacity: int = 400, parts: dict[str, range] | None = None) -> dict[str, Replay]:
+    """Replays of rollouts in which an expert executed every decision whose reward is an even number."""
+    found = {
+        name: Replay(
+            capacity,
+            slots=4,
+            own=own,
+            fields=replay_fields(proprio_dim=2, action_dim=2, chunk_size=1, corrected=True),
+            start_after=8,
+            seed=1,
+            memory=100 * MIB,
+            folder=Path(),
+        )
+        for name, own in (parts or {"whole": range(4)}).items()
+    }
+    with make_collector(num_envs=4, num_chunks=5) as collector:
+        for _ in range(count):
+            rollout = collector.collect()
+            expert = rollout.batch["rewards"][..., 0] % 2 == 0
+            rollout.batch["source"] = torch.where(expert, int(Source.expert), int(Source.policy)).byte()
+            rollout.batch["labels"], rollout.batch["labelled"] = rollout.batch["actions"], expert
             for replay in found.values():
                 replay.add(rollout)
     return found
@@ -124,3 +152,65 @@ def test_two_ranks_have_the_minibatches_of_one(
         for name, column in whole.columns.items():
             joined = torch.cat([first.columns[name], second.columns[name]])[places.argsort()]
             assert torch.equal(joined, column[order]), name
+
+
+# ---- interventions join the demonstrations
+
+
+def shares(replay: Replay, demonstrations: Transitions, size: int, count: int, joins: bool = True) -> list[Minibatch]:
+    replay._generator.manual_seed(7)
+    replay._taken = count
+    beside = Beside(demonstrations=demonstrations, share=0.5, interventions_join=joins)
+    return [*replay.minibatches(count, size, beside)]
+
+
+def test_interventions_join_the_demonstrations_share(demonstrations: Transitions) -> None:
+    [replay] = taught_replays(4).values()
+    count = int(replay.metrics()["replay/interventions"])
+    assert 0 < count < len(replay)
+    found = shares(replay, demonstrations, 100, 300)
+    assert all(int(each.demonstrated.sum()) == 50 for each in found), "they are part of the share, not beside it"
+    recorded = np.concatenate([(each.columns["proprio"][each.demonstrated][:, 0] == 1000).numpy() for each in found])
+    assert recorded.mean() == pytest.approx(6 / (6 + count), rel=0.1), "each is as likely as a recorded one"
+    for each in found:
+        theirs = each.demonstrated & (each.columns["proprio"][:, 0] != 1000)
+        assert (each.columns["rewards"][theirs, 0] % 2 == 0).all() and each.columns["labelled"][theirs].all()
+        assert torch.equal(each.columns["labels"][theirs], each.columns["actions"][theirs])
+    others = torch.cat([each.columns["rewards"][~each.demonstrated, 0] % 2 for each in found])
+    assert 0 < others.mean() < 1, "all decisions are drawn online, theirs among them"
+    apart = shares(replay, demonstrations, 100, 5, joins=False)
+    assert all((each.columns["proprio"][each.demonstrated][:, 0] == 1000).all() for each in apart)
+
+
+def test_an_intervention_that_made_room_is_no_demonstration_any_more(demonstrations: Transitions) -> None:
+    few, many = (taught_replays(count, capacity=48)["whole"] for count in (2, 9))
+    assert few.metrics()["replay/interventions"] < len(many) == many.metrics()["replay/decisions"]
+    [minibatch] = shares(many, demonstrations, 1000, 1)
+    pool = {tuple(row) for row in many.seen("proprio").tolist()}  # type: ignore[union-attr]
+    theirs = minibatch.columns["proprio"][minibatch.demonstrated]
+    assert {tuple(row) for row in theirs.tolist() if row[0] != 1000} <= pool
+
+
+def test_two_ranks_have_the_interventions_of_one(demonstrations: Transitions) -> None:
+    replays = taught_replays(4, parts={"whole": range(4), "first": range(2), "second": range(2, 4)})
+    parts = [shares(replay, demonstrations, 9, 6) for replay in replays.values()]
+    for whole, first, second in zip(*parts, strict=True):
+        places, order = torch.cat([first.places, second.places]), whole.places.argsort()
+        assert sorted(places.tolist()) == [*range(9)]
+        for name, column in whole.columns.items():
+            joined = torch.cat([first.columns[name], second.columns[name]])[places.argsort()]
+            assert torch.equal(joined, column[order]), name
+
+
+def test_a_resumed_replay_still_knows_whose_decisions_they_were(demonstrations: Transitions, tmp_path: Path) -> None:
+    [replay], [again] = taught_replays(4).values(), taught_replays(0).values()
+    state = replay.state(SINGLE_PROCESS, whole=True)
+    assert state is not None
+    state.save(tmp_path, None)
+    again.restore(ReplayState.load(tmp_path), tmp_path)
+    assert replay.metrics() == again.metrics() and replay.metrics()["replay/interventions"] > 0
+    for one, other in zip(*(shares(each, demonstrations, 40, 3) for each in (replay, again)), strict=True):
+        alive = ~one.columns["terminated"]
+        for name, column in one.columns.items():
+            rows = alive if name == "next_proprio" else torch.ones_like(alive)
+            assert torch.equal(column[rows], other.columns[name][rows]), name
