@@ -65,6 +65,13 @@ DEMONSTRATIONS = (
 """Columns of a run that only learns from demonstrations."""
 IMITATION = (*REPLAY[:4], EXPERT, REPLAY[4], DEMONSTRATIONS[0], ROLLOUTS[-1])
 """Columns of a run that imitates an expert beside the policy."""
+WEIGHED = (
+    *REPLAY[:6],
+    Column(title="weight", key="train/weight", width=7, format=".2f"),
+    Column(title="loss", key="train/actor_loss", width=8, format=".4f"),
+    ROLLOUTS[-1],
+)
+"""Columns of a run that imitates what is worth most: `weight` is the mean of what actions weigh."""
 
 
 class ConsoleSink:
@@ -139,6 +146,8 @@ class ConsoleSink:
 
 def columns_for(metrics: Mapping[str, float]) -> tuple[Column, ...]:
     """Return the columns for a run with such metrics."""
+    if "train/weight" in metrics:
+        return WEIGHED
     if "train/updates" in metrics and "train/temperature" not in metrics:
         return IMITATION
     if "replay/fill" in metrics:

@@ -19,6 +19,7 @@ from embodyrl.config import load_config
 from embodyrl.data.layout import DatasetSpec, Episode
 from embodyrl.data.writer import DatasetWriter
 from embodyrl.rollout.collector import Collector
+from embodyrl.tracking.console import columns_for
 
 SMALL = """
 defaults: [env: gym/pendulum, model: mlp, algorithm: {algorithm}, _self_]
@@ -108,6 +109,8 @@ def test_nothing_is_collected_before_the_offline_iterations_are_over(small: Call
     rows = [row for row in small("iql", "offline").metrics() if "train/updates" in row or "env/steps" in row]
     assert ["env/steps" in row for row in rows] == [False, False, True, True, True, True]
     assert [row.get("train/updates") for row in rows[:2]] == [15.0, 30.0]
+    assert [column.title for column in columns_for(rows[0])][-5:-1] == ["updates", "Q", "weight", "loss"]
+    assert all(np.isfinite(row[column.key]) for column in columns_for(rows[0])[4:8] for row in rows[:2])
     assert rows[-1]["train/updates"] == 30 + int(0.4 * 48 * 3), "as many as are owed once 90 decisions are there"
 
 
