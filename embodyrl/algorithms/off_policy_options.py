@@ -141,6 +141,10 @@ class FirstImitationConfig:
 class ImitationConfig(FirstImitationConfig):
     """Imitation of demonstrated actions, beside the critics."""
 
+    held_out: float = setting(0.2, low=0.0, below=1.0)
+    """Share of the demonstrations, at least one, on which the error of a policy that has imitated the others is
+    measured before the run begins; it is forgotten afterwards, and the run imitates all of them. As many steps more as
+    `first_steps`. 0: the error is not measured."""
     coef: float = setting(0.1, low=0.0)
     """Weight of the imitation loss in the policy's loss; it is the mean over the demonstrated decisions of a
     minibatch."""

@@ -5,6 +5,7 @@ Shapes: `M` samples of a minibatch, `C` actions in a chunk, `D` action dims, `V`
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -63,6 +64,8 @@ class Demonstrations:
                 f"no episode of {dataset.folder} has {chunk_size} undisturbed actions in a row: set data.at_end=repeat "
                 f"or a smaller rollout.chunk_size"
             )
+        self._only: NDArray[np.bool_] | None = None
+        """Episodes that minibatches are drawn from; None: all of them."""
         self._loaded: _Window | None = None
         self._latest = 0, 0
         """An epoch, and the number of its first minibatch: where the search for the next one begins."""
@@ -71,6 +74,23 @@ class Demonstrations:
     def chunks(self) -> int:
         """Number of different chunks."""
         return sum(map(len, self._starts))
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes that minibatches are drawn from."""
+        return len(self._starts) if self._only is None else int(self._only.sum())
+
+    def split(self, share: float) -> tuple[Demonstrations, Demonstrations] | None:
+        """Return a share of the episodes, drawn by the seed, at least one and at most all but one, and the others; None
+        if there is only one, or one of the two would have no chunk."""
+        count = len(self._starts)
+        drawn = np.random.default_rng(derive_seed(self._seed, "held out demonstrations")).permutation(count)
+        chosen = np.isin(np.arange(count), drawn[: min(max(1, round(share * count)), count - 1)])
+        parts = copy.copy(self), copy.copy(self)
+        for part, only in zip(parts, (chosen, ~chosen), strict=True):
+            part._only = only
+            part._starts = [starts if here else starts[:0] for starts, here in zip(self._starts, only, strict=True)]
+        return parts if all(part.chunks for part in parts) else None
 
     def batches(self, first: int, count: int) -> Iterator[Batch]:
         """Yield minibatches number `first` .. `first + count - 1`."""
@@ -104,9 +124,10 @@ class Demonstrations:
     def _plan(self, epoch: int) -> list[tuple[list[int], list[NDArray[np.int64]]]]:
         """Return an epoch: groups of episodes in memory, and their minibatches `[M, 2]` of (episode, frame)."""
         rng = np.random.default_rng(derive_seed(self._seed, "demonstrations", epoch))
-        order = rng.permutation(len(self._starts)).tolist()
+        order = rng.permutation(len(self._starts))
+        order = order if self._only is None else order[self._only[order]]
         plan = []
-        for episodes in self._fitting(order):
+        for episodes in self._fitting(order.tolist()):
             pairs = [
                 np.stack([np.full(len(self._starts[episode]), episode), self._starts[episode]], 1)
                 for episode in episodes

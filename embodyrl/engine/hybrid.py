@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -614,6 +615,34 @@ class HybridEngine:
         policy's statistics as they are."""
         self._imitator.set_learning_rate(self.version)
         return self._imitate(batches, statistics=False)
+
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Forget after a block all that the policy has learned in it from demonstrations."""
+        kept = copy.deepcopy((self.policy.state_dict(), self._imitator.state_dict()))
+        noise, skipped = self._streams.imitation.get_state(), self.guard.skipped
+        try:
+            yield
+        finally:
+            self.policy.load_state_dict(kept[0])
+            self._imitator.load_state_dict(kept[1])
+            self._streams.imitation.set_state(noise)
+            self.guard.skipped = skipped
+
+    def imitation_errors(self, batches: Iterable[Batch]) -> tuple[float, float]:
+        """Return how far the most likely actions of a `SoftPolicy` are from demonstrated ones, and how far the mean of
+        these is: mean squared distances, in units of half the action range."""
+        assert isinstance(self.policy, SoftPolicy), "the config rules ask for it"
+        errors, wanted = [], []
+        with self.rollout_mode(), torch.inference_mode():
+            for batch in batches:
+                inputs = self._preprocess(PolicyObservation.of(batch.observation))
+                wanted.append(self.policy.to_unit(torch.from_numpy(batch.actions).to(self.device)).clamp(-1.0, 1.0))
+                with self._computing:
+                    chosen = self.policy.mode(self.policy.encode(inputs))
+                errors.append((chosen.float() - wanted[-1]).square())
+        shown = torch.cat(wanted)
+        return float(torch.cat(errors).mean()), float((shown - shown.mean(0)).square().mean())
 
     def _imitate(self, batches: Iterable[Batch], *, statistics: bool) -> dict[str, float]:
         """Make an optimiser step per minibatch of demonstrations; returns the means of metrics.

@@ -8,13 +8,13 @@ import math
 import platform
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from embodyrl.algorithms.off_policy_options import imitation_steps
+from embodyrl.algorithms.off_policy_options import RLPDConfig, imitation_steps
 from embodyrl.config import LoadedConfig, config_hash
 from embodyrl.config.schema import Config, KeepBest, Offload
 from embodyrl.engine.compute import noise_in
@@ -51,6 +51,8 @@ if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
     from embodyrl.data.batches import Demonstrations
     from embodyrl.data.transitions import Transitions
 
+HELD_OUT_MINIBATCHES = 50
+"""Most minibatches of demonstrations that an imitation error is the mean of."""
 IMITATED_AT_ONCE = 50
 """Steps of imitation between two looks at signals."""
 CLONING_WOULD_DO = 0.95
@@ -154,7 +156,7 @@ class Runner:
     def _imitate_first(self) -> None:
         """Imitate the demonstrations before anything is collected, if the algorithm begins so. A run that was stopped
         meanwhile goes on with the next minibatch."""
-        wanted, begun = imitation_steps(self.config.algorithm), time.perf_counter()
+        wanted = imitation_steps(self.config.algorithm)
         if self.progress.imitated >= wanted:
             return
         assert self.demonstrations is not None, "the config rules ask for it"
@@ -164,9 +166,11 @@ class Runner:
                 if shown is not None:
                     own = shown if self.ranks.is_first else shown[:0]  # all ranks have the same ones, which count once
                     self.engine.take_statistics(torch.from_numpy(own), one)
+        if not self.progress.imitated:
+            self._show_imitation_error(self.demonstrations, wanted)
         metrics: dict[str, float] = {}
-        while self.progress.imitated < wanted and not self.stopper.agree():
-            count = min(IMITATED_AT_ONCE, wanted - self.progress.imitated)
+        begun = time.perf_counter()
+        for count in self._few_at_once(self.progress.imitated, wanted):
             metrics = self.engine.imitate(self.demonstrations.batches(self.progress.imitated, count))
             self.progress.imitated += count
         if self.engine.soft is not None:
@@ -175,6 +179,35 @@ class Runner:
             f"imitation: {self.progress.imitated:,} steps on {self.demonstrations.chunks:,} chunks of "
             f"{len(self.demonstrations.dataset.episodes)} demonstrations, "
             f"loss {metrics.get('train/loss', math.nan):.4g} ({time.perf_counter() - begun:.1f} s)"
+        )
+
+    def _few_at_once(self, done: int, wanted: int) -> Iterator[int]:
+        """Yield numbers of steps that are made together, until there are as many as wanted or the run is to stop."""
+        while done < wanted and not self.stopper.agree():
+            count = min(IMITATED_AT_ONCE, wanted - done)
+            yield count
+            done += count
+
+    def _show_imitation_error(self, demonstrations: Demonstrations, steps: int) -> None:
+        """Show how well a policy that has imitated some of the demonstrations knows the others, and forget it again."""
+        algorithm = self.config.algorithm
+        share = algorithm.off_policy.imitation.held_out if isinstance(algorithm, RLPDConfig) else 0.0
+        parts, begun, done = demonstrations.split(share) if share else None, time.perf_counter(), 0
+        if parts is None:
+            return
+        held_out, others = parts
+        with self.engine.on_trial():
+            for count in self._few_at_once(0, steps):
+                self.engine.imitate(others.batches(done, count))
+                done += count
+            if done < steps:
+                return  # it is to stop
+            most = min(-(-held_out.chunks // self.config.data.batch_size), HELD_OUT_MINIBATCHES)
+            error, spread = self.engine.imitation_errors(held_out.batches(0, most))
+        self.message(
+            f"held out: a policy that has imitated the other demonstrations has an error of {error:.3g} on "
+            f"{held_out.chunks:,} chunks of {held_out.episodes} of them; their mean has {spread:.3g} "
+            f"({time.perf_counter() - begun:.1f} s)"
         )
 
     def _iterate_or_rescue(self) -> dict[str, float]:

@@ -140,3 +140,23 @@ def test_images_are_moved_together_and_their_edges_repeat(tmp_path: Path, monkey
         seen.add(shifts[0])
     assert len(seen) > 15
     assert open_batches(tmp_path / "demos", cameras=("top",))._shifted(still, 0) is still
+
+
+def test_a_split_shares_out_whole_episodes(tmp_path: Path) -> None:
+    write_numbered(tmp_path / "demos", LENGTHS)
+    whole = open_batches(tmp_path / "demos")
+    before = [places(batch) for batch in whole.batches(0, 4)]
+    parts = whole.split(0.4)
+    assert parts is not None
+    seen = [{number for batch in part.batches(0, 9) for number, _ in places(batch)} for part in parts]
+    assert not seen[0] & seen[1] and seen[0] | seen[1] == {*range(len(LENGTHS))}
+    assert [part.episodes for part in parts] == [len(each) for each in seen] == [2, 2]
+    assert sum(part.chunks for part in parts) == whole.chunks
+    assert [places(batch) for batch in whole.batches(0, 4)] == before, "the whole is as it was"
+    few = whole.split(0.01), whole.split(0.99)
+    assert [[part.episodes for part in each] for each in few if each] == [[1, len(LENGTHS) - 1], [len(LENGTHS) - 1, 1]]
+
+
+def test_one_demonstration_is_not_split(tmp_path: Path) -> None:
+    write_numbered(tmp_path / "demos", [4])
+    assert open_batches(tmp_path / "demos").split(0.5) is None

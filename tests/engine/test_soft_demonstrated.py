@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -34,10 +35,12 @@ from embodyrl.algorithms.off_policy_options import (
     TemperatureConfig,
 )
 from embodyrl.config.schema import AlgorithmConfig, CriticUse, EngineConfig, OptimizerConfig
+from embodyrl.data.batch import Batch
 from embodyrl.engine.demonstrated import DemonstratedActorCritic
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.implicit import ImplicitQ
 from embodyrl.engine.soft import Minibatch
+from embodyrl.envs import Observation
 from embodyrl.models.mlp.options import Distribution, MLPConfig
 from embodyrl.models.mlp.policy import MLPPolicy
 from embodyrl.registry import LOSSES
@@ -250,6 +253,30 @@ def test_critics_never_ask_for_actions_of_the_policy() -> None:
     metrics = engine.improve([batch])
     assert math.isfinite(metrics["train/value_loss"]) and math.isfinite(metrics["train/critic_loss"])
     assert metrics["train/weight"] > 0 and metrics["train/updates"] == 1
+
+
+def test_the_error_of_imitation_is_that_of_the_most_likely_action() -> None:
+    engine = rlpd()
+    draw = np.random.default_rng(0)
+    batches = [
+        Batch(
+            observation=Observation(
+                images=None, proprio=draw.normal(size=(size, S)).astype(np.float32), task_descriptions=[""] * size
+            ),
+            actions=draw.uniform(-0.5, 0.5, (size, C, D)).astype(np.float32),
+        )
+        for size in (3, 5)
+    ]
+    policy = engine.policy
+    assert isinstance(policy, MLPPolicy)
+    wanted = np.concatenate([each.actions for each in batches])
+    chosen = [policy.act({"proprio": torch.from_numpy(each.observation.proprio)}, "eval").actions for each in batches]
+    centre, half = policy._squashed.centre.numpy(), policy._squashed.half_width.numpy()
+    unit = ((wanted - centre) / half).clip(-1, 1)
+    own = (torch.cat(chosen).detach().numpy() - centre) / half
+    error, spread = engine.imitation_errors(batches)
+    assert error == pytest.approx(np.square(own - unit).mean(), rel=1e-5)
+    assert spread == pytest.approx(unit.var(0).mean(), rel=1e-5)
 
 
 def test_a_resumed_engine_learns_the_same_bits() -> None:

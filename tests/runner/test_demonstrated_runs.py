@@ -94,6 +94,11 @@ def test_cloning_is_evaluated_first_and_shown_beside_every_evaluation(small: Cal
     run = small("rlpd", "shown", "run.eval_every=0")
     said = (run.path / "run.log").read_text()
     assert re.search(r"imitation: 60 steps on 120 chunks of 4 demonstrations, loss 0\.\d+", said)
+    assert re.search(
+        r"held out: a policy that has imitated the other demonstrations has an error of 0\.\d+ on 30 chunks of 1 of "
+        r"them; their mean has 0\.\d+",
+        said,
+    )
     assert re.search(r"demonstrations: 120 chunks of 4 demonstrations, 0 of which end one", said)
     assert said.count("this is behaviour cloning alone, before any rollout") == 1
     assert said.count("of behaviour cloning alone: success 1.00 [0.57, 1.00]") == 1, "also without eval_every"
@@ -103,6 +108,17 @@ def test_cloning_is_evaluated_first_and_shown_beside_every_evaluation(small: Cal
     assert [row["eval/cloned_success"] for row in rows if "eval/return" in row] == [1.0, 1.0]
     first = next(row for row in rows if "train/updates" in row)
     assert first["train/imitation_loss"] > 0 and first["train/cloned_distance"] >= 0
+
+
+def test_what_measures_the_imitation_error_is_forgotten(small: Callable[..., Run]) -> None:
+    """It changes no weight, no moment of an optimiser, and no stream."""
+    brief, none = ["run.iterations=3"], "algorithm.off_policy.imitation.held_out=0"
+    measured, not_measured = small("rlpd", "measured", *brief), small("rlpd", "not-measured", *brief, none)
+    assert "held out:" in (measured.path / "run.log").read_text()
+    assert "held out:" not in (not_measured.path / "run.log").read_text()
+    wanted = load_file(not_measured.path / WEIGHTS)
+    assert all(torch.equal(each, wanted[name]) for name, each in load_file(measured.path / WEIGHTS).items())
+    assert measured.metrics() == not_measured.metrics()
 
 
 def test_nothing_is_collected_before_the_offline_iterations_are_over(small: Callable[..., Run]) -> None:
