@@ -72,7 +72,7 @@ def _steered(
     try:
         settings = SteeringConfig(**saved)
     except TypeError as error:
-        raise PolicyError(f"policy.json in {checkpoint} is damaged (steering: {error}): take another one") from error
+        raise PolicyError(f"policy.json in {checkpoint} is damaged (steering: {error})", "take another one") from error
     found = steered(policy, settings, seed)
     others = [] if asked is None else [text for _, text in other_steering(saved, asked, policy.spec.chunk_size)]
     if others:

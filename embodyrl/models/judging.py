@@ -58,8 +58,8 @@ class ClassifierFacts:
         path = folder / FACTS_FILE
         if not path.is_file():
             raise PolicyError(
-                f"{folder} holds no classifier of success (no {FACTS_FILE}): give a run of algorithm "
-                f"'reward_classifier', or its folder {CLASSIFIER}"
+                f"{folder} holds no classifier of success (no {FACTS_FILE})",
+                f"give a run of algorithm 'reward_classifier', or its folder {CLASSIFIER}",
             )
         weight_files(folder)
         try:
@@ -77,7 +77,7 @@ class ClassifierFacts:
                 held_out=dict(found["held_out"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise PolicyError(f"{path} is damaged ({error!r}): learn the classifier again") from error
+            raise PolicyError(f"{path} is damaged ({error!r})", "learn the classifier again") from error
 
 
 def find_classifier(path: Path) -> Path:

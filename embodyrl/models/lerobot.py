@@ -176,7 +176,7 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """
     found = config.get(key, {})
     if not isinstance(found, Mapping):
-        raise PolicyError(f"config.json: {key} is {found!r}, a JSON object was expected: download it again")
+        raise PolicyError(f"config.json: {key} is {found!r}, a JSON object was expected", "download it again")
     return found
 
 
@@ -190,7 +190,9 @@ def features_of(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, feature in features.items():
         shape = feature.get("shape") if isinstance(feature, Mapping) else None
         if not isinstance(shape, list) or not shape or not all(type(size) is int for size in shape):
-            raise PolicyError(f"config.json: feature {name!r} is {feature!r}, a shape was expected: download it again")
+            raise PolicyError(
+                f"config.json: feature {name!r} is {feature!r}, a shape was expected", "download it again"
+            )
     return features
 
 
@@ -222,7 +224,7 @@ def _normalizing(companions: Mapping[str, bytes]) -> Iterator[Mapping[str, Any]]
             continue
         steps = parse_json(companions[file], file).get("steps")
         if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
-            raise PolicyError(f"{file}: steps is {steps!r:.60}, a list of steps was expected: download it again")
+            raise PolicyError(f"{file}: steps is {steps!r:.60}, a list of steps was expected", "download it again")
         yield from (step for step in steps if "normalizer" in str(step.get("registry_name")))
 
 
@@ -321,7 +323,7 @@ def read_companions(folder: Path, *subfolders: str) -> dict[str, bytes]:
         PolicyError: it is not the folder of a checkpoint.
     """
     if not (folder / CONFIG).is_file():
-        raise PolicyError(f"{folder} holds no {CONFIG}: give the folder of a checkpoint")
+        raise PolicyError(f"{folder} holds no {CONFIG}", "give the folder of a checkpoint")
     paths = [path for each in ("", *subfolders) for path in (folder / each).glob("*")]
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()

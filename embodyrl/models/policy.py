@@ -309,7 +309,7 @@ class Policy(nn.Module, ABC):
         """
         path = folder / WEIGHTS_FILE
         if not path.is_file():
-            raise PolicyError(f"{folder} holds no {WEIGHTS_FILE}: give the `policy` folder of a checkpoint")
+            raise PolicyError(f"{folder} holds no {WEIGHTS_FILE}", "give the `policy` folder of a checkpoint")
         weights, own = read_tensors(path), self.state_dict()
         faults = [f"missing {key}" for key in own.keys() - weights.keys()]
         faults += [f"unexpected {key}" for key in weights.keys() - own.keys()]

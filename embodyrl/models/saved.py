@@ -36,9 +36,9 @@ def parse_json(content: bytes, name: str) -> dict[str, Any]:
     try:
         parsed = json.loads(content)
     except ValueError as error:
-        raise PolicyError(f"{name} is damaged ({error}): download it again") from error
+        raise PolicyError(f"{name} is damaged ({error})", "download it again") from error
     if not isinstance(parsed, dict):
-        raise PolicyError(f"{name} is damaged (no JSON object): download it again")
+        raise PolicyError(f"{name} is damaged (no JSON object)", "download it again")
     return parsed
 
 
@@ -72,14 +72,14 @@ def shard_files(folder: Path) -> list[Path]:
     if not (folder / INDEX_FILE).is_file():
         if (folder / SINGLE_FILE).is_file():
             return [folder / SINGLE_FILE]
-        raise PolicyError(f"{folder} holds neither {INDEX_FILE} nor {SINGLE_FILE}: give the folder of a checkpoint")
+        raise PolicyError(f"{folder} holds neither {INDEX_FILE} nor {SINGLE_FILE}", "give the folder of a checkpoint")
     weight_map = read_json(folder / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise PolicyError(f"{folder / INDEX_FILE} holds no weight_map from weights to files: download it again")
+        raise PolicyError(f"{folder / INDEX_FILE} holds no weight_map from weights to files", "download it again")
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise PolicyError(f"{folder} lacks {', '.join(missing)}, which its {INDEX_FILE} names: download them again")
+        raise PolicyError(f"{folder} lacks {', '.join(missing)}, which its {INDEX_FILE} names", "download them again")
     return [folder / name for name in names]
 
 
@@ -97,8 +97,10 @@ def open_shard(path: Path, framework: str) -> safe_open:
         return safe_open(path, framework)
     except (SafetensorError, OSError) as error:
         if _is_pickle(path):
-            raise PolicyError(f"{path} is a pickle, which could run code and is not read: give safetensors") from error
-        raise PolicyError(f"{path} is damaged or cut short ({error}): download it again") from error
+            raise PolicyError(
+                f"{path} is a pickle, which could run code and is not read", "give safetensors"
+            ) from error
+        raise PolicyError(f"{path} is damaged or cut short ({error})", "download it again") from error
 
 
 def _is_pickle(path: Path) -> bool:
@@ -215,8 +217,18 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
     kept = {key: value for key, value in options.items() if key not in ("name", "scratch", *BROUGHT)}
     spec = found.get("spec")
     if not isinstance(spec, dict) or type(spec.get("chunk_size")) is not int:
-        raise PolicyError(f"{path} is damaged (no spec.chunk_size): take another checkpoint")
+        raise PolicyError(f"{path} is damaged (no spec.chunk_size)", "take another checkpoint")
     return kept, spec["chunk_size"]
+
+
+def saved_model(folder: Path) -> str | None:
+    """Return the name of the model that was saved in a folder; None if it was not written by `save`.
+
+    Raises:
+        PolicyError: the file is damaged.
+    """
+    path = folder / DESCRIPTION_FILE
+    return _options(read_json(path), path).get("name") if path.is_file() else None
 
 
 def read_steering(folder: Path) -> dict[str, Any] | None:
@@ -229,7 +241,7 @@ def read_steering(folder: Path) -> dict[str, Any] | None:
     path = folder / DESCRIPTION_FILE
     found = (read_json(path) if path.is_file() else {}).get("steering")
     if found is not None and not isinstance(found, dict):
-        raise PolicyError(f"{path} is damaged (steering is {found!r:.60}, no object): take another checkpoint")
+        raise PolicyError(f"{path} is damaged (steering is {found!r:.60}, no object)", "take another checkpoint")
     return found
 
 
@@ -255,7 +267,7 @@ def _options(description: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the options in a description by their current names; empty if it has none."""
     options = description.get("options", {})
     if not isinstance(options, dict):
-        raise PolicyError(f"{path} is damaged (options is {options!r:.60}, no object): take another checkpoint")
+        raise PolicyError(f"{path} is damaged (options is {options!r:.60}, no object)", "take another checkpoint")
     return convert_options(options, "model", class_at(ModelConfig, options))
 
 

@@ -90,8 +90,7 @@ def check_reward(config: Config) -> Iterator[ConfigIssue]:
     try:
         facts = ClassifierFacts.read(find_classifier(Path(settings.path)))
     except PolicyError as error:
-        message, _, remedy = str(error).partition(": ")
-        yield ConfigIssue(PATH, message, remedy)
+        yield ConfigIssue(PATH, error.message, error.remedy)
         return
     env, seen = config.env, facts.seen
     size = tuple(env.image_size) if env.cameras else (0, 0)

@@ -286,7 +286,7 @@ def _demonstrated(algorithm: IQLConfig) -> Iterator[ConfigIssue]:
             ("algorithm.off_policy.demonstrations", "algorithm.off_policy.offline_iterations"),
             "algorithm.off_policy.demonstrations = 0 and algorithm.off_policy.offline_iterations = 0, so that nothing "
             "is learned from data.path",
-            "raise one of them, or set algorithm to sac",
+            "raise one of them, or set algorithm to sac and data.path to null",
         )
 
 
@@ -298,7 +298,7 @@ def _imitation(algorithm: RLPDConfig) -> Iterator[ConfigIssue]:
             ("algorithm.off_policy.demonstrations", "algorithm.off_policy.imitation.first_steps"),
             "algorithm.off_policy.demonstrations = 0 and algorithm.off_policy.imitation.first_steps = 0, so that "
             "nothing is learned from data.path",
-            "raise one of them, or set algorithm to sac",
+            "raise one of them, or set algorithm to sac and data.path to null",
         )
     if imitation.cloned_coef and not imitation.first_steps:
         yield ConfigIssue(

@@ -109,7 +109,7 @@ def _steering(config: Config) -> Iterator[ConfigIssue]:
     try:
         saved = read_steering(Path(str(config.model.checkpoint)))
     except PolicyError as error:
-        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
+        yield error.issue("model.checkpoint")
         return
     for option, text in other_steering(saved, steering, chunk_size) if saved is not None else ():
         yield ConfigIssue(

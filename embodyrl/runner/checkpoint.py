@@ -173,7 +173,10 @@ def _find_in_run(run_dir: Path) -> Found:
             continue
         warning = f"warning: {'. '.join(faults)}. Taking {place.name} instead, the newest that is whole"
         return Found(place=place, warning=warning if faults else None)
-    raise DamageError(f"no checkpoint of {run_dir} is whole. {'. '.join(faults)}")
+    raise DamageError(
+        f"no checkpoint of {run_dir} is whole. {'. '.join(faults)}: put back what this run saved there, or start a new "
+        "one"
+    )
 
 
 def published(run_dir: Path) -> list[tuple[int, Path]]:

@@ -60,6 +60,12 @@ SHOWN_TASKS = 3
 """More tasks are counted, not named."""
 
 
+class ChangeError(UserError):
+    """Raised when a run is to go on with settings that would make it another run."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ending:
     """The end of a run."""
@@ -250,17 +256,19 @@ def refuse_another_run(saved: Config, wanted: Config) -> None:
     """Compare the settings of a checkpoint with those that the run is to go on with.
 
     Raises:
-        UserError: some that make it a different run have changed; names them.
+        ChangeError: some that make it a different run have changed; names them.
     """
-    changed = [
-        f"{key} = {now!r} (it was {before!r})"
-        for key, (before, now) in differences(saved, wanted).items()
+    changed = {
+        key: values
+        for key, values in differences(saved, wanted).items()
         if key in FIXED or not key.startswith(RESUMABLE)
-    ]
+    }
     if changed:
-        raise UserError(
-            f"{', '.join(changed)} cannot change when a run goes on: only settings of the sections run and tracking, "
-            f"{', '.join(key.rstrip('.') for key in RESUMABLE[2:])} can; start a new run for anything else"
+        texts = [f"{key} = {now!r} (it was {before!r})" for key, (before, now) in changed.items()]
+        back = [f"{key} back to {before!r}" for key, (before, _) in changed.items()]
+        raise ChangeError(
+            f"{', '.join(texts)} cannot change when a run goes on: set {', '.join(back)}, or start a new run (settings "
+            f"of the sections run and tracking may change, {', '.join(key.rstrip('.') for key in RESUMABLE[2:])})"
         )
 
 

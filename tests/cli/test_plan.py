@@ -101,8 +101,9 @@ def test_what_the_policy_needs() -> None:
     planned = plan_json("experiment/metaworld_reach_grpo", "algorithm.kl_coef=0.1", "engine.device=cpu")
     assert planned["model"]["parameters"] == planned["model"]["trainable"] > 1000
     assert planned["model"]["tokens_per_observation"] == 0
-    assert planned["model"]["assumed"] == ""  # MetaWorld's states, actions and task descriptions are known
-    guessed = plan_json("experiment/gym_cartpole")["model"]["assumed"]
+    # What states, actions and task descriptions are is known, as Gymnasium's environments say it of themselves.
+    assert planned["model"]["assumed"] == plan_json("experiment/gym_cartpole")["model"]["assumed"] == ""
+    guessed = plan_json("experiment/gym_cartpole", "env=maniskill/push_cube")["model"]["assumed"]
     assert guessed == "states of 32 numbers, actions of 7 numbers, task descriptions of 16 words"
     learning = planned["learning"]
     assert learning["decisions_per_iteration"] == 64 * 100 and learning["optimizer_steps_per_iteration"] == 4 * 4
@@ -249,7 +250,7 @@ def test_the_published_size_is_planned_without_its_weights() -> None:
     weights += ["engine.gradient_checkpointing=false"]
     planned = plan_json(*IMAGES, *weights, "rollout.chunk_size=8", "--gpu-memory", "160")
     assert planned["model"]["origin"].startswith("the published OpenVLA-OFT 7B")
-    assert 7.541e9 < planned["model"]["parameters"] < 7.55e9 and 330 < planned["model"]["tokens_per_observation"] < 360
+    assert 7.541e9 < planned["model"]["parameters"] < 7.55e9 and 320 < planned["model"]["tokens_per_observation"] < 360
     train = planned["needs"]["gpu"]["train"]
     assert train["weights"] * 2**20 == pytest.approx(15.08e9, rel=0.01)
     assert train["optimiser"] * 2**20 == pytest.approx(12 * 7.5e9, rel=0.01)

@@ -75,7 +75,7 @@ def test_what_is_legal_is_accepted(workplace, text):
 
 
 def test_a_checkpoint_that_exists_is_accepted(workplace):
-    (workplace.folder / "policy").mkdir()
+    workplace.write("", "policy/model.safetensors")
     assert workplace.load(PPO + "model: {checkpoint: policy}\n").model.checkpoint == "policy"
     workplace.write("", "policy.pt")
     [fault] = workplace.faults(PPO + "model: {checkpoint: policy.pt}\n")

@@ -740,7 +740,9 @@ def test_parts_for_the_engine() -> None:
 
 def faults(folder: Path, *settings: str, env: str = "gym/pendulum_rgb") -> str:
     """What loading a config says before anything starts."""
-    common = [f"env={env}", "model=gr00t", f"model.checkpoint={folder}", "model.video_keys=[front]"]
+    robot = ["env.tasks=[EmbodyrlArm-v0]", "env.kwargs={states: 8, actions: 7}", "env.success_return=null"]
+    common = [f"env={env}", *(robot if env.startswith("gym/") else []), "model=gr00t", f"model.checkpoint={folder}"]
+    common += ["model.video_keys=[front]"]
     common += [f"model.embodiment_tag={TAG}", "model.embodiment_id=0", "rollout.chunk_size=2"]
     try:
         load_config("gym_cartpole", [*common, *settings])
@@ -809,7 +811,7 @@ def test_another_models_folder_and_sizes_that_are_none_are_named(folder: Path) -
         ("model.embodiment_tag=new_embodimnt", "no statistics of embodiment_tag = 'new_embodimnt' - did you mean"),
         (
             "model.embodiment_tag=null",
-            "statistics of several robots: set embodiment_tag to one of new_embodi",
+            "statistics of several robots - set embodiment_tag to one of new_embodi",
         ),
         ("model.embodiment_id=9", r"embodiment_id = 9 \(new_embodiment\), but the checkpoint has networks for 0 .. 0"),
         (

@@ -738,7 +738,9 @@ def test_the_plan_names_layers_that_exist() -> None:
 
 def faults(folder: Path, *settings: str) -> str:
     """What is said about a config of this checkpoint."""
-    given = ["env=gym/pendulum_rgb", "model=pi0", f"model.checkpoint={folder}", "model.cameras=[render,absent]"]
+    robot = ["env.tasks=[EmbodyrlArm-v0]", "env.kwargs={states: 5, actions: 4}", "env.success_return=null"]
+    model = ["model=pi0", f"model.checkpoint={folder}", "model.cameras=[render,absent]"]
+    given = ["env=gym/pendulum_rgb", *([] if any(word.startswith("env=") for word in settings) else robot), *model]
     try:
         load_config("gym_cartpole", [*given, "rollout.chunk_size=4", *settings])
     except ConfigError as error:

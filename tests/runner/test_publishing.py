@@ -148,7 +148,9 @@ def test_which_one_is_asked_for_matters(tmp_path: Path) -> None:
         with pytest.raises(DamageError, match=r"is damaged: policy/weights is altered\. Use another one"):
             find(path)
     flip(tmp_path / "checkpoints/000001/policy/weights")
-    with pytest.raises(DamageError, match=r"no checkpoint of .* is whole\. .*000002 is damaged.*000001 is damaged"):
+    with pytest.raises(
+        DamageError, match=r"no checkpoint of .* is whole\. .*000002 is damaged.*000001 is damaged.*: put back"
+    ):
         find(tmp_path)
 
 

@@ -94,8 +94,13 @@ def test_a_damaged_checkpoint_is_refused_by_file(small_run: Callable[..., Run]) 
 
 def test_only_settings_of_the_run_may_change_on_resume(small_run: Callable[..., Run]) -> None:
     run = small_run("run", "run.iterations=1")
-    with pytest.raises(UserError, match=r"algorithm\.gamma = 0\.5 \(it was 0\.\d+\) cannot change when a run"):
+    message = (
+        r"algorithm\.gamma = 0\.5 \(it was (0\.\d+)\) cannot change when a run goes on: "
+        r"set algorithm\.gamma back to \1, or start a new run"
+    )
+    with pytest.raises(UserError, match=message) as caught:
         train.resume(run.path, ["algorithm.gamma=0.5"])
+    assert caught.value.exit_code == 2  # nothing was started
 
 
 def test_a_run_that_cannot_learn_says_so_once_and_changes_nothing(small_run: Callable[..., Run]) -> None:

@@ -62,7 +62,7 @@ def _check_scratch(config: Config, model: ACTConfig) -> Iterator[ConfigIssue]:
         try:
             scales = scratch_files_of(proprio, acting).with_statistics(model.statistics).scales()
         except PolicyError as error:
-            yield ConfigIssue("model.statistics", f"model.statistics: {error}")
+            yield error.issue("model.statistics")
         else:
             yield from _other_robot(scales, model, proprio, acting)
 
@@ -72,7 +72,7 @@ def _check_folder(config: Config, model: ACTConfig, folder: Path) -> Iterator[Co
         files = CheckpointFiles.read(folder)
         sizes = files.architecture
     except PolicyError as error:
-        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
+        yield error.issue("model.checkpoint")
         return
     try:
         choose_cameras(model.cameras, config.env.cameras, sizes.images)
@@ -88,7 +88,7 @@ def _check_folder(config: Config, model: ACTConfig, folder: Path) -> Iterator[Co
     try:
         scales = CheckpointFiles.read(folder, statistics=model.statistics).scales()
     except PolicyError as error:
-        yield ConfigIssue(path, f"{path}: {error}")
+        yield error.issue(path)
         return
     size = config.env.image_size
     yield from _misfits(sizes, config.rollout.chunk_size, (size[0], size[-1]))

@@ -247,4 +247,4 @@ def _number_from_0(config: Mapping[str, Any], key: str, below: float | None = No
 
 
 def _damaged(key: str, found: Any, wanted: str) -> PolicyError:
-    return PolicyError(f"config.json: {key} is {found!r}, {wanted} was expected: download it again")
+    return PolicyError(f"config.json: {key} is {found!r}, {wanted} was expected", "download it again")

@@ -65,7 +65,7 @@ def load_backbone(backbone: nn.Module, path: Path, frames: int) -> None:
         PolicyError: the file is damaged, or names or shapes differ (each is named).
     """
     if not path.is_file():
-        raise PolicyError(f"model.pretrained = {str(path)!r} does not exist: name a file of timm's weights")
+        raise PolicyError(f"model.pretrained = {str(path)!r} does not exist", "name a file of timm's weights")
     own, unused = backbone.state_dict(), ("running_mean", "running_var", "num_batches_tracked")
     found = {name: each for name, each in read_tensors(path).items() if not name.endswith(unused)}
     # A normalisation with its activation inside has become the first of two parts.

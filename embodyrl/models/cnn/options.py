@@ -9,6 +9,7 @@ from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config, setting
+from embodyrl.models.mlp.check import check_saved
 from embodyrl.models.mlp.options import Distribution, HeadConfig, check_head
 from embodyrl.models.vla.cameras import check_each_once, check_there
 
@@ -67,6 +68,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     yield from check_there(config)
     yield from check_each_once(model.cameras, config)
     yield from check_head(config)
+    yield from check_saved(config)
     yield from _encoder(model, config)
     if model.head is Distribution.squashed:
         for name, usual in (("shared", True), ("critic_gradient", True)):

@@ -65,7 +65,7 @@ class CNNPolicy(ActorCritic):
         check_names(config.cameras, simulator.cameras)
         chosen = config.cameras or simulator.cameras
         if not chosen:
-            raise PolicyError("the model needs images: set env.cameras")
+            raise PolicyError("the model needs images", "set env.cameras")
         if config.state and simulator.proprio_dim == 0:
             raise PolicyError(
                 "the model reads the robot's state, but this simulator has none (proprio_dim 0): set model.state=false"

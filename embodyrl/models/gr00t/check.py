@@ -91,7 +91,7 @@ def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[Config
     try:
         robot = robot_of(*read_statistics(Path(model.statistics)), model)
     except PolicyError as error:
-        yield ConfigIssue("model.statistics", f"model.statistics: {error}")
+        yield error.issue("model.statistics")
         return
     for what, found, there in (
         ("a state", robot.state, state_dim(config)),
@@ -113,12 +113,12 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
             open_shard(path, "np")
         robot = robot_of(files.metadata, files.origin, model)
     except PolicyError as error:
-        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
+        yield error.issue("model.checkpoint")
         return
     try:
         embodiment_number(robot.tag, model.embodiment_id, sizes.embodiments)
     except PolicyError as error:
-        yield ConfigIssue("model.embodiment_id", f"model.embodiment_id: {error}")
+        yield error.issue("model.embodiment_id")
     cameras = len(config.env.cameras)
     yield from misfits(robot, sizes, config.rollout.chunk_size, cameras, state_dim(config), action_dim(config))
     if TOKENIZER in files.tokenizer and cameras:  # the other form cannot be read without torch
@@ -143,7 +143,7 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
         yield ConfigIssue("model.prompt_length", str(error))
     except PolicyError as error:
         path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
-        yield ConfigIssue(path, f"{path}: {error}")
+        yield error.issue(path)
 
 
 def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Robot:

@@ -90,7 +90,7 @@ def choose_robot(
     known = ", ".join(sorted(metadata)) or "none"
     if tag is None:
         if len(metadata) > 1:
-            raise PolicyError(f"{origin} has statistics of several robots: set embodiment_tag to one of {known}")
+            raise PolicyError(f"{origin} has statistics of several robots", f"set embodiment_tag to one of {known}")
         if not metadata:
             raise PolicyError(f"{origin} has statistics of no robot: {REMEDY}")
         tag = next(iter(metadata))

@@ -273,7 +273,7 @@ class Architecture:
         except KeyError as error:
             raise PolicyError(f"config.json has no {error.args[0]!r}: it is not that of GR00T N1.5") from error
         except TypeError as error:
-            raise PolicyError(f"config.json is damaged ({error}): download it again") from error
+            raise PolicyError(f"config.json is damaged ({error})", "download it again") from error
 
     def to_config(self) -> dict[str, Any]:
         """Return the contents of config.json; with `to_eagle_config`, the inverse of `from_config`."""
@@ -343,7 +343,7 @@ def _eagle_sizes(eagle: Mapping[str, Any]) -> dict[str, Any]:
     published = {"vision": _published_vision(), "text": _published_text()}
     for needed in ("vision_config", "text_config", "image_token_index"):
         if needed not in eagle:
-            raise PolicyError(f"eagle2_hg_model/config.json has no {needed!r}: download it again")
+            raise PolicyError(f"eagle2_hg_model/config.json has no {needed!r}", "download it again")
     sizes = {
         part: {key: eagle[f"{part}_config"].get(key, old) for key, old in published[part].items()} for part in published
     }

@@ -224,7 +224,7 @@ def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: Simulato
     if simulator is not None:
         images = len(simulator.cameras)
     if not images:
-        raise PolicyError("the model needs images: set env.cameras")
+        raise PolicyError("the model needs images", "set env.cameras")
     proprio = None if simulator is None else simulator.proprio_dim
     acting = None if simulator is None else simulator.action_dim
     for issue in misfits(robot, sizes, chunk_size, images, proprio, acting):

@@ -144,7 +144,7 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
         tokenizer.add_tokens([AddedToken(token, special=True) for token in sorted(added, key=added.__getitem__)])
         return tokenizer
     except Exception as error:  # the package raises nothing more special
-        raise PolicyError(f"the tokenizer cannot be read ({error}): download it again") from error
+        raise PolicyError(f"the tokenizer cannot be read ({error})", "download it again") from error
 
 
 def word_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Tokenizer:

@@ -70,7 +70,7 @@ def build_head(
     """
     if is_discrete(simulator):
         if kind is Distribution.squashed:
-            raise PolicyError("model.head is squashed, but this simulator's actions are discrete: set it to gaussian")
+            raise PolicyError("model.head is squashed, but this simulator's actions are discrete", "set it to gaussian")
         return CategoricalHead(simulator, chunk_size)
     head = SquashedHead if kind is Distribution.squashed else GaussianHead
     return head(simulator, chunk_size, log_std)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import acts_by_choice, fact, of_newest_rollouts
 from embodyrl.config.schema import Config, ModelConfig, setting
+from embodyrl.models.mlp.check import check_saved
 from embodyrl.registry import ALGORITHMS
 
 
@@ -58,6 +59,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     """Check that the distribution of actions is one that the algorithm can learn, and that a replay keeps no images for
     nothing."""
     yield from check_head(config)
+    yield from check_saved(config)
     if config.env.cameras and fact(ALGORITHMS, config.algorithm.name, "off_policy"):
         yield ConfigIssue(
             ("env.cameras", "model.name"),

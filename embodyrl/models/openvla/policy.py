@@ -40,7 +40,7 @@ class OpenVLAPolicy(PrismaticPolicy):
 
     def __init__(self, config: OpenVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         if chunk_size != 1:
-            raise PolicyError(f"openvla decides on one action at a time: set rollout.chunk_size=1, not {chunk_size}")
+            raise PolicyError("openvla decides on one action at a time", f"set rollout.chunk_size=1, not {chunk_size}")
         super().__init__(config, simulator, chunk_size)
 
     @property

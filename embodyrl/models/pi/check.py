@@ -57,7 +57,7 @@ def _times(wanted: str | None, files: CheckpointFiles) -> DenoisingTimes:
     if wanted is None:
         return DenoisingTimes.divided if files.layout.prefix == LEROBOT_PREFIX else DenoisingTimes.summed
     if wanted not in list(DenoisingTimes):
-        raise PolicyError(f"the checkpoint was saved with denoising_times = {wanted!r}: set model.denoising_times")
+        raise PolicyError(f"the checkpoint was saved with denoising_times = {wanted!r}", "set model.denoising_times")
     return DenoisingTimes(wanted)
 
 
@@ -72,7 +72,7 @@ def pads_state(files: CheckpointFiles) -> bool:
         return False
     steps = parse_json(content, PREPROCESSOR).get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise PolicyError(f"{PREPROCESSOR}: steps is {steps!r:.60}, a list of steps was expected: download it again")
+        raise PolicyError(f"{PREPROCESSOR}: steps is {steps!r:.60}, a list of steps was expected", "download it again")
     names = [step.get("registry_name") for step in steps]
     is_newer = "use_relative_actions" in files.config or any(name in names for name in SINCE_0_5_1)
     return WRITES_STATE in names and not is_newer
@@ -181,7 +181,7 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Con
         files = CheckpointFiles.read(folder, tokenizer=model.tokenizer)
         architecture = Architecture.from_config(model.name, files.config, expert_head=files.layout.expert_head)
     except PolicyError as error:
-        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
+        yield error.issue("model.checkpoint")
         return
     if files.layout.model not in (None, model.name):
         yield ConfigIssue(
@@ -197,7 +197,7 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Con
     try:
         model = settled(model, files)
     except PolicyError as error:
-        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
+        yield error.issue("model.checkpoint")
         return
     robot = yield from _read_robot(config, model, files)
     yield from misfits(
@@ -247,17 +247,17 @@ def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Gene
     try:
         statistics = (files if model.statistics is None else files.with_statistics(model.statistics)).statistics
     except PolicyError as error:
-        yield ConfigIssue(source, f"{source}: {error}")
+        yield error.issue(source)
         return None
     try:
         chosen = statistics[choose_key(statistics, model.unnorm_key)]
     except PolicyError as error:
-        yield ConfigIssue("model.unnorm_key", f"model.unnorm_key: {error}")
+        yield error.issue("model.unnorm_key")
         return None
     try:
         return robot_of(chosen, model, proprio=state_dim(config), action_dim=action_dim(config))
     except PolicyError as error:
-        yield ConfigIssue(source, f"{source}: {error}")
+        yield error.issue(source)
         return None
 
 

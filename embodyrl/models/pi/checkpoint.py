@@ -143,7 +143,7 @@ class CheckpointFiles(FilesBesideWeights):
             PolicyError: it is not the folder of such a checkpoint, or one of the other files does not exist.
         """
         if not (folder / CONFIG).is_file():
-            raise PolicyError(f"{folder} holds no {CONFIG}: give the folder of a pi0 or pi0.5 checkpoint")
+            raise PolicyError(f"{folder} holds no {CONFIG}", "give the folder of a pi0 or pi0.5 checkpoint")
         places = sorted([*folder.glob("*"), *folder.glob("assets/**/*")])
         # Not the index of the weights' files: they are written again, in a number of files of their own.
         paths = [path for path in places if path.name.endswith(KEPT) and path.name != INDEX_FILE and path.is_file()]

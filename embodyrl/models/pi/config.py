@@ -273,7 +273,7 @@ def _whole(config: Mapping[str, Any], where: str, *keys: str, default: int | Non
 
 
 def _damaged(where: str, found: object, expected: str) -> PolicyError:
-    return PolicyError(f"config.json: {where} is {found!r}, {expected} was expected: download the file again")
+    return PolicyError(f"config.json: {where} is {found!r}, {expected} was expected", "download the file again")
 
 
 def _variant(config: Mapping[str, Any], key: str, default: str) -> GemmaSizes:

@@ -42,14 +42,16 @@ def read_tokenizer(name: str, content: bytes) -> tuple[Encode, int]:
             tokenizer = Tokenizer.from_str(content.decode())
             begin = tokenizer.token_to_id(BOS)
             if begin is None:
-                raise PolicyError(f"{name} is not PaliGemma's, it has no token {BOS}: set model.tokenizer to that one")
+                raise PolicyError(
+                    f"{name} is not PaliGemma's, it has no token {BOS}", "set model.tokenizer to that one"
+                )
             return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids), begin
         pieces = _sentencepiece(content)
         return pieces.encode, pieces.bos_id()
     except (PolicyError, MissingPackageError, MemoryError):
         raise
     except Exception as error:  # the packages raise nothing more special
-        raise PolicyError(f"{name} cannot be read ({error}): download it again") from error
+        raise PolicyError(f"{name} cannot be read ({error})", "download it again") from error
 
 
 def _sentencepiece(content: bytes) -> Any:

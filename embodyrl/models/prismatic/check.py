@@ -49,9 +49,9 @@ def _check_folder(model: PrismaticConfig, folder: Path, heads: tuple[str, ...]) 
         for head in heads:
             head_file(folder, head)
     except PolicyError as error:
-        yield ConfigIssue("model.checkpoint", f"model.checkpoint: {error}")
+        yield error.issue("model.checkpoint")
         return
     try:
         choose_key(files.statistics, model.unnorm_key)
     except PolicyError as error:
-        yield ConfigIssue("model.unnorm_key", f"model.unnorm_key: {error}")
+        yield error.issue("model.unnorm_key")

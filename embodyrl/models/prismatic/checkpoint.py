@@ -51,7 +51,9 @@ class CheckpointFiles(FilesBesideWeights):
         """
         for name in (CONFIG, PREPROCESSOR, TOKENIZER):
             if not (folder / name).is_file():
-                raise PolicyError(f"{folder} holds no {name}: give the folder of an OpenVLA or OpenVLA-OFT checkpoint")
+                raise PolicyError(
+                    f"{folder} holds no {name}", "give the folder of an OpenVLA or OpenVLA-OFT checkpoint"
+                )
         companions = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
         files = cls(config=read_json(folder / CONFIG), companions=companions)
         for name in (PREPROCESSOR, STATISTICS):

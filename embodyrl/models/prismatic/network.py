@@ -219,7 +219,7 @@ def read_head(folder: Path, name: str) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise PolicyError(f"{path} is damaged or holds more than tensors: download it again") from error
+        raise PolicyError(f"{path} is damaged or holds more than tensors", "download it again") from error
     return {key.removeprefix(HEAD_PREFIX): value for key, value in content.items()}
 
 
@@ -272,12 +272,12 @@ def _read_adapter(folder: Path) -> tuple[dict[str, Tensor], float]:
     """Return tensors by name in the network, and the scale of their products."""
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (folder / name).is_file():
-            raise PolicyError(f"{folder} holds no {name}: give the folder of a LoRA adapter")
+            raise PolicyError(f"{folder} holds no {name}", "give the folder of a LoRA adapter")
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_text())
         tensors = load_file(folder / ADAPTER_WEIGHTS)
     except (ValueError, SafetensorError) as error:
-        raise PolicyError(f"the LoRA adapter in {folder} is damaged ({error}): download it again") from error
+        raise PolicyError(f"the LoRA adapter in {folder} is damaged ({error})", "download it again") from error
     if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("rank_pattern"):
         raise PolicyError(f"{folder / ADAPTER_CONFIG}: only plain LoRA adapters are supported")
     rank, alpha = config["r"], config["lora_alpha"]

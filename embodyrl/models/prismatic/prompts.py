@@ -38,7 +38,7 @@ class Prompts:
         try:
             self._tokenizer = Tokenizer.from_str(tokenizer)
         except Exception as error:  # the package raises nothing more special
-            raise PolicyError(f"tokenizer.json cannot be read ({error}): download it again") from error
+            raise PolicyError(f"tokenizer.json cannot be read ({error})", "download it again") from error
         self._longest = longest
         self.pad, self.eos = self._id(PAD), self._id(EOS)
         self._space = self._tokenizer.token_to_id(SPACE)

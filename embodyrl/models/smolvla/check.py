@@ -95,7 +95,7 @@ def _check_folder(config: Config, model: SmolVLAConfig, folder: Path) -> Iterato
         architecture, tokenizer = files.architecture, files.tokenizer
     except PolicyError as error:
         path = "model.vlm" if "model.vlm" in str(error) else "model.checkpoint"
-        yield ConfigIssue(path, f"{path}: {error}")
+        yield error.issue(path)
         return
     try:
         choose_cameras(model.cameras, config.env.cameras, architecture.images)
@@ -119,7 +119,7 @@ def _read_robot(files: CheckpointFiles, model: SmolVLAConfig) -> Generator[Confi
         files = files if model.statistics is None else files.with_statistics(model.statistics)
         return files.robot(reads_state=model.state is StateInput.token)
     except PolicyError as error:
-        yield ConfigIssue(path, f"{path}: {error}")
+        yield error.issue(path)
         return None
 
 

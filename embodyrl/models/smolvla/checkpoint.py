@@ -154,7 +154,7 @@ class CheckpointFiles(LerobotFiles):
             raise self._no_vlm(CONFIG)
         markers = self._markers()
         if self.config["add_image_special_tokens"] and markers is None:
-            raise PolicyError(f"{TOKENIZER} has no tokens {' and '.join(MARKERS)}, which mark images: set model.vlm")
+            raise PolicyError(f"{TOKENIZER} has no tokens {' and '.join(MARKERS)}, which mark images", "set model.vlm")
         vlm = VLM(config=config, markers=markers, pad_token=self._pad_token(config))
         return Architecture.from_config(self.config, vlm)
 
@@ -191,7 +191,9 @@ def _read_vlm(folder: Path) -> dict[str, bytes]:
     """Return the files of a vision-language model that are needed."""
     lacking = [name for name in VLM_FILES[:2] if not (folder / name).is_file()]
     if lacking:
-        raise PolicyError(f"model.vlm = {str(folder)!r} has no {' and no '.join(lacking)}: give the folder of SmolVLM2")
+        raise PolicyError(
+            f"model.vlm = {str(folder)!r} has no {' and no '.join(lacking)}", "give the folder of SmolVLM2"
+        )
     return {f"{VLM_FOLDER}/{name}": (folder / name).read_bytes() for name in VLM_FILES if (folder / name).is_file()}
 
 

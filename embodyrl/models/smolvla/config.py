@@ -373,4 +373,4 @@ def _number(
 
 
 def _damaged(where: str, found: object, expected: str) -> PolicyError:
-    return PolicyError(f"config.json: {where} is {found!r}, {expected} was expected: download it again")
+    return PolicyError(f"config.json: {where} is {found!r}, {expected} was expected", "download it again")

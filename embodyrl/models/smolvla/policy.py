@@ -192,7 +192,7 @@ class SmolVLAPolicy(FlowPolicy):
         if SEEN in inputs:
             return inputs[SEEN]
         if "pixel_values" not in inputs:
-            raise PolicyError("the model needs images, and the observation has none: set env.cameras")
+            raise PolicyError("the model needs images, and the observation has none", "set env.cameras")
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.trace_holds_images):
             return self.network.see(inputs["pixel_values"])
 

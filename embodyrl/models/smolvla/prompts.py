@@ -28,7 +28,7 @@ def read_tokenizer(content: bytes) -> Tokenizer:
     except MemoryError:
         raise
     except Exception as error:  # the package raises nothing more special
-        raise PolicyError(f"{TOKENIZER} cannot be read ({error}): download it again") from error
+        raise PolicyError(f"{TOKENIZER} cannot be read ({error})", "download it again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

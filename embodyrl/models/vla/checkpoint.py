@@ -80,7 +80,7 @@ def parse_statistics(content: bytes, name: str) -> dict[str, dict[str, Any]]:
     try:
         tensors = load(content)
     except SafetensorError as error:
-        raise PolicyError(f"{name} is damaged ({error}): download it again") from error
+        raise PolicyError(f"{name} is damaged ({error})", "download it again") from error
     features: dict[str, dict[str, Any]] = {}
     for key, tensor in tensors.items():
         feature, _, number = key.rpartition(".")
@@ -97,7 +97,7 @@ def choose_key(statistics: Mapping[str, Any], key: str | None) -> str:
     known = ", ".join(sorted(statistics)) or "none"
     if key is None:
         if len(statistics) != 1:
-            raise PolicyError(f"the checkpoint has statistics of several data sets: set unnorm_key to one of {known}")
+            raise PolicyError("the checkpoint has statistics of several data sets", f"set unnorm_key to one of {known}")
         return next(iter(statistics))
     for name in (key, f"{key}_no_noops"):
         if name in statistics:

@@ -26,7 +26,7 @@ def check_images(given: Tensor | None, count: int) -> Tensor:
         PolicyError: images are missing, or have another type, shape or number than the model takes.
     """
     if given is None:
-        raise PolicyError("the model needs images, and the observation has none: set env.cameras")
+        raise PolicyError("the model needs images, and the observation has none", "set env.cameras")
     images = check_tensor(given, "images")
     if images.dtype != torch.uint8:
         raise PolicyError(f"images must be uint8 (0 .. 255), got {str(images.dtype).removeprefix('torch.')}")

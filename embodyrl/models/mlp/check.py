@@ -1,0 +1,92 @@
+"""Checks of a small network against the checkpoint that it starts from, without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import action_dim, acts_by_choice, fact, state_dim
+from embodyrl.config.schema import Config
+from embodyrl.hub import is_hub_name
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model
+from embodyrl.registry import ALGORITHMS, SupportedModel
+
+FREE = ("activation", "log_std_init", "critic_gradient", "cameras")
+"""Options that change no name and no shape of a weight."""
+
+
+def check_saved(config: Config) -> Iterator[ConfigIssue]:
+    """Check that the weights of model.checkpoint are those of this model, with these options and sizes."""
+    folder, name = Path(str(config.model.checkpoint)), config.model.name
+    if config.model.checkpoint is None or is_hub_name(str(folder)) or not folder.is_dir():
+        return  # other rules report the last
+    if not (folder / SINGLE_FILE).is_file():
+        last = folder / "checkpoints" / "last" / "policy"
+        yield ConfigIssue(
+            "model.checkpoint",
+            f"model.checkpoint = {str(folder)!r} holds no {SINGLE_FILE}",
+            f"name {last if last.is_dir() else 'the folder `policy` of a checkpoint'}",
+        )
+        return
+    try:
+        other = saved_model(folder)
+        saved, chunk_size = read_description(folder, name)
+    except PolicyError as error:
+        yield error.issue("model.checkpoint")
+        return
+    if other is not None and other != name:
+        serves = not fact(ALGORITHMS, config.algorithm.name, "off_policy") or fact(SupportedModel, other, "off_policy")
+        yield ConfigIssue(
+            ("model.checkpoint", "model.name"),
+            f"model.checkpoint = {str(folder)!r} holds a policy of model {other!r}, and model is {name!r}",
+            f"name one of model {name!r}, " + (f"set model to {other}, " if serves else "") + "or set it to null",
+        )
+    elif chunk_size is not None:
+        yield from _options(config, saved)
+        yield from _sizes(config, read_json(folder / DESCRIPTION_FILE)["spec"])
+
+
+def _options(config: Config, saved: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Check that options that decide about weights are those of the checkpoint."""
+    here = json.loads(json.dumps(dataclasses.asdict(config.model)))
+    others = [key for key, value in saved.items() if key not in FREE and key in here and here[key] != value]
+    for key in others:
+        if key == "head" and acts_by_choice(config):
+            continue  # it has no such distribution
+        # Which head an algorithm learns with is not a matter of choice.
+        fixed = key == "head" and fact(ALGORITHMS, config.algorithm.name, "off_policy")
+        yield ConfigIssue(
+            ("model.checkpoint", f"model.{key}"),
+            f"model.{key} = {here[key]!r}, but the policy in {config.model.checkpoint} was saved with {saved[key]!r}",
+            ("" if fixed else f"set model.{key} to {saved[key]}, or ")
+            + f"name a checkpoint that has model.{key} = {here[key]!r}, or set model.checkpoint to null",
+        )
+
+
+def _sizes(config: Config, spec: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Check that the checkpoint decides about chunks of this size, for a simulator with these sizes."""
+    chunk = config.rollout.chunk_size
+    if spec["chunk_size"] != chunk:
+        yield ConfigIssue(
+            ("model.checkpoint", "rollout.chunk_size"),
+            f"rollout.chunk_size = {chunk}, but the policy in {config.model.checkpoint} was saved with "
+            f"{spec['chunk_size']}",
+            f"set rollout.chunk_size to {spec['chunk_size']}, or name another checkpoint",
+        )
+    state = state_dim(config) if getattr(config.model, "state", True) else None
+    for what, found, wanted in (
+        ("actions", spec.get("action_dim"), action_dim(config)),
+        ("states", spec.get("proprio_dim") or None, state),
+    ):
+        if None not in (found, wanted) and found != wanted:
+            yield ConfigIssue(
+                ("model.checkpoint", "env.name"),
+                f"the policy in {config.model.checkpoint} was saved for {what} of {found} numbers, those of the "
+                f"simulator have {wanted}",
+                "name a checkpoint of this simulator, or set model.checkpoint to null",
+            )
