@@ -1,9 +1,9 @@
 """Learn MetaWorld push-v3 from few demonstrations and what comes after them, beside behaviour cloning of the same.
 
 For every seed: five demonstrations, from which push_rlpd, push_dagger and its variant in which the expert takes over
-(HG-DAgger) begin by imitation; and twenty that are disturbed, for behaviour cloning and push_iql. Every evaluation is
-of 200 start states that neither showed. About eight minutes for each seed on two cores. Runs that are in the folder
-already are not made again.
+(HG-DAgger) begin by imitation; twenty that are disturbed, for behaviour cloning and push_iql; and twenty of which every
+other one is. Every evaluation is of 200 start states that neither showed. About eleven minutes for each seed on two
+cores. Runs that are in the folder already are not made again.
 
     python benchmarks/push.py --seeds 1 2 3 --work DIR       # writes benchmarks/results/push.json
     python benchmarks/push.py --report                       # prints the tables of docs/results/push.md
@@ -12,13 +12,17 @@ already are not made again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tiny_vla import Seconds, timed
 from tiny_vla_report import RESULTS
 
+from embodyrl.data.reader import Dataset
+from embodyrl.data.writer import DatasetWriter
 from embodyrl.runner.evaluation import wilson_interval
 
 EPISODES = 200
@@ -51,24 +55,42 @@ def result(run: Path) -> dict[str, Any]:
     }
 
 
+def alternate(disturbed: Path, calm: Path, into: Path) -> None:
+    """Write a dataset with every other episode of each of two, which begin alike."""
+    datasets = Dataset(disturbed), Dataset(calm)
+    with DatasetWriter(into, datasets[0].spec) as writer:
+        for number in range(len(datasets[0].episodes)):
+            episode = datasets[number % 2].read(number, with_images=False)
+            if number % 2:  # of these nothing but the recorded actions was executed
+                never = np.zeros(len(episode), np.bool_)
+                episode = dataclasses.replace(episode, perturbed=never, executed=episode.actions)
+            writer.add(episode)
+
+
 def one_seed(seed: int, work: Path) -> dict[str, Any]:
     """Run all parts of a seed."""
-    five, disturbed = work / "five", work / "disturbed"
+    five, disturbed, calm, half = work / "five", work / "disturbed", work / "calm", work / "half"
     cloning = work / "cloning.yaml"
     cloning.write_text(CLONING)
     common, seconds = [f"seed={seed}", "tracking.sinks=[jsonl]"], Seconds()
     for name, folder, options in (
         ("push_rlpd", five, ["--episodes", "5"]),
         ("push_iql", disturbed, ["--episodes", "20", "--pushes", "8"]),
+        ("push_iql", calm, ["--episodes", "20"]),
     ):
         if not (folder / "meta" / "info.json").exists():
-            timed(f"demonstrations of {name}", seconds, "collect", name, *common, f"data.path={folder}", *options)
+            words = [name, *common, f"data.path={folder}", *options]
+            timed(f"demonstrations in {folder.name}", seconds, "collect", *words)
+    if not (half / "meta" / "info.json").exists():
+        alternate(disturbed, calm, half)
     runs = {
         "dagger": ["push_dagger", f"data.path={five}", "run.eval_every=2"],
         "hg_dagger": ["push_dagger", f"data.path={five}", "run.eval_every=2", *HG],
         "rlpd": ["push_rlpd", f"data.path={five}"],
         "cloning": [str(cloning), f"data.path={disturbed}"],
         "iql": ["push_iql", f"data.path={disturbed}"],
+        "cloning_of_half": [str(cloning), f"data.path={half}"],
+        "iql_of_half": ["push_iql", f"data.path={half}"],
     }
     for name, words in runs.items():
         if not (work / name / "summary.json").exists():
@@ -85,7 +107,7 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
 def report() -> None:
     """Print a table for each way of learning."""
     rows = json.loads((RESULTS / "push.json").read_text())
-    for name in ("dagger", "hg_dagger", "rlpd", "cloning", "iql"):
+    for name in ("dagger", "hg_dagger", "rlpd", "cloning", "iql", "cloning_of_half", "iql_of_half"):
         print(f"\n{name}")
         for row in rows:
             cells = []

@@ -180,6 +180,9 @@ class ImplicitConfig(CriticizedConfig):
     demonstrations: float = setting(0.5, low=0.0, high=1.0)
     """Share of demonstrations in every minibatch after that. Where that is no whole number of decisions, minibatches
     take turns."""
+    critics_first: int = setting(0, low=0)
+    """Steps of critics and values before the policy learns from them. A policy from a checkpoint would else first
+    forget, by weights that mean nothing yet."""
     expectile: float = setting(0.7, above=0.0, below=1.0)
     """Expectile of the actions' values that is the value of a state: 0.5 is their mean, towards 1 the best of them."""
     advantage_scale: float = setting(3.0, low=0.0)

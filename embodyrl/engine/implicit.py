@@ -79,13 +79,15 @@ class ImplicitQ(CriticLearner):
         self.optimizers["value"] = Optimizer(self.values.parameters(), of_values, updates, keep_gradients=True)
 
     def _learn(self, minibatch: Minibatch, looked: Looked) -> Metrics:
-        """Make a step of the values, of the critics, and of the policy."""
+        """Make a step of the values, of the critics, and, once these have learned something, of the policy."""
         with torch.no_grad():
             every = self.targets(looked.features, looked.actions, self._subset())
             worth = agreed_values(every, self.settings.critics.actor_uses)
         metrics = self._learn_values(minibatch, looked, worth)
         metrics |= self._learn_critics(minibatch, looked)
         self.made += 1
+        if self.made <= self.settings.critics_first:
+            return metrics
         return metrics | self._learn_actor(minibatch, looked, worth)
 
     def _learn_values(self, minibatch: Minibatch, looked: Looked, worth: Tensor) -> Metrics:

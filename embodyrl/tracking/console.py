@@ -146,7 +146,7 @@ class ConsoleSink:
 
 def columns_for(metrics: Mapping[str, float]) -> tuple[Column, ...]:
     """Return the columns for a run with such metrics."""
-    if "train/weight" in metrics:
+    if "train/value_loss" in metrics and "train/updates" in metrics:
         return WEIGHED
     if "train/updates" in metrics and "train/temperature" not in metrics:
         return IMITATION

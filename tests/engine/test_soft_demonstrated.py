@@ -243,6 +243,16 @@ def test_what_a_demonstrator_wanted_is_imitated_not_what_a_push_made_of_it() -> 
     assert ends[0] == pytest.approx(0.5, abs=0.05) and ends[1] == pytest.approx(0.0, abs=0.05)
 
 
+def test_the_policy_waits_until_critics_have_learned_something() -> None:
+    engine = iql(critics_first=3)
+    for number in range(5):
+        before = weights(engine)
+        metrics = engine.improve([minibatch(number)])
+        changed = {name.split(".")[0] for name, each in weights(engine).items() if not torch.equal(each, before[name])}
+        assert changed == ({"critics", "policy"} if number >= 3 else {"critics"})
+        assert ("train/actor_loss" in metrics) == (number >= 3) and metrics["train/updates"] == number + 1
+
+
 def test_critics_never_ask_for_actions_of_the_policy() -> None:
     engine, batch = iql(), minibatch()
 
