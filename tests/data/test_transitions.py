@@ -90,6 +90,25 @@ def test_a_success_terminates_and_what_came_after_it_does_not_exist(tmp_path: Pa
     assert on["success"] == [[False], [False], [True], [False], [False]], "solved once is solved"
 
 
+@pytest.mark.parametrize("at_success", ["true", "false"])
+def test_where_a_classifier_ends_rollouts_a_success_ends_demonstrations(at_success: str, tmp_path: Path) -> None:
+    dataset = written(
+        tmp_path / "d", episode(5, solved=2, last_proprio=last(0, 5)), episode(3, number=1, last_proprio=last(1, 3))
+    )
+    words = [f"env.end_at_success={at_success}"]
+
+    def rows(judge_ends: bool | None) -> dict[str, Any]:
+        transitions = Transitions(dataset, config(*words), judge_ends=judge_ends)
+        return {name: each.tolist() for name, each in transitions.take(np.arange(len(transitions))).items()}
+
+    ends, goes_on, none = rows(True), rows(False), rows(None)
+    assert ends["terminated"] == [False, False, True, False, False, False], "whatever the simulator does"
+    assert ends["judged"] == ends["success"], "demonstrations say themselves what was solved, once"
+    assert "judged" not in none and goes_on["judged"] == goes_on["success"]
+    for each in (goes_on, none):
+        assert each["terminated"] == (ends["terminated"] if at_success == "true" else [False] * 8)
+
+
 def test_a_time_limit_is_no_termination(tmp_path: Path) -> None:
     rows = found(written(tmp_path / "d", episode(8, last_proprio=last(0, 8))))
     assert rows["truncated"] == [False] * 7 + [True] and not any(rows["terminated"])
