@@ -46,7 +46,7 @@ WEIGHTS = "checkpoints/last/policy/model.safetensors"
 def small(tmp_path: Path) -> Callable[..., Run]:
     """Train: small("rlpd", "name", "key=value", ...)."""
     rng = np.random.default_rng(0)
-    spec = DatasetSpec(action_names=("torque",), state_dim=3, fps=30, outcome=True, ends=True)
+    spec = DatasetSpec(action_names=("torque",), state_dim=3, fps=20, outcome=True, ends=True)
     with DatasetWriter(tmp_path / "demonstrations", spec) as writer:
         for _ in range(4):
             state = rng.normal(size=(31, 3)).astype(np.float32)
