@@ -148,9 +148,9 @@ def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.T
     return pa.concat_tables(pieces).slice(start - int(bounds[first]), stop - start)
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def _open(path: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, metadata=metadata)
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing: the dataset is incomplete", ANEW) from error
     except (OSError, pa.ArrowException) as error:
@@ -171,17 +171,23 @@ def _check_columns(path: Path, file: pq.ParquetFile, columns: Sequence[str]) -> 
         )
 
 
+@lru_cache(maxsize=64)
+def _metadata(path: Path, changed: int) -> pq.FileMetaData:
+    """Return what a file says of its row groups, which takes longer to read than one of them."""
+    return _open(path).metadata
+
+
 @lru_cache(maxsize=4096)
 def _bounds(path: Path, changed: int) -> NDArray[np.int64]:
     """Return the first rows of a file's row groups, followed by its number of rows."""
-    metadata = _open(path).metadata
+    metadata = _metadata(path, changed)
     sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 @lru_cache(maxsize=KEPT_GROUPS)
 def _piece(path: Path, changed: int, number: int, columns: tuple[str, ...]) -> pa.Table:
-    file = _open(path)
+    file = _open(path, _metadata(path, changed))
     _check_columns(path, file, columns)
     try:
         return file.read_row_group(number, columns=list(columns))

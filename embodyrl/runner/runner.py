@@ -26,7 +26,7 @@ from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.pipelines.stages import Components
 from embodyrl.placement.launcher import RemoteError
 from embodyrl.registry import SupportedModel
-from embodyrl.rollout.replay import Replay
+from embodyrl.rollout.replay import Replay, ReplayError
 from embodyrl.rollout.rollouts import PlayState, Rollouts
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
 from embodyrl.runner.checkpoint import DamageError, Retention
@@ -451,7 +451,7 @@ class Runner:
         been loaded before.
 
         Raises:
-            DamageError: the state does not have the structure of this run's.
+            DamageError: the state does not have the structure of this run's, or its replay is that of another one.
         """
         if (played := self.rollouts.state()) is not None:
             check_alike(state.counters.get("collector"), played.collector, "the checkpoint's collector")
@@ -468,7 +468,12 @@ class Runner:
         if self.replay is not None:
             if state.replay is None:
                 raise DamageError("the checkpoint holds no replay, from which this run learns: use another checkpoint")
-            self.replay.restore(state.replay, folder / REPLAY)
+            try:
+                self.replay.restore(state.replay, folder / REPLAY)
+            except ReplayError as error:
+                raise DamageError(
+                    f"{folder / REPLAY}: {error}: put back what this run saved there, or use another checkpoint"
+                ) from error
             self._saver.continue_from(folder.parent)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:

@@ -267,8 +267,8 @@ def refuse_another_run(saved: Config, wanted: Config) -> None:
         texts = [f"{key} = {now!r} (it was {before!r})" for key, (before, now) in changed.items()]
         back = [f"{key} back to {before!r}" for key, (before, _) in changed.items()]
         raise ChangeError(
-            f"{', '.join(texts)} cannot change when a run goes on: set {', '.join(back)}, or start a new run (settings "
-            f"of the sections run and tracking may change, {', '.join(key.rstrip('.') for key in RESUMABLE[2:])})"
+            f"{', '.join(texts)} cannot change when a run goes on: set {', '.join(back)}, or start a new run (only "
+            f"{', '.join(key.rstrip('.') for key in RESUMABLE)} may change)"
         )
 
 

@@ -201,7 +201,8 @@ def test_a_config_knows_what_an_environment_says_of_itself(task: str, options: d
     spec = simulator(task, **options).spec
     config = GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=6, **options)
     assert (tasks.state_dim(config), tasks.action_dim(config)) == (spec.proprio_dim, spec.action_dim)
-    assert tasks.control_frequency(config) == spec.control_frequency
+    # The probe declares none, and what the simulator assumes instead is no knowledge.
+    assert tasks.control_frequency(config) == (None if task == "EmbodyrlProbe-v0" else spec.control_frequency)
     assert tasks.discrete(config) is (spec.actions[0].meaning == "discrete")
     assert tasks.task_description(task) == spec.tasks[task]
 

@@ -142,7 +142,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(base: Path, tmp_path: Path)
     )
     # One number of noise: a uniform distribution of it has log 2.
     entropy = "algorithm.off_policy.temperature.target_entropy=0.7"
-    assert "which no distribution of 1 numbers in -1 .. 1 reaches" in faults(entropy)
+    assert "which no distribution of 1 number in -1 .. 1 reaches" in faults(entropy)
     load_config(
         str(tmp_path / "my.yaml"), [f"model.checkpoint={base}", entropy, "algorithm.off_policy.steering.rows=2"]
     )

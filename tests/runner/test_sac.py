@@ -15,7 +15,7 @@ from small_runs import Run, kill_after
 
 from embodyrl.cli import train
 from embodyrl.config import ConfigError, load_config
-from embodyrl.runner.checkpoint import verify
+from embodyrl.runner.checkpoint import DamageError, digest, verify
 
 SMALL = """
 defaults: [env: gym/pendulum, model: mlp, algorithm: sac, _self_]
@@ -144,6 +144,25 @@ def test_checkpoints_share_what_they_have_in_common(sac: Callable[..., Run], tmp
     assert few.metrics()[-1] == run.metrics()[-1]
     [kept] = (each for each in (few.path / "checkpoints").iterdir() if not each.is_symlink())
     assert all(file.stat().st_nlink == 1 for file in kept.rglob("*.safetensors")) and verify(kept).iteration == 8
+
+
+def test_a_replay_of_another_run_is_refused_with_what_to_do(sac: Callable[..., Run]) -> None:
+    """The manifest was written anew as well, so that no file counts as damaged."""
+    short = ["run.iterations=1", "run.eval_every=0"]
+    run, other = sac("run", *short), sac("other", *short, "env.num_envs=2")
+    place = (run.path / "checkpoints" / "last").resolve()
+    shutil.rmtree(place / "trainer" / "replay")
+    shutil.copytree(other.path / "checkpoints" / "last" / "trainer" / "replay", place / "trainer" / "replay")
+    manifest = json.loads((place / "manifest.json").read_text())
+    for name, facts in manifest["files"].items():
+        if "/replay/" in name:
+            facts |= {"size": (place / name).stat().st_size, "sha256": digest(place / name)}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    message = (
+        "trainer/replay: the replay is that of another run: it has 2 slots, this run has 4: put back what this run"
+    )
+    with pytest.raises(DamageError, match=message):
+        train.resume(run.path, ["run.iterations=2"])
 
 
 def test_the_screen_shows_the_replay_and_what_goes_wrong(sac: Callable[..., Run], tmp_path: Path) -> None:

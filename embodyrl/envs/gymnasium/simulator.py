@@ -136,7 +136,7 @@ def look(task: str, config: GymnasiumConfig) -> Facts:
             state_dim=Views(task, env, config.cameras, config.image_size).proprio_dim,
             action_dim=len(field.low),
             discrete=field.meaning == "discrete",
-            control_frequency=_control_frequency(env),
+            control_frequency=_declared_frequency(env),
         )
     finally:
         env.close()
@@ -177,11 +177,14 @@ def _action_field(task: str, space: spaces.Space[Any]) -> ActionField:
 
 
 def _control_frequency(env: Any) -> float:
-    """Return the control steps per simulated second [Hz]; 1 if the environment does not declare them."""
+    """Return the control steps per simulated second [Hz]; if the environment does not declare them, its images per
+    second, or 1."""
+    return _declared_frequency(env) or float(env.metadata.get("render_fps") or 1.0)
+
+
+def _declared_frequency(env: Any) -> float | None:
     step = getattr(env.unwrapped, "dt", None) or getattr(env.unwrapped, "tau", None)
-    if isinstance(step, float) and math.isfinite(step) and step > 0:
-        return 1.0 / step
-    return float(env.metadata.get("render_fps") or 1.0)
+    return 1.0 / step if isinstance(step, float) and math.isfinite(step) and step > 0 else None
 
 
 class Views:

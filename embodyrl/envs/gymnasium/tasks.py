@@ -69,8 +69,8 @@ class Facts(NamedTuple):
     """`D`"""
     discrete: bool
     """Whether an action is a choice."""
-    control_frequency: float
-    """[Hz]"""
+    control_frequency: float | None
+    """[Hz]; None: it does not declare a time step."""
 
 
 _SEEN: dict[str, Facts | None] = {}
@@ -111,7 +111,7 @@ def action_dim(env: Any) -> int | None:
 
 
 def control_frequency(env: Any) -> float | None:
-    """Return the control steps per second [Hz]."""
+    """Return the control steps per second [Hz]; None if the environment does not declare them."""
     facts = _first(env)
     return None if facts is None else facts.control_frequency
 
