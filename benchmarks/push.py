@@ -130,11 +130,15 @@ def main() -> None:
         report()
         return
     rows: list[dict[str, Any]] = []
+    file = RESULTS / "push.json"
+    # Parts that are not made again keep their times.
+    before = {row["seed"]: row["seconds"] for row in json.loads(file.read_text())} if file.exists() else {}
     for seed in arguments.seeds:
         folder = arguments.work / f"seed{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         rows.append(one_seed(seed, folder))
-        (RESULTS / "push.json").write_text(json.dumps(rows, indent=1) + "\n")
+        rows[-1]["seconds"] = before.get(seed, {}) | rows[-1]["seconds"]
+        file.write_text(json.dumps(rows, indent=1) + "\n")
         print(json.dumps(rows[-1]), flush=True)
 
 
