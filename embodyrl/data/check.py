@@ -74,7 +74,7 @@ def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
         spec = Info.read(Path(path)).spec
     except DatasetError:
         return  # which `check` reports
-    if not spec.outcome:
+    if not spec.outcome and not fact(ALGORITHMS, config.algorithm.name, "imitates"):
         yield ConfigIssue(
             ("data.path", "algorithm.name"),
             f"the demonstrations in {path} do not hold both rewards and successes ({REWARD}, {SUCCESS}): algorithm "

@@ -18,15 +18,17 @@ Shapes: `N` decisions, `M` of them, `T` frames of an episode, `C` actions in a c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.rules import fact
 from embodyrl.config.schema import AtEnd, Config
 from embodyrl.data.layout import DatasetError, Episode
 from embodyrl.data.reader import Dataset
+from embodyrl.registry import ALGORITHMS
 
 MIB = 2**20
 
@@ -80,7 +82,7 @@ class Transitions:
         """Decisions that end an episode, for another reason than a time limit."""
         begin = 0
         for number in range(len(dataset.episodes)):
-            episode = dataset.read(number, with_images=bool(self._cameras))
+            episode = _with_outcome(dataset.read(number, with_images=bool(self._cameras)))
             columns.append(self._columns_of(episode, begin))
             begin += self._keep_observations(episode)
         self._columns = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
@@ -134,10 +136,10 @@ class Transitions:
 
     def _check(self) -> None:
         spec, folder = self.dataset.spec, self.dataset.folder
-        if not spec.outcome:
+        if not spec.outcome and not fact(ALGORITHMS, self._config.algorithm.name, "imitates"):
             raise DatasetError(
-                f"{folder} holds neither rewards nor successes, which critics learn from: record it anew with embodyrl "
-                "collect, or learn from it by algorithm=sft"
+                f"{folder} does not hold both rewards and successes, which critics learn from",
+                "record it anew with embodyrl collect, or learn from it by algorithm=sft",
             )
         require_memory(self.dataset, self._config.data.memory_mib)
 
@@ -160,7 +162,7 @@ class Transitions:
         assert episode.rewards is not None and episode.success is not None, "checked before"
         if not np.isfinite(episode.rewards).all():
             raise DatasetError(
-                f"a reward of the demonstrations in {self.dataset.folder} is not finite: record them anew"
+                f"a reward of the demonstrations in {self.dataset.folder} is not finite", "record them anew"
             )
         if episode.task not in self.task_descriptions:
             self.task_descriptions.append(episode.task)
@@ -225,6 +227,15 @@ class Transitions:
             return np.asarray(whole)
         before = np.concatenate([[0], np.cumsum(episode.perturbed)])
         return np.asarray(whole & (before[found.starts + found.steps - 1] == before[found.starts]))
+
+
+def _with_outcome(episode: Episode) -> Episode:
+    """Return an episode that is only imitated and of which nobody noted what came of it, as one that came to nothing:
+    nothing reads that, and its end is where the recording ended."""
+    if episode.rewards is not None and episode.success is not None:
+        return episode
+    nothing = np.zeros(len(episode), np.float32)
+    return replace(episode, rewards=nothing, success=nothing.astype(np.bool_))
 
 
 def require_memory(dataset: Dataset, memory_mib: int) -> None:

@@ -200,7 +200,7 @@ def test_images_are_there_once_and_those_of_earlier_decisions_come_with_them(tmp
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("no outcome", "neither rewards nor successes"),
+        ("no outcome", "does not hold both rewards and successes"),
         ("not finite", "not finite"),
         ("too short", "can be learned from by critics"),
         ("too large", "raise data.memory_mib"),
@@ -294,6 +294,16 @@ def test_demonstrations_of_another_task_are_refused_before_anything_starts(
     changes: dict[str, Any], overrides: list[str], message: str, tmp_path: Path
 ) -> None:
     assert re.search(message, refused(of_metaworld(tmp_path / "d", **changes), *overrides))
+
+
+def test_what_is_only_imitated_needs_no_rewards(tmp_path: Path) -> None:
+    folder = of_metaworld(tmp_path / "d", outcome=False)
+    loaded = load_config("push_dagger", [f"data.path={folder}"]).config
+    transitions = Transitions(Dataset(folder), loaded)
+    taken = transitions.take(np.arange(len(transitions)))
+    assert len(transitions) > 0 and taken["labelled"].all() and not taken["terminated"].any()
+    with pytest.raises(DatasetError, match="does not hold both rewards and successes, which critics learn from"):
+        Transitions(Dataset(folder), config())
 
 
 def spoil(path: Path, name: str, value: float) -> None:
