@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import programs
 import pytest
 
@@ -95,6 +96,50 @@ PIXELS = [
 def test_learning_from_a_replay_of_images_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
     _, rows = on_both(["experiment/gym_pendulum_sac", *PIXELS, *SAC], tmp_path, 1e-3)
     assert rows[-1]["train/updates"] == 3 * 32 and len(rows) == 5
+
+
+WORTH = """
+defaults: [env: gym/pendulum_rgb, model: cnn, algorithm: iql, _self_]
+env: {num_envs: 4, workers: 1, max_episode_steps: 20, image_size: [32, 32]}
+model: {encoder: drq, channels: [4, 4], strides: [2, 2], hidden_sizes: [16], image_features: 8}
+rollout: {num_chunks: 8}
+data: {path: shown, steps: 6}
+algorithm:
+  reward: dense
+  off_policy: {replay: {start_after: 60}, batch_size: 32, offline_iterations: 2, augment_pixels: 2}
+run: {name: worth, iterations: 4, eval_every: 2}
+eval: {episodes: 4}
+tracking: {sinks: [jsonl]}
+"""
+
+
+@pytest.mark.skipif(bool(SupportedModel.entry("cnn").missing()), reason="needs the extra vla")
+@pytest.mark.timeout(300)
+def test_learning_by_worth_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
+    """The policy learns by its own loss, and critics look for themselves."""
+    pytest.importorskip("pyarrow", reason="needs the extra data")
+    from embodyrl.data.layout import DatasetSpec, Episode
+    from embodyrl.data.writer import DatasetWriter
+
+    draw = np.random.default_rng(0)
+    spec = DatasetSpec(
+        action_names=("torque",), state_dim=3, fps=20, outcome=True, cameras=("render",), image_size=(32, 32)
+    )
+    with DatasetWriter(tmp_path / "shown", spec) as writer:
+        for _ in range(3):
+            writer.add(
+                Episode(
+                    task="control Pendulum",
+                    proprio=draw.normal(size=(20, 3)).astype(np.float32),
+                    images=draw.integers(0, 256, (20, 1, 32, 32, 3), dtype=np.uint8),
+                    actions=draw.uniform(-2, 2, (20, 1)).astype(np.float32),
+                    rewards=draw.normal(size=20).astype(np.float32),
+                    success=np.zeros(20, np.bool_),
+                )
+            )
+    (tmp_path / "my.yaml").write_text(WORTH)
+    _, rows = on_both(["my.yaml"], tmp_path, 1e-2)  # of a loss of differences between values that are nearly the same
+    assert rows[1]["train/weight"] > 0 and rows[-1]["train/updates"] == 2 * 6 + 32
 
 
 MEASURE = f"""
