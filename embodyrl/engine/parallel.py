@@ -127,8 +127,8 @@ class Ranks:
         """Return the rows of each rank, in their order; only their number may differ."""
         if self.size == 1:
             return [own]
-        found = self.gather_bytes(own.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        # An empty buffer is none to torch.
+        # Without rows there may be any strides, which cannot be seen as bytes; and an empty buffer is none to torch.
+        found = self.gather_bytes(own.cpu().contiguous().view(torch.uint8).numpy().tobytes() if own.numel() else b"")
         return [
             torch.frombuffer(bytearray(each), dtype=own.dtype).view(-1, *own.shape[1:]) if each else own[:0].cpu()
             for each in found

@@ -161,9 +161,10 @@ def test_only_a_policy_that_has_learned_nothing_begins_with_random_actions(
     assert modes == expected
 
 
-def test_one_rank_and_two_learn_the_same(small: Callable[..., Run]) -> None:
-    one = small("rlpd", "one")
-    two = small("rlpd", "two", "engine.parallel.world_size=2")
+@pytest.mark.parametrize("algorithm", ["rlpd", "iql", "weighed"])
+def test_one_rank_and_two_learn_the_same(algorithm: str, small: Callable[..., Run]) -> None:
+    one = small(algorithm, "one")
+    two = small(algorithm, "two", "engine.parallel.world_size=2")
     wanted = load_file(one.path / WEIGHTS)
     for name, each in load_file(two.path / WEIGHTS).items():
         torch.testing.assert_close(each, wanted[name], atol=1e-4, rtol=1e-4)
