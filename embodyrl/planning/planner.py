@@ -431,11 +431,11 @@ class Planner:
         learned = workers * traced.weights.gradient_bytes  # in the types that weights are held in
         return {"batch": _mib(self._batch_bytes(config, traced)), "weights": _mib(learned)}
 
-    def _simulator_traffic(self, config: Config) -> float:
-        """Return the MiB of observations that come from simulators on other machines in an iteration; 0: there are
-        none."""
+    def _simulator_traffic(self, config: Config) -> float | None:
+        """Return the MiB of observations that come from simulators on other machines in an iteration; None: there are
+        no such simulators."""
         if config.placement.simulators.nodes is None:
-            return 0.0
+            return None
         spec = self._spec(config)
         height, width = spec.image_size
         observation = spec.num_images * height * width * 3 + FLOAT * spec.proprio_dim

@@ -112,7 +112,7 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         batch, weights = (_size(exchanged[what]) for what in ("batch", "weights"))
         title = "" if plan["traffic"] else "traffic"
         yield title, f"rollout workers give ranks a batch of {batch} per iteration, and get {weights} of weights"
-    if plan["simulator_traffic"]:
+    if plan["simulator_traffic"] is not None:  # a few bytes round to 0
         title = "" if plan["traffic"] or plan["rollout_traffic"] else "traffic"
         yield title, f"simulators send observations of {_size(plan['simulator_traffic'])} per iteration"
     if (lag := plan["lag"]) is not None:
