@@ -48,3 +48,10 @@ def test_the_help_of_the_command_line_needs_neither_hydra_nor_the_schema():
     probe = f"import sys, embodyrl.cli.main; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "set()"
+
+
+def test_an_engine_needs_no_library_of_large_models():
+    heavy = {"timm", "transformers", "torchvision"}
+    probe = f"import sys, embodyrl.engine.hybrid; print({heavy} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "set()"

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from embodyrl.errors import did_you_mean
 from embodyrl.models.cnn.options import DRQ, WINDOW, CNNConfig
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.libraries import timm
 from embodyrl.models.weights import load_strictly, read_tensors
 
 GROUPS = 8
@@ -34,6 +33,8 @@ def build_backbone(name: str, frames: int) -> nn.Module:
     Raises:
         PolicyError: timm has no such network, or one of its layers has no multiple of 8 channels.
     """
+    from embodyrl.models.libraries import timm  # not needed by encoder drq
+
     if name not in timm.list_models():
         hint = did_you_mean(name, [DRQ, *timm.list_models()], lead=" - ")
         raise PolicyError(f"model.encoder: timm has no network {name!r}{hint}")
