@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -11,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 def peak_bytes(block: Callable[[], object], device: torch.device) -> int:
     """Most bytes that `block` had allocated at once, beyond those that were allocated before."""
+    gc.collect()  # what nobody holds any more is not freed in the midst of it
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
