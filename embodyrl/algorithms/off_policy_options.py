@@ -232,7 +232,7 @@ class IQLConfig(CriticizedAlgorithmConfig):
     """Learning from demonstrations by their value, then also from a replay."""
 
     def rolls_out(self, iterations: int) -> bool:
-        """Return whether anything is collected in a run of so many iterations."""
+        """See `AlgorithmConfig`."""
         return self.off_policy.offline_iterations < iterations
 
 

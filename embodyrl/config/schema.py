@@ -531,6 +531,10 @@ class AlgorithmConfig:
     target_kl: float | None = setting(None, above=0.0)
     """Stop an update's epochs once the approximate KL to the rollout policy exceeds this [nats]; null: never."""
 
+    def rolls_out(self, iterations: int) -> bool:
+        """Return whether anything is collected in a run of so many iterations."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:

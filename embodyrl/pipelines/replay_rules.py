@@ -40,7 +40,6 @@ from embodyrl.config.schema import (
 )
 from embodyrl.data.check import check as check_demonstrations
 from embodyrl.data.check import check_for_critics, task_notes
-from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig
 from embodyrl.pipelines import intervene_rules, steering_rules
 from embodyrl.registry import ALGORITHMS, REWARDS, SupportedModel
 
@@ -115,15 +114,6 @@ def _weighed_imitation(config: Config) -> Iterator[ConfigIssue]:
             f"model {model!r} does not take into account",
             f"set model to one that does ({', '.join(able)}); a model of your own: heed inputs['sample_weights'] in "
             "its sft_loss, and register it with weighs=True",
-        )
-    says_numbers = isinstance(config.model, OpenVLAOFTConfig) and config.model.action_head is ActionHead.l1
-    if says_numbers and algorithm.rolls_out(config.run.iterations):
-        yield ConfigIssue(
-            ("model.action_head", "algorithm.off_policy.offline_iterations"),
-            "model.action_head = l1 is a regression without probabilities, and rollouts after "
-            f"algorithm.off_policy.offline_iterations = {algorithm.off_policy.offline_iterations} draw actions",
-            f"set algorithm.off_policy.offline_iterations to run.iterations ({config.run.iterations}), or "
-            "model.action_head to discrete",
         )
     if algorithm.off_policy.offline_iterations == 0:
         yield ConfigIssue(

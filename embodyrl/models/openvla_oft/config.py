@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, setting
 from embodyrl.models.prismatic.check import check as check_common
 from embodyrl.models.prismatic.config import PrismaticConfig
@@ -61,6 +62,14 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             f"model.action_head = l1 is a regression without probabilities, which algorithm {algorithm!r} cannot "
             "improve",
             "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
+        )
+    elif says_numbers and fact(ALGORITHMS, algorithm, "weighs") and config.algorithm.rolls_out(config.run.iterations):
+        yield ConfigIssue(
+            ("model.action_head", "algorithm.off_policy.offline_iterations"),
+            "model.action_head = l1 is a regression without probabilities, and rollouts after "
+            "algorithm.off_policy.offline_iterations draw actions",
+            f"set algorithm.off_policy.offline_iterations to run.iterations ({config.run.iterations}), or "
+            "model.action_head to discrete",
         )
     if says_numbers and config.eval.sample:
         yield ConfigIssue(
