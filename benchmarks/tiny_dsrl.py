@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,24 @@ def decisions(run: Path) -> int:
     return round(max(float(row.get("env/total_steps", 0.0)) for row in rows) / 4)
 
 
-def one_seed(seed: int, work: Path) -> dict[str, Any]:
-    """Run all parts of a seed."""
-    demonstrations, sft, dsrl, grpo = (work / name for name in ("demonstrations", "sft", "dsrl", "grpo"))
-    seconds: Seconds = {}
-    common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
+def supervised(common: list[str], work: Path, seconds: Seconds) -> Path:
+    """Make what is not there yet of demonstrations and tiny_pi0_sft; returns the run."""
+    demonstrations, sft = work / "demonstrations", work / "sft"
     first = ["tiny_pi0_sft", *common, f"data.path={demonstrations}"]
     recording = ["env.end_at_success=false", "--episodes", "300", "--pushes", "1.5", "--after-success", "3"]
     if not (demonstrations / "meta" / "info.json").exists():
         timed("demonstrations", seconds, "collect", *first, *recording)
     if not (sft / "summary.json").exists():
         timed("sft", seconds, "run", *first, f"run.dir={sft}")
+    return sft
+
+
+def one_seed(seed: int, work: Path) -> dict[str, Any]:
+    """Run all parts of a seed."""
+    dsrl, grpo = work / "dsrl", work / "grpo"
+    seconds: Seconds = {}
+    common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
+    sft = supervised(common, work, seconds)
     second = [*common, f"model.checkpoint={sft}/checkpoints/last/policy"]
     if not (dsrl / "summary.json").exists():
         timed("dsrl", seconds, "run", "tiny_pi0_dsrl", *second, f"run.dir={dsrl}")
@@ -60,18 +68,18 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run all seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def every_seed(one_seed: Callable[[int, Path], dict[str, Any]], about: str | None, results: str) -> None:
+    """Run a function for every seed asked for on the command line, and write what it returns to a file of results."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--work", type=Path, required=True, help="folder for demonstrations and runs")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for seed in arguments.seeds:
         rows.append(one_seed(seed, arguments.work / f"seed{seed}"))
-        (RESULTS / "tiny_dsrl.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (RESULTS / results).write_text(json.dumps(rows, indent=1) + "\n")
         print(json.dumps(rows[-1]), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    every_seed(one_seed, __doc__, "tiny_dsrl.json")

@@ -9,30 +9,21 @@ are in the folder already are not made again.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from tiny_dsrl import SAMPLED, every_seed, supervised
 from tiny_vla import Seconds, success, timed
-from tiny_vla_report import RESULTS
 
 from embodyrl.data.reader import Dataset
-
-SAMPLED = "eval.sample=true"
 
 
 def one_seed(seed: int, work: Path) -> dict[str, Any]:
     """Run all parts of a seed."""
-    demonstrations, sft, attempts = work / "demonstrations", work / "sft", work / "attempts"
+    attempts = work / "attempts"
     seconds: Seconds = {}
     common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
-    first = ["tiny_pi0_sft", *common, f"data.path={demonstrations}"]
-    recording = ["env.end_at_success=false", "--episodes", "300", "--pushes", "1.5", "--after-success", "3"]
-    if not (demonstrations / "meta" / "info.json").exists():
-        timed("demonstrations", seconds, "collect", *first, *recording)
-    if not (sft / "summary.json").exists():
-        timed("sft", seconds, "run", *first, f"run.dir={sft}")
+    sft = supervised(common, work, seconds)
     second = ["tiny_pi0_iql", *common, f"model.checkpoint={sft}/checkpoints/last/policy", f"data.path={attempts}"]
     sampling = ["--policy", str(sft), "--sample", "--keep", "all", "--episodes", "300", "--after-success", "3"]
     if not (attempts / "meta" / "info.json").exists():
@@ -51,18 +42,5 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run all seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--work", type=Path, required=True, help="folder for demonstrations and runs")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for seed in arguments.seeds:
-        rows.append(one_seed(seed, arguments.work / f"seed{seed}"))
-        (RESULTS / "tiny_iql.json").write_text(json.dumps(rows, indent=1) + "\n")
-        print(json.dumps(rows[-1]), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    every_seed(one_seed, __doc__, "tiny_iql.json")

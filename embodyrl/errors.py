@@ -51,6 +51,19 @@ class UserError(ValueError):
     """Text that the command line prints in front."""
 
 
+class RemediedError(UserError):
+    """A mistake and its remedy, which the fault of a setting shows apart.
+
+    Args:
+        message: what is wrong, where, and what was found.
+        remedy: what to do; empty: the message says it.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message}: {remedy}" if remedy else message)
+        self.message, self.remedy = message, remedy
+
+
 class UnknownNameError(UserError):
     """Raised when a registry does not know a name."""
 

@@ -84,8 +84,8 @@ class Demonstrations:
         """Return a share of the episodes, drawn by the seed, at least one and at most all but one, and the others; None
         if there is only one, or one of the two would have no chunk."""
         count = len(self._starts)
-        drawn = np.random.default_rng(derive_seed(self._seed, "held out demonstrations")).permutation(count)
-        chosen = np.isin(np.arange(count), drawn[: min(max(1, round(share * count)), count - 1)])
+        rng = np.random.default_rng(derive_seed(self._seed, "held out demonstrations"))
+        chosen = np.isin(np.arange(count), held_out(count, share, rng))
         parts = copy.copy(self), copy.copy(self)
         for part, only in zip(parts, (chosen, ~chosen), strict=True):
             part._only = only
@@ -191,6 +191,11 @@ class Demonstrations:
         rows = np.clip(np.arange(height) - down, 0, height - 1)
         columns = np.clip(np.arange(width) - right, 0, width - 1)
         return np.ascontiguousarray(images[:, :, rows[:, None], columns])
+
+
+def held_out(count: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the numbers of a share of `count` episodes, drawn at random: at least one and at most all but one."""
+    return np.sort(rng.permutation(count)[: min(max(1, round(share * count)), count - 1)])
 
 
 class _Window:

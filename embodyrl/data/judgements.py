@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from embodyrl.config.schema import Config
 from embodyrl.data.batch import Batch
+from embodyrl.data.batches import held_out
 from embodyrl.data.layout import DatasetError, Episode
 from embodyrl.data.reader import Dataset
 from embodyrl.data.transitions import require_memory
@@ -89,8 +90,7 @@ class Judgements:
                 f"{self.dataset.folder} has {count} episode: some are needed to learn from, and others to see how "
                 "often the classifier is right; record more"
             )
-        drawn = np.random.default_rng(derive_seed(self._config.seed, "held out")).permutation(count)
-        return np.sort(drawn[: min(max(round(share * count), 1), count - 1)])
+        return held_out(count, share, np.random.default_rng(derive_seed(self._config.seed, "held out")))
 
     def _places(self, mask: NDArray[np.bool_], what: str) -> _Places:
         found = _Places(np.flatnonzero(mask & self.answers), np.flatnonzero(mask & ~self.answers))

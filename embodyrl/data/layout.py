@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.errors import UserError
+from embodyrl.errors import RemediedError
 
 VERSION = "v3.0"
 INFO = Path("meta/info.json")
@@ -49,12 +49,8 @@ EXECUTED, TERMINATED = "executed_action", "next.terminated"
 COUNTERS = ("frame_index", "episode_index", "index", "task_index")
 
 
-class DatasetError(UserError):
+class DatasetError(RemediedError):
     """Raised when a folder contains no usable demonstrations."""
-
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(f"{message}: {remedy}" if remedy else message)
-        self.message, self.remedy = message, remedy
 
 
 ANEW = "record or download the dataset anew"

@@ -115,11 +115,12 @@ class ImplicitQ(CriticLearner):
             "weight": weights.sum() / minibatch.size,
             "weight_max": weights.max() if len(weights) else weights.new_tensor(-math.inf),
         }
-        if not isinstance(self.eyes, SoftPolicy):
+        if self.onlooker is not None:
             shown = dataclasses.replace(minibatch, columns=minibatch.columns | self._shown(minibatch, looked))
-            whole = self._imitate(shown, wanted, weights, self.task_descriptions)
+            whole = self._imitate(shown, wanted, weights, self.onlooker.task_descriptions)
             return {} if whole is None else {"actor_loss": whole / self._ranks.size} | of_weights
-        errors = self.eyes.errors(looked.features, wanted)
+        assert isinstance(self.policy, SoftPolicy), "it shows critics what it sees"
+        errors = self.policy.errors(looked.features, wanted)
         loss = self._step(self.optimizers["actor"], weights * errors, minibatch)
         if loss is None:
             return {}

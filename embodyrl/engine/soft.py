@@ -123,11 +123,6 @@ class CriticLearner(ABC):
         self._ranks = weights.ranks
         device = self.device = next(policy.parameters()).device
         self.onlooker = None if onlooker is None else onlooker.to(device)
-        if self.onlooker is None:
-            assert isinstance(policy, SoftPolicy), "see learner_of"
-            self.eyes: SoftPolicy | Onlooker = policy
-        else:
-            self.eyes = self.onlooker
         self.size = self.eyes.decision_size
         start = torch.Generator().manual_seed(derive_seed(seed, "critics"))
         self.critics = Critics(self.eyes.feature_dim + self.size, critics, start).to(device)
@@ -148,8 +143,14 @@ class CriticLearner(ABC):
         """Steps of the critics so far."""
         self.largest_return = 0.0
         """Largest return of a decision that was ever learned from, without its sign."""
-        self.task_descriptions: Sequence[str] = ()
-        """Those that the column `task_index` of minibatches refers to."""
+
+    @property
+    def eyes(self) -> SoftPolicy | Onlooker:
+        """What the critics see with."""
+        if self.onlooker is not None:
+            return self.onlooker
+        assert isinstance(self.policy, SoftPolicy), "see learner_of"
+        return self.policy
 
     # ---- an iteration
 
@@ -163,7 +164,6 @@ class CriticLearner(ABC):
             version: of the policy, for the schedules.
             task_descriptions: those that the column `task_index` refers to, if there is one.
         """
-        self.task_descriptions = task_descriptions
         if self.onlooker is not None:
             self.onlooker.task_descriptions = task_descriptions
         for optimizer in self.optimizers.values():

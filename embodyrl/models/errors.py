@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.errors import UserError
+from embodyrl.errors import RemediedError
 
 
-class PolicyError(UserError):
+class PolicyError(RemediedError):
     """Raised when a policy does not fit a simulator or a checkpoint does not fit a policy."""
-
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(f"{message}: {remedy}" if remedy else message)
-        self.message, self.remedy = message, remedy
 
     def issue(self, setting: str) -> ConfigIssue:
         """Return the error as the fault of a setting."""

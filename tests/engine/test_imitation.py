@@ -41,19 +41,22 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_engine(model: dict[str, Any], micro_batch_size: int | None = None) -> HybridEngine:
+def spec_of(model: dict[str, Any], image: int = IMAGE) -> SimulatorSpec:
     cameras = () if model["name"] == "mlp" else ("front",)
-    spec = SimulatorSpec(
+    return SimulatorSpec(
         tasks={text.split()[0]: text for text in TEXTS},
         actions=(ActionField(name="arm", meaning="normalized", unit="1", low=(-2.0, 0.0), high=(2.0, 1.0)),),
         proprio_dim=S,
         max_episode_steps=10,
         control_frequency=1.0,
         cameras=cameras,
-        image_size=(IMAGE, IMAGE) if cameras else (0, 0),
+        image_size=(image, image) if cameras else (0, 0),
     )
+
+
+def make_engine(model: dict[str, Any], micro_batch_size: int | None = None) -> HybridEngine:
     return HybridEngine(
-        build_policy(build_section(ModelConfig, model), spec, chunk_size=1, seed=1),
+        build_policy(build_section(ModelConfig, model), spec_of(model), chunk_size=1, seed=1),
         config=EngineConfig(optimizer=OptimizerConfig(lr=1e-2), micro_batch_size=micro_batch_size),
         algorithm=DAggerConfig(name="dagger"),
         loss=LOSSES.load("ppo"),

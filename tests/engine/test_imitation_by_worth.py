@@ -15,7 +15,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
 
-from test_imitation import ACT_SIZES, IMAGE, TEXTS, D, OfSeveral, S, of, pictured
+from test_imitation import ACT_SIZES, IMAGE, TEXTS, D, OfSeveral, S, of, pictured, spec_of
 
 from embodyrl.algorithms.off_policy_options import CriticsConfig, ImplicitConfig, IQLConfig, SACConfig
 from embodyrl.config.build import build_section
@@ -25,7 +25,6 @@ from embodyrl.engine.implicit import ImplicitQ
 from embodyrl.engine.learners import onlooker_for
 from embodyrl.engine.onlooker import CODE_SIZE, EYE, LARGEST_SIDE, Onlooker
 from embodyrl.engine.soft import Minibatch
-from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import PolicyError, build_policy
 from embodyrl.models.policy import SAMPLE_WEIGHTS
 from embodyrl.registry import LOSSES
@@ -42,19 +41,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "pi0": {"name": "pi0", "denoising_steps": 2, "scratch": {"layers": 1}},
     "smolvla": {"name": "smolvla", "denoising_steps": 2, "scratch": {"layers": 2, "vision_layers": 1}},
 }
-
-
-def spec_of(model: dict[str, Any], image: int = IMAGE) -> SimulatorSpec:
-    cameras = () if model["name"] == "mlp" else ("front",)
-    return SimulatorSpec(
-        tasks={text.split()[0]: text for text in TEXTS},
-        actions=(ActionField(name="arm", meaning="normalized", unit="1", low=(-2.0, 0.0), high=(2.0, 1.0)),),
-        proprio_dim=S,
-        max_episode_steps=10,
-        control_frequency=1.0,
-        cameras=cameras,
-        image_size=(image, image) if cameras else (0, 0),
-    )
 
 
 def make(name: str, *, micro_batch_size: int | None = None, lr: float = 1e-2, **changes: Any) -> HybridEngine:
