@@ -77,8 +77,12 @@ class FinishedEpisode:
     """Control steps."""
     success: bool
     """The success condition held at least once."""
+    success_at_end: bool = False
+    """The success condition held after the last control step."""
     row: int = 0
     """Row of the rollout's batch in which it ended."""
+    number: int = 0
+    """Number of the episode in an evaluation, from 0."""
 
 
 class EpisodeTracker:
@@ -105,15 +109,15 @@ class EpisodeTracker:
         self._returns[slots] += result.rewards.sum(1, dtype=np.float64)
         self._lengths[slots] += result.steps
         self._success[slots] |= result.success.any(1)
-        ended = slots[result.ended]
         finished = [
             FinishedEpisode(
-                slot=int(slot),
-                total_reward=float(self._returns[slot]),
-                length=int(self._lengths[slot]),
-                success=bool(self._success[slot]),
+                slot=int(slots[row]),
+                total_reward=float(self._returns[slots[row]]),
+                length=int(self._lengths[slots[row]]),
+                success=bool(self._success[slots[row]]),
+                success_at_end=bool(result.success[row, result.steps[row] - 1]),
             )
-            for slot in ended
+            for row in np.flatnonzero(result.ended)
         ]
         if finished or result.lost.any():
             self.begin(slots[result.ended | result.lost])

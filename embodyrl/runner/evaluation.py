@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -33,6 +33,25 @@ Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequ
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpisodeRecord:
+    """One episode of an evaluation, so that others can check the result."""
+
+    task: str
+    start_state: int
+    """Its id, see `EpisodeSpec.start_state`."""
+    seed: int
+    """Of everything random inside the simulator."""
+    success: bool
+    """The task's condition held at least once."""
+    success_at_end: bool
+    """It held after the last control step."""
+    total_reward: float
+    """Return, not discounted."""
+    length: int
+    """Control steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Result of an evaluation."""
 
@@ -45,6 +64,8 @@ class Evaluation:
     seconds: float
     sampled: bool
     """True if actions were drawn from the policy's distribution; else they were its most likely ones."""
+    records: tuple[EpisodeRecord, ...] = ()
+    """Its episodes, in the order of `held_out_episodes`; empty where only metrics are known."""
 
     @property
     def success_once(self) -> float:
@@ -70,8 +91,22 @@ class Evaluation:
         }
 
     @classmethod
-    def of_episodes(cls, finished: Sequence[FinishedEpisode], *, seconds: float, sampled: bool) -> Evaluation:
-        """Summarise the episodes of an evaluation, in any order."""
+    def of_episodes(
+        cls,
+        finished: Sequence[FinishedEpisode],
+        episodes: Sequence[EpisodeSpec],
+        *,
+        seconds: float,
+        sampled: bool,
+    ) -> Evaluation:
+        """Summarise an evaluation.
+
+        Args:
+            finished: what came of the episodes, in any order.
+            episodes: those of the evaluation; `finished` has their numbers.
+            seconds: that it took.
+            sampled: see `sampled`.
+        """
         return cls(
             episodes=len(finished),
             successes=sum(each.success for each in finished),
@@ -80,6 +115,9 @@ class Evaluation:
             mean_length=float(np.mean([each.length for each in finished])),
             seconds=seconds,
             sampled=sampled,
+            records=tuple(
+                record_of(each, episodes[each.number]) for each in sorted(finished, key=lambda each: each.number)
+            ),
         )
 
     @classmethod
@@ -103,6 +141,19 @@ class Evaluation:
             f"evaluation  {self.episodes} episodes{sampled}  success {self.success_once:.2f} [{low:.2f}, {high:.2f}]  "
             f"return {self.mean_return:.2f}  length {self.mean_length:.0f}  ({self.seconds:.1f} s)"
         )
+
+
+def record_of(finished: FinishedEpisode, episode: EpisodeSpec) -> EpisodeRecord:
+    """Return what is kept of an episode."""
+    return EpisodeRecord(
+        task=episode.task,
+        start_state=episode.start_state,
+        seed=episode.seed,
+        success=finished.success,
+        success_at_end=finished.success_at_end,
+        total_reward=finished.total_reward,
+        length=finished.length,
+    )
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -188,7 +239,8 @@ def evaluate(
     """Play `episodes` in this process alone and return the result; see `play_share`."""
     start = time.perf_counter()
     finished = play_share(manager, engine, episodes, 0 if video is None else video.count, video, noise, ensemble)
-    return Evaluation.of_episodes(finished, seconds=time.perf_counter() - start, sampled=noise is not None)
+    seconds = time.perf_counter() - start
+    return Evaluation.of_episodes(finished, episodes, seconds=seconds, sampled=noise is not None)
 
 
 def play_share(
@@ -268,7 +320,7 @@ def _play(
         following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
         with clock.measure(Phase.simulate):
             result = step(slots, playing[slots], actions, following)
-        finished += tracker.update(slots, result)
+        finished += [replace(each, number=int(playing[each.slot])) for each in tracker.update(slots, result)]
         for slot in slots[result.lost]:
             lost[slot // size].append(int(playing[slot]))
         over = result.ended | result.lost

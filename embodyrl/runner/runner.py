@@ -30,7 +30,7 @@ from embodyrl.rollout.replay import Replay, ReplayError
 from embodyrl.rollout.rollouts import PlayState, Rollouts
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
 from embodyrl.runner.checkpoint import DamageError, Retention
-from embodyrl.runner.evaluation import Evaluation
+from embodyrl.runner.evaluation import Evaluation, held_out_episodes
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.state import (
     REPLAY,
@@ -267,6 +267,7 @@ class Runner:
         start, (recorded, video) = time.perf_counter(), self._video()
         result = Evaluation.of_episodes(
             self.rollouts.evaluate(recorded, video),
+            held_out_episodes(self.config),
             seconds=time.perf_counter() - start,
             sampled=self.config.eval.sample,
         )
