@@ -21,7 +21,7 @@ from typing import Any
 from tiny_vla import Seconds, timed
 from tiny_vla_report import RESULTS
 
-from embodyrl.runner.evaluation import wilson_interval
+from embodyrl.tracking.intervals import wilson_interval
 
 RLPD, DENSE = "metaworld_reach_pixels_rlpd", "metaworld_reach_pixels_sac"
 DEMONSTRATIONS, EPISODES = 20, 200

@@ -23,7 +23,7 @@ from tiny_vla_report import RESULTS
 
 from embodyrl.data.reader import Dataset
 from embodyrl.data.writer import DatasetWriter
-from embodyrl.runner.evaluation import wilson_interval
+from embodyrl.tracking.intervals import wilson_interval
 
 EPISODES = 200
 HG = [

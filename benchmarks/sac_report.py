@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from embodyrl.runner.evaluation import wilson_interval
+from embodyrl.tracking.intervals import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"

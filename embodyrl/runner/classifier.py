@@ -67,7 +67,7 @@ class Scores:
 
     def line(self) -> str:
         """Return them for people, with 95 % intervals."""
-        from embodyrl.runner.evaluation import wilson_interval
+        from embodyrl.tracking.intervals import wilson_interval
 
         shown = []
         for name, rate, trials in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from embodyrl.rollout.ensemble import TemporalEnsemble
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
+from embodyrl.tracking.intervals import wilson_interval
 from embodyrl.tracking.video import TiledVideo
 
 Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequence[EpisodeSpec | None]], StepResult]
@@ -154,16 +154,6 @@ def record_of(finished: FinishedEpisode, episode: EpisodeSpec) -> EpisodeRecord:
         total_reward=finished.total_reward,
         length=finished.length,
     )
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Confidence interval of a success rate, Wilson (1927), "Probable inference", with 95 % coverage at z = 1.96."""
-    # Not the normal approximation, whose interval has width 0 at rates of 0 and 1, where evaluations often are.
-    rate = successes / trials
-    centre = rate + z * z / (2 * trials)
-    margin = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
 
 
 class VideoRecorder:

@@ -21,7 +21,7 @@ from embodyrl.files import write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
 from embodyrl.placement.ranks import MEETING_FILE
 from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY, entries_in, is_file
-from embodyrl.tracking.report import GRAPH_FILE, VIDEOS
+from embodyrl.tracking.report import EVALUATIONS, GRAPH_FILE, VIDEOS
 from embodyrl.tracking.sinks import METRICS_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -32,7 +32,7 @@ NO_RESULTS = b"no results yet\n"
 """Contents of the lock file until the first row of metrics."""
 OF_A_START = (
     *(LOCK_FILE, CONFIG_FILE, ORIGIN_FILE, LOG_FILE, GRAPH_FILE, METRICS_FILE),
-    *(f"{WORKER_LOGS}/*.log", "tensorboard/events.out.*", MEETING_FILE, ".*.tmp"),
+    *(f"{WORKER_LOGS}/*.log", "tensorboard/events.out.*", f"{EVALUATIONS}/*.jsonl", MEETING_FILE, ".*.tmp"),
 )
 """Files of a run without results; anything else in the folder is somebody's own."""
 
@@ -125,7 +125,7 @@ class RunDir:
 
     def _clear(self) -> None:
         """Remove unfinished files of a process that was killed."""
-        for pattern in (".*.tmp", f"{VIDEOS}/.*.partial", MEETING_FILE):
+        for pattern in (".*.tmp", f"{EVALUATIONS}/.*.tmp", f"{VIDEOS}/.*.partial", MEETING_FILE):
             for path in self.path.glob(pattern):
                 path.unlink()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import math
@@ -44,7 +45,7 @@ from embodyrl.runner.state import (
 from embodyrl.runner.stopping import Stopper, end_program
 from embodyrl.tracking import Sink
 from embodyrl.tracking.clock import Phase, divide_waiting
-from embodyrl.tracking.report import SUMMARY_FILE, VIDEOS, write_report
+from embodyrl.tracking.report import EVALUATIONS, SUMMARY_FILE, VIDEOS, write_report
 from embodyrl.version import __version__
 
 if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
@@ -277,10 +278,19 @@ class Runner:
         self.progress.evaluations[str(self.progress.iteration)] = {
             name: value for name, value in metrics.items() if name.startswith("eval/")
         }
+        self._keep_episodes(result)
         self.message(result.line())
         metrics |= self._beside_cloning(result)
         self._callbacks.on_evaluation(result)
         return metrics | self._take_times("time/eval")
+
+    def _keep_episodes(self, result: Evaluation) -> None:
+        """Write the episodes of an evaluation into the run directory."""
+        if self.ranks.is_first:
+            folder = self.run_dir / EVALUATIONS
+            folder.mkdir(exist_ok=True)
+            lines = [json.dumps(dataclasses.asdict(each)) + "\n" for each in result.records]
+            write_whole(folder / f"{self.progress.iteration:06d}.jsonl", "".join(lines))
 
     def _beside_cloning(self, result: Evaluation) -> dict[str, float]:
         """Show the success of behaviour cloning beside that of a policy that began with it; returns it as a metric."""

@@ -18,6 +18,8 @@ SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
 GRAPH_FILE = "graph.mmd"
 """Mermaid flow chart of the iteration, which a run writes to its directory when it starts."""
+EVALUATIONS = "evaluations"
+"""Folder with the episodes of every evaluation, `<iteration>.jsonl`: a line of JSON each."""
 VIDEOS = "videos"
 """Folder of videos of evaluation episodes."""
 WIDTH, HEIGHT, MARGIN = 420, 200, 44

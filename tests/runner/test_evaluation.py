@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -21,6 +22,10 @@ def test_sampled_actions_repeat_whenever_they_are_drawn_and_leave_training_as_it
     found = sampled.summary
     assert found["evaluations"]["0"]["eval/return"] != found["evaluations"]["1"]["eval/return"] != found["eval/return"]
     assert (found["eval/sampled"], likeliest.summary["eval/sampled"]) == (1.0, 0.0)
+    kept = [json.loads(line) for line in (sampled.path / "evaluations" / "000001.jsonl").read_text().splitlines()]
+    assert len({episode["start_state"] for episode in kept}) == found["evaluations"]["1"]["eval/episodes"] == 5
+    returns = [episode["total_reward"] for episode in kept]
+    assert sum(returns) / 5 == pytest.approx(found["evaluations"]["1"]["eval/return"])
     assert "<td>sampled</td>" in (sampled.path / "report.html").read_text()
     lines = []
     for overrides in (["eval.sample=true"], ["eval.sample=true", "rollout.schedule=ready_batch"], ["seed=2"], []):

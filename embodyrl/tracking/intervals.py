@@ -1,0 +1,39 @@
+"""Confidence intervals: of a success rate, and of a mean over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, stdev
+
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5 % quantile of Student's t distribution with 1 .. 10 degrees of freedom."""
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Confidence interval of a success rate, Wilson (1927), "Probable inference", with 95 % coverage at z = 1.96."""
+    # Not the normal approximation, whose interval has width 0 at rates of 0 and 1, where evaluations often are.
+    rate = successes / trials
+    centre = rate + z * z / (2 * trials)
+    margin = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval of a mean over seeds, by Student's t distribution; None for fewer than two
+    values, which say nothing about others."""
+    if len(values) < 2:
+        return None
+    margin = t_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - margin, fmean(values) + margin
+
+
+def t_975(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t distribution: by table up to 10 degrees of freedom, beyond that by the
+    expansion of Abramowitz and Stegun (1964), 26.7.5, to two terms, which is right to 0.002."""
+    if freedom <= len(_T_975):
+        return _T_975[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    first, second = (z**3 + z) / 4.0, (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
+    return z + first / freedom + second / freedom**2
