@@ -13,7 +13,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all check bench setup all-extras libero clean
+.PHONY: help run test test-all check docs bench setup all-extras libero clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 \2/p' Makefile | awk '{ $$2 = sprintf("%-11s", $$2); print "  " $$0 }'
@@ -38,6 +38,11 @@ check:  ## Lint, check formatting, types and the layers of the architecture
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs:  ## Build the documentation site in build/site; a dead link or anchor is an error
+	@$(SETUP) docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo 'build/site is ready; to read it: .venv/bin/python -m http.server --directory build/site --bind 127.0.0.1'
 
 bench:  ## Measure the speed that the README states, next to Stable-Baselines3
 	@$(SETUP) metaworld maniskill vla data dev
