@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from embodyrl.envs.gymnasium.families import FAMILIES
 from embodyrl.registry import SIMULATORS, Requirement, SystemLibrary
 
 INSTALL_LIBERO = (
@@ -66,19 +69,38 @@ SIMULATORS.register(
     preload=("torch", "embodyrl.envs.maniskill.simulator", "mani_skill.envs"),
     summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU or a GPU)",
 )
-SIMULATORS.register(
+
+
+def _register_gymnasium(name: str, summary: str, requires: Sequence[Requirement], preload: Sequence[str]) -> None:
+    """Declare a simulator whose tasks are Gymnasium environments."""
+    SIMULATORS.register(
+        name,
+        target="embodyrl.envs.gymnasium.simulator:Gymnasium",
+        options="embodyrl.envs.options:GymnasiumConfig",
+        requires=requires,
+        state_dim="embodyrl.envs.gymnasium.tasks:state_dim",
+        action_dim="embodyrl.envs.gymnasium.tasks:action_dim",
+        control_frequency="embodyrl.envs.gymnasium.tasks:control_frequency",
+        discrete="embodyrl.envs.gymnasium.tasks:discrete",
+        task_description="embodyrl.envs.gymnasium.families:task_description",
+        check_here="embodyrl.envs.gymnasium.tasks:check_here",
+        graphics="opengl",
+        rendering_checks="embodyrl.envs.mujoco.rendering:checks",
+        preload=preload,
+        summary=summary,
+    )
+
+
+_register_gymnasium(
     "gymnasium",
-    target="embodyrl.envs.gymnasium.simulator:Gymnasium",
-    options="embodyrl.envs.options:GymnasiumConfig",
-    requires=[Requirement(module="gymnasium", install="pip install gymnasium")],
-    state_dim="embodyrl.envs.gymnasium.tasks:state_dim",
-    action_dim="embodyrl.envs.gymnasium.tasks:action_dim",
-    control_frequency="embodyrl.envs.gymnasium.tasks:control_frequency",
-    discrete="embodyrl.envs.gymnasium.tasks:discrete",
-    task_description="embodyrl.envs.gymnasium.tasks:task_description",
-    check_here="embodyrl.envs.gymnasium.tasks:check_here",
-    graphics="opengl",
-    rendering_checks="embodyrl.envs.mujoco.rendering:checks",
-    preload=("embodyrl.envs.gymnasium.simulator",),
-    summary="any registered Gymnasium environment: numbers, images, or both",
+    "any registered Gymnasium environment: numbers, images, or both",
+    [Requirement(module="gymnasium", install="pip install gymnasium")],
+    ("embodyrl.envs.gymnasium.simulator",),
 )
+for _name, _family in FAMILIES.items():
+    _register_gymnasium(
+        _name,
+        _family.summary,
+        _family.requires,
+        (*_family.modules, "embodyrl.envs.gymnasium.simulator"),
+    )

@@ -123,11 +123,14 @@ class ManiSkillConfig(EnvConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GymnasiumConfig(EnvConfig):
-    """Any Gymnasium environment."""
+    """Any Gymnasium environment, and the families of them that have a name of their own."""
 
     kwargs: dict[str, Any] = setting({}, of_tasks=OfTasks.fault)
-    """Keyword arguments for `gymnasium.make`; any key is legal here."""
+    """Keyword arguments of the environment; any key is legal here."""
     success_return: float | None = setting(None, of_tasks=OfTasks.fault)
     """Least return of a successful episode, compared at its end: the running return of a task with negative rewards
     starts high. null: success is the environment's `info["is_success"]` or `info["success"]` after each step; without
     them there is none."""
+    render_quality: RenderQuality = setting(RenderQuality.full)
+    """Of cameras of a MuJoCo scene. full: as in the simulator's package. fast: without shadows, reflections and
+    antialiasing, several times faster on a CPU."""

@@ -24,7 +24,7 @@ LIBERO_ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT = 12
 """Time limit of the suite's episodes [control steps]."""
-ON_MUJOCO = ("metaworld", "libero")
+ON_MUJOCO = ("metaworld", "libero", "mujoco")
 """Backends whose images MuJoCo draws."""
 
 
@@ -145,6 +145,20 @@ BACKENDS = [
         name="gymnasium",
         tasks=("Pendulum-v1",),
         options={"cameras": ["render"], "image_size": [40, 60]},
+    ),
+    Backend(label="mujoco", name="mujoco", tasks=("Hopper-v5",), options={"success_return": 10.0}, ends_itself=True),
+    Backend(
+        label="mujoco-rgb",
+        name="mujoco",
+        tasks=("HalfCheetah-v5",),
+        options={"cameras": ["track"], "image_size": [40, 60], "render_quality": RenderQuality.fast},
+    ),
+    Backend(label="pusht", name="pusht", tasks=("gym_pusht/PushT-v0",)),
+    Backend(
+        label="pusht-rgb",
+        name="pusht",
+        tasks=("gym_pusht/PushT-v0",),
+        options={"kwargs": {"obs_type": "pixels_agent_pos"}, "cameras": ["pixels"], "image_size": [96, 96]},
     ),
     Backend(label="custom", name="point_mass", tasks=("reach",)),
     Backend(label="custom-mixed", name="point_mass", tasks=("reach", "oppose")),

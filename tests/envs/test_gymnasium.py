@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from embodyrl.envs.base import NotFiniteError, RenderError
-from embodyrl.envs.gymnasium import tasks
+from embodyrl.envs.gymnasium import families, tasks
 from embodyrl.envs.gymnasium.simulator import Gymnasium, GymnasiumSlot, known_tasks
 from embodyrl.envs.images import resize
 from embodyrl.envs.mujoco import rendering
@@ -204,7 +204,7 @@ def test_a_config_knows_what_an_environment_says_of_itself(task: str, options: d
     # The probe declares none, and what the simulator assumes instead is no knowledge.
     assert tasks.control_frequency(config) == (None if task == "EmbodyrlProbe-v0" else spec.control_frequency)
     assert tasks.discrete(config) is (spec.actions[0].meaning == "discrete")
-    assert tasks.task_description(task) == spec.tasks[task]
+    assert families.task_description(task) == spec.tasks[task]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ of uint8 `[H, W, 3]`, by itself or as an entry of a Dict), actions that are a fi
 is one float that holds an integer (meaning `discrete`).
 
 Cameras: `render` is the environment's `render()`, `observation` is an observation that is an image, and each entry of a
-Dict observation that is an image is a camera of that name. All are resized to `env.image_size`.
+Dict observation that is an image is a camera of that name (`outer.inner` in a Dict within a Dict). They are resized to
+`env.image_size`. The cameras of an environment's MuJoCo scene are rendered at that size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -24,33 +24,33 @@ from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
-from embodyrl.envs.base import RenderError, Slot, SlotSimulator, Transition, check_cameras, check_task_list
-from embodyrl.envs.gymnasium.tasks import Facts, known_tasks, task_description, why_unknown
-from embodyrl.envs.images import resize
-from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list
+from embodyrl.envs.gymnasium.families import family, reported, task_description
+from embodyrl.envs.gymnasium.tasks import Facts, known_tasks, why_unknown
+from embodyrl.envs.gymnasium.views import Views
+from embodyrl.envs.mujoco.rendering import Renderers
 from embodyrl.envs.options import GymnasiumConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UnknownNameError, UserError
+from embodyrl.registry import load_target
 
-RENDER = "render"
-"""Camera that is the environment's `render()`."""
-
-OBSERVATION = "observation"
-"""Camera that is the whole observation, where that is an image."""
+KEPT_RENDERERS = 10
+"""Renderers of MuJoCo scenes that a process keeps."""
 
 
 class Gymnasium(SlotSimulator):
-    """Gymnasium environments."""
+    """Gymnasium environments: any registered one, or those of the family that `env.name` names."""
 
     def __init__(self, config: GymnasiumConfig, num_slots: int) -> None:
-        check_task_list(config.tasks, "gymnasium")
-        known = known_tasks()
+        check_task_list(config.tasks, config.name)
+        known = known_tasks(config.name)
         for task in config.tasks:
             if task not in known:
-                raise UnknownNameError(" - ".join(why_unknown(task, known)))
+                raise UnknownNameError(" - ".join(why_unknown(config.name, task, known)))
         self._config = config
+        self._renderers = Renderers(most=KEPT_RENDERERS)
         first = config.tasks[0]
-        slot = GymnasiumSlot(first, config)
+        slot = GymnasiumSlot(first, config, self._renderers)
         spec = SimulatorSpec(
             tasks={task: task_description(task) for task in config.tasks},
             actions=(slot.field,),
@@ -64,7 +64,7 @@ class Gymnasium(SlotSimulator):
 
     def make_slot(self, task: str) -> Slot:
         """Build an environment of `task`."""
-        slot = GymnasiumSlot(task, self._config)
+        slot = GymnasiumSlot(task, self._config, self._renderers)
         if (slot.field, slot.views.proprio_dim) != (self.spec.actions[0], self.spec.proprio_dim):
             raise UserError(
                 f"env.tasks mixes environments of different shapes: {task!r} has {slot.views.proprio_dim} observation "
@@ -73,13 +73,20 @@ class Gymnasium(SlotSimulator):
             )
         return slot
 
+    def close(self) -> None:
+        """Release the environments and the renderers."""
+        super().close()
+        self._renderers.close()
+
 
 class GymnasiumSlot(Slot):
     """One Gymnasium environment, without the wrappers that repeat what `SlotSimulator` does."""
 
-    def __init__(self, task: str, config: GymnasiumConfig) -> None:
-        self._env = _build(task, config.kwargs)
-        self.views = Views(task, self._env, config.cameras, config.image_size)
+    def __init__(self, task: str, config: GymnasiumConfig, renderers: Renderers) -> None:
+        self._env = _build(task, config)
+        self.views = Views(task, self._env, config, renderers)
+        of = family(config.name)
+        self._succeeds = of.success if of else reported
         self.field = _action_field(task, self._env.action_space)
         self._discrete = isinstance(self._env.action_space, spaces.Discrete)
         self._action_shape, self._action_type = self._env.action_space.shape, self._env.action_space.dtype
@@ -108,7 +115,7 @@ class GymnasiumSlot(Slot):
         self._steps += 1
         self._return += float(reward)
         if self._success_return is None:
-            success = bool(info.get("is_success", info.get("success", False)))
+            success = self._succeeds(info)
         else:
             ended = terminated or truncated or self._steps >= self._limit
             success = ended and self._return >= self._success_return
@@ -129,11 +136,11 @@ class GymnasiumSlot(Slot):
 
 def look(task: str, config: GymnasiumConfig) -> Facts:
     """Make an environment for what it says of itself; nothing is reset or rendered."""
-    env = _build(task, config.kwargs)
+    env = _build(task, config)
     try:
         field = _action_field(task, env.action_space)
         return Facts(
-            state_dim=Views(task, env, config.cameras, config.image_size).proprio_dim,
+            state_dim=Views(task, env, config).proprio_dim,
             action_dim=len(field.low),
             discrete=field.meaning == "discrete",
             control_frequency=_declared_frequency(env),
@@ -142,25 +149,31 @@ def look(task: str, config: GymnasiumConfig) -> Facts:
         env.close()
 
 
-def _build(task: str, kwargs: dict[str, Any]) -> Any:
+def _build(task: str, config: GymnasiumConfig) -> Any:
     """Make the environment `task`, without time limit and checking wrappers."""
+    of = family(config.name)
+    try:
+        env = load_target(of.make)(task, **config.kwargs) if of and of.make else _registered(task, config.kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UserError(f"the Gymnasium environment {task!r} needs a package that is not installed: {error}") from error
+    except TypeError as error:
+        if not config.kwargs:
+            raise
+        raise UserError(f"env.kwargs {config.kwargs} do not fit the Gymnasium environment {task!r}: {error}") from error
+    while isinstance(env, OrderEnforcing | PassiveEnvChecker | TimeLimit):
+        env = env.env
+    return env
+
+
+def _registered(task: str, kwargs: dict[str, Any]) -> Any:
+    """Make an environment that Gymnasium knows by its id, rendering images where it can."""
     spec = gymnasium.spec(task)
     creator = (
         gymnasium.envs.registration.load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else None
     )
     modes = getattr(creator, "metadata", {}).get("render_modes", [])
     settings = {"render_mode": "rgb_array", **kwargs} if "rgb_array" in modes else dict(kwargs)
-    try:
-        env = gymnasium.make(task, disable_env_checker=True, **settings)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise UserError(f"the Gymnasium environment {task!r} needs a package that is not installed: {error}") from error
-    except TypeError as error:
-        if not kwargs:
-            raise
-        raise UserError(f"env.kwargs {kwargs} do not fit the Gymnasium environment {task!r}: {error}") from error
-    while isinstance(env, OrderEnforcing | PassiveEnvChecker | TimeLimit):
-        env = env.env
-    return env
+    return gymnasium.make(task, disable_env_checker=True, **settings)
 
 
 def _action_field(task: str, space: spaces.Space[Any]) -> ActionField:
@@ -185,100 +198,3 @@ def _control_frequency(env: Any) -> float:
 def _declared_frequency(env: Any) -> float | None:
     step = getattr(env.unwrapped, "dt", None) or getattr(env.unwrapped, "tau", None)
     return 1.0 / step if isinstance(step, float) and math.isfinite(step) and step > 0 else None
-
-
-class Views:
-    """Reads the observations of one environment.
-
-    Args:
-        task: id of the environment, for messages.
-        env: the environment.
-        cameras: `render`, `observation`, or keys of a Dict observation, in the order of the images.
-        image_size: height and width of every image [pixels].
-
-    Raises:
-        UserError: the environment has no such camera, or observations that are neither numbers nor images.
-    """
-
-    def __init__(self, task: str, env: Any, cameras: Sequence[str], image_size: Sequence[int]) -> None:
-        self._task, self._env, self._cameras = task, env, cameras
-        self._height, self._width = image_size
-        space = env.observation_space
-        self._has_parts = isinstance(space, spaces.Dict)
-        parts = dict(space.spaces) if self._has_parts else {OBSERVATION: space}
-        images = sorted(name for name, part in parts.items() if _is_image(part))
-        check_cameras(cameras, [*images, RENDER], task)
-        self._numbers = {name: part for name, part in parts.items() if name not in images}
-        for name, part in self._numbers.items():
-            _check_numbers(
-                task, f"observations {part}" if name == OBSERVATION else f"an observation {name!r} {part}", part
-            )
-        self._is_vector = isinstance(space, spaces.Box) and not images
-        self.proprio_dim = sum(int(spaces.flatdim(part)) for part in self._numbers.values())
-        """`S`, numbers in an observation, without images."""
-        if not cameras and not self.proprio_dim:
-            raise UserError(
-                f"the Gymnasium environment {task!r} shows nothing but images: set env.cameras: [{', '.join(images)}]"
-            )
-
-    def read(self, observation: Any) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
-        """Images `[V, H, W, 3]` or None, and proprio `[S]` or None."""
-        if self._is_vector and not self._cameras:
-            return None, np.array(observation, np.float32).reshape(-1)
-        parts = observation if self._has_parts else {OBSERVATION: observation}
-        images = [self._image(camera, parts) for camera in self._cameras]
-        numbers = [
-            np.asarray(spaces.flatten(part, parts[name]), np.float32).reshape(-1)
-            for name, part in self._numbers.items()
-        ]
-        return np.stack(images) if images else None, np.concatenate(numbers) if numbers else None
-
-    def check(self) -> None:
-        """Reset the environment and render once, if a camera needs rendering.
-
-        Raises:
-            UserError: the environment cannot render.
-        """
-        if RENDER in self._cameras:
-            self._env.reset(seed=0)
-            try:
-                self.render()
-            except RenderError as error:
-                raise UserError(f"env.cameras names {RENDER!r}, but {error}") from error
-
-    def render(self) -> NDArray[np.uint8]:
-        """Render the environment's own image, in its own size `[H, W, 3]`.
-
-        Raises:
-            RenderError: it has none.
-        """
-        if hasattr(self._env.unwrapped, "mujoco_renderer"):
-            rendering.choose()
-        if self._env.unwrapped.render_mode != "rgb_array":
-            raise RenderError(f"the Gymnasium environment {self._task!r} has no render mode 'rgb_array'")
-        try:
-            image = np.asarray(self._env.render(), np.uint8)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            raise RenderError(f"the Gymnasium environment {self._task!r} cannot render: {why}") from error
-        if image.ndim != 3 or image.shape[2] != 3:
-            raise RenderError(f"the Gymnasium environment {self._task!r} rendered {image.shape}, want [H, W, 3]")
-        return image
-
-    def _image(self, camera: str, parts: dict[str, Any]) -> NDArray[np.uint8]:
-        image = self.render() if camera == RENDER else np.asarray(parts[camera])
-        return resize(image, self._height, self._width)
-
-
-def _is_image(space: spaces.Space[Any]) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
-
-
-def _check_numbers(task: str, what: str, space: spaces.Space[Any]) -> None:
-    """Raise `UserError` unless `space` flattens to a vector and is not an image of an unsupported format."""
-    pixels = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
-    if pixels or not space.is_np_flattenable:
-        raise UserError(
-            f"the Gymnasium environment {task!r} has {what}: supported are vectors (Box, Discrete, and Dict or Tuple "
-            f"of them) and images (Box of uint8 [H, W, 3], by itself or as an entry of a Dict)"
-        )

@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact, of_newest_rollouts
+from embodyrl.envs.gymnasium.families import FAMILIES, family
 from embodyrl.errors import near_match
 from embodyrl.registry import ALGORITHMS
 
 if TYPE_CHECKING:
     from embodyrl.config.schema import Config
 
+GYMNASIUM = "gymnasium"
+"""`env.name` of any environment that Gymnasium knows."""
 
-def known_tasks() -> list[str]:
-    """Return all environment ids registered so far; plug-ins may add more."""
+
+def known_tasks(simulator: str = GYMNASIUM) -> list[str]:
+    """Return all tasks of a family; of `gymnasium` all environment ids registered so far, to which plug-ins add."""
+    if (of := family(simulator)) is not None:
+        return of.known_tasks()
     import gymnasium
 
     return sorted(gymnasium.registry)
@@ -84,7 +90,8 @@ def _facts(env: Any, task: str) -> Facts | None:
 
         from embodyrl.envs.gymnasium.simulator import look
 
-        key = repr((gymnasium.spec(task), env.kwargs, env.cameras, env.image_size))
+        known_tasks(env.name)  # imports what registers them
+        key = repr((env.name, task, gymnasium.registry.get(task), env.kwargs, env.cameras, env.image_size))
         if key not in _SEEN:
             _SEEN[key] = None
             _SEEN[key] = look(task, env)
@@ -122,38 +129,38 @@ def discrete(env: Any) -> bool | None:
     return None if facts is None else facts.discrete
 
 
-def task_description(task: str) -> str:
-    """Return the task description of a task: the words of its name."""
-    return f"control {task.rsplit('/')[-1].rsplit('-v', 1)[0]}"
-
-
 # ---- names
 
 
 def _unknown(config: Config) -> Iterator[ConfigIssue]:
     """Yield an issue for each task that is not registered."""
-    if "gymnasium" not in sys.modules and own_tasks().issuperset(config.env.tasks):
+    simulator = config.env.name
+    if simulator == GYMNASIUM and "gymnasium" not in sys.modules and own_tasks().issuperset(config.env.tasks):
         return
-    known = known_tasks()
+    known = known_tasks(simulator)
     for index, task in enumerate(config.env.tasks):
         if task not in known:
-            yield ConfigIssue(f"env.tasks.{index}", *why_unknown(task, known))
+            yield ConfigIssue(f"env.tasks.{index}", *why_unknown(simulator, task, known))
 
 
-def why_unknown(task: str, known: list[str]) -> tuple[str, str]:
-    """Return message and remedy for an id that is not among the `known` ones."""
+def why_unknown(simulator: str, task: str, known: list[str]) -> tuple[str, str]:
+    """Return message and remedy for a task that is not among the `known` ones of a simulator."""
     module, colon, bare = task.rpartition(":")
     if colon:
         return (
             f"env.tasks names {task!r}, which would import a module",
             f"list {module or 'the module'} under plugins: and name only {bare!r}",
         )
-    message = f"gymnasium has no task {task!r}"
+    message = f"{simulator} has no task {task!r}"
     if versions := [other for other in known if _without_version(other) == _without_version(task)]:
         newest = max(versions, key=lambda other: (len(other), other))
         return message, f"did you mean {newest!r}? (versions: {', '.join(versions)})"
+    if simulator == GYMNASIUM and (others := [name for name, of in FAMILIES.items() if of.has_id(task)]):
+        return message, f"it belongs to {others[0]}: set env.name: {others[0]}"
     if near := near_match(task, known):
         return message, f"did you mean {near!r}?"
+    if simulator != GYMNASIUM:
+        return message, f"its tasks: {', '.join(known)}"
     return message, "list the module that registers it under plugins:, or name an environment that Gymnasium has"
 
 

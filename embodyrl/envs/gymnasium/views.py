@@ -1,0 +1,171 @@
+"""What a policy sees of a Gymnasium environment: numbers, images in its observations, and images of its scene."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from embodyrl.envs.base import RenderError, check_cameras
+from embodyrl.envs.images import resize
+from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.mujoco.rendering import Renderer, Renderers
+from embodyrl.envs.options import GymnasiumConfig
+from embodyrl.errors import UserError
+
+RENDER = "render"
+"""Camera that is the environment's `render()`."""
+
+OBSERVATION = "observation"
+"""Camera that is the whole observation, where that is an image."""
+
+FOR_PEOPLE = (480, 480)
+"""Size of images for people that are taken by a camera of the scene [pixels]."""
+
+
+class Views:
+    """Reads the observations of one environment.
+
+    Args:
+        task: id of the environment, for messages.
+        env: the environment.
+        config: its `cameras` are `render`, `observation`, images of a Dict observation, or cameras of its MuJoCo scene,
+            in the order of the images; `image_size` is height and width of every image [pixels].
+        renderers: renderers of MuJoCo scenes that the environments of a process share.
+
+    Raises:
+        UserError: the environment has no such camera, or observations that are neither numbers nor images.
+    """
+
+    def __init__(self, task: str, env: Any, config: GymnasiumConfig, renderers: Renderers | None = None) -> None:
+        self._task, self._env, self._cameras, self._quality = task, env, config.cameras, config.render_quality
+        self._height, self._width = config.image_size
+        self._renderers = renderers or Renderers(most=1)
+        space = env.observation_space
+        self._has_parts = isinstance(space, spaces.Dict)
+        parts = dict(_parts(space)) if self._has_parts else {OBSERVATION: space}
+        images = sorted(name for name, part in parts.items() if _is_image(part))
+        self._scene = [name for name in scene_cameras(env) if name not in images]
+        check_cameras(config.cameras, [*images, *self._scene, RENDER], task)
+        self._numbers = {name: part for name, part in parts.items() if name not in images}
+        for name, part in self._numbers.items():
+            _check_numbers(
+                task, f"observations {part}" if name == OBSERVATION else f"an observation {name!r} {part}", part
+            )
+        self._is_vector = isinstance(space, spaces.Box) and not images
+        self.proprio_dim = sum(int(spaces.flatdim(part)) for part in self._numbers.values())
+        """`S`, numbers in an observation, without images."""
+        if not config.cameras and not self.proprio_dim:
+            raise UserError(
+                f"the Gymnasium environment {task!r} shows nothing but images: set env.cameras: [{', '.join(images)}]"
+            )
+
+    def read(self, observation: Any) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
+        """Images `[V, H, W, 3]` or None, and proprio `[S]` or None."""
+        if self._is_vector and not self._cameras:
+            return None, np.array(observation, np.float32).reshape(-1)
+        images = [self._image(camera, observation) for camera in self._cameras]
+        numbers = [
+            np.asarray(spaces.flatten(part, self._part(observation, name)), np.float32).reshape(-1)
+            for name, part in self._numbers.items()
+        ]
+        return np.stack(images) if images else None, np.concatenate(numbers) if numbers else None
+
+    def check(self) -> None:
+        """Reset the environment and render once, if a camera needs rendering.
+
+        Raises:
+            UserError: the environment cannot render.
+        """
+        rendered = [camera for camera in self._cameras if camera == RENDER or camera in self._scene]
+        if rendered:
+            self._env.reset(seed=0)
+            try:
+                self.render() if rendered[0] == RENDER else self._scene_image(rendered[0], self._height, self._width)
+            except RenderError as error:
+                raise UserError(f"env.cameras names {rendered[0]!r}, but {error}") from error
+
+    def render(self) -> NDArray[np.uint8]:
+        """Render the environment's own image, in its own size `[H, W, 3]`.
+
+        Raises:
+            RenderError: it has none.
+        """
+        if (film_camera := getattr(self._env.unwrapped, "film_camera", None)) is not None:
+            return self._scene_image(film_camera, *FOR_PEOPLE)
+        if hasattr(self._env.unwrapped, "mujoco_renderer"):
+            rendering.choose()
+        if self._env.unwrapped.render_mode != "rgb_array":
+            raise RenderError(f"the Gymnasium environment {self._task!r} has no render mode 'rgb_array'")
+        try:
+            image = np.asarray(self._env.render(), np.uint8)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RenderError(f"the Gymnasium environment {self._task!r} cannot render: {why}") from error
+        if image.ndim != 3 or image.shape[2] != 3:
+            raise RenderError(f"the Gymnasium environment {self._task!r} rendered {image.shape}, want [H, W, 3]")
+        return image
+
+    def _image(self, camera: str, observation: Any) -> NDArray[np.uint8]:
+        """Return the image of one camera, at the size of the config."""
+        if camera in self._scene:
+            return self._scene_image(camera, self._height, self._width)
+        image = self.render() if camera == RENDER else np.asarray(self._part(observation, camera))
+        return resize(image, self._height, self._width)
+
+    def _scene_image(self, camera: str, height: int, width: int) -> NDArray[np.uint8]:
+        """Render the MuJoCo scene from one of its cameras."""
+        env = self._env.unwrapped
+        key = self._task, height, width
+        renderer = self._renderers.get(key, lambda: Renderer(env.model, height, width, self._quality))
+        return renderer.render(env.data, camera)
+
+    def _part(self, observation: Any, name: str) -> Any:
+        """Return the part of an observation that `_parts` calls `name`."""
+        if not self._has_parts:
+            return observation
+        for key in name.split("."):
+            observation = observation[key]
+        return observation
+
+
+def scene_cameras(env: Any) -> list[str]:
+    """Return the names of the cameras of an environment's MuJoCo scene; none if it has no such scene."""
+    model = getattr(env.unwrapped, "model", None)
+    mujoco: Any = sys.modules.get("mujoco")
+    if mujoco is None or not isinstance(model, mujoco.MjModel):
+        return []
+    return [name for name in (model.camera(number).name for number in range(model.ncam)) if name]
+
+
+def _parts(space: spaces.Dict, prefix: str = "") -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """Yield the entries of a Dict space, and in place of a Dict that holds images its entries, as `outer.inner`."""
+    for name, part in space.spaces.items():
+        if isinstance(part, spaces.Dict) and _holds_images(part.spaces):
+            yield from _parts(part, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", part
+
+
+def _holds_images(entries: Mapping[str, spaces.Space[Any]]) -> bool:
+    return any(
+        _holds_images(part.spaces) if isinstance(part, spaces.Dict) else _is_image(part) for part in entries.values()
+    )
+
+
+def _is_image(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
+
+
+def _check_numbers(task: str, what: str, space: spaces.Space[Any]) -> None:
+    """Raise `UserError` unless `space` flattens to a vector and is not an image of an unsupported format."""
+    pixels = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
+    if pixels or not space.is_np_flattenable:
+        raise UserError(
+            f"the Gymnasium environment {task!r} has {what}: supported are vectors (Box, Discrete, and Dict or Tuple "
+            f"of them) and images (Box of uint8 [H, W, 3], by itself or as an entry of a Dict)"
+        )
