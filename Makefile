@@ -13,7 +13,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all check docs bench setup all-extras libero clean
+.PHONY: help run test test-all check docs bench setup all-extras libero simulators clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 \2/p' Makefile | awk '{ $$2 = sprintf("%-11s", $$2); print "  " $$0 }'
@@ -52,10 +52,13 @@ setup:  ## Set up .venv for run, test, check and bench, and stop there
 	@$(SETUP) metaworld maniskill vla data dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
-	@$(SETUP) metaworld maniskill libero vla bnb data ray dev
+	@$(SETUP) metaworld maniskill libero mujoco pusht robotics aloha hil dm_control robosuite vla bnb data ray dev
 
 libero:  ## Set up .venv with LIBERO
 	@$(SETUP) libero
+
+simulators:  ## Set up .venv with MuJoCo locomotion, PushT, Fetch and Adroit, ALOHA, gym-hil, dm_control and robosuite
+	@$(SETUP) mujoco pusht robotics aloha hil dm_control robosuite
 
 clean:  ## Remove caches and build leftovers (keeps .venv and runs)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

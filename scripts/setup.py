@@ -34,8 +34,14 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = 2
 """Counted up when this script starts to install something differently, so that existing environments follow."""
-NO_DEPS = {"libero": ["hf-libero", "robosuite", "bddl"]}
-"""Packages of an extra whose own requirements are not followed: they build EGL probes with cmake, for training only."""
+NO_DEPS = {
+    "hil": ["gym-hil"],
+    "libero": ["hf-libero", "robosuite", "bddl"],
+    "pusht": ["gym-pusht"],
+    "robosuite": ["robosuite"],
+}
+"""Packages of an extra whose own requirements are not followed: those of LIBERO and robosuite build EGL probes with
+cmake, for training only; gym-pusht asks for an older OpenCV, and gym-hil for drivers of gamepads and keyboards."""
 NEEDS_TORCHVISION = {"vla"}
 """Extras that pull torchvision in, which must match torch's build."""
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"

@@ -189,4 +189,4 @@ def test_somebody_elses_environment_is_used_if_it_starts_and_never_removed(
 
 def test_an_extra_that_does_not_exist_is_named() -> None:
     done = subprocess.run([sys.executable, str(SETUP), "nonsense"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "no such extra: nonsense; there are bnb, data, dev" in done.stderr
+    assert done.returncode == 1 and "no such extra: nonsense; there are aloha, bnb, data, dev" in done.stderr
