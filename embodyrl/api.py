@@ -218,6 +218,8 @@ def evaluate(
     video = None if video is None else Path(video)
     if video is not None and video.suffix != ".mp4":
         raise UserError(f"video {video}: videos are MP4 files, so name one that ends in .mp4")
+    if video is not None and not video.parent.is_dir():
+        raise UserError(f"video {video}: there is no folder {video.parent} - run: mkdir -p {video.parent}")
     wanted = [*_checked(overrides), *([] if episodes is None else [f"eval.episodes={episodes}"])]
     loaded, weights, place = _saved(path, wanted, config, trust=trust, progress=progress)
 

@@ -182,7 +182,8 @@ class _Checker:
     def entries(self, setting: Setting, kind: Any, value: Any, path: KeyPath) -> None:
         """Check a list, entry by entry."""
         if not isinstance(value, list):
-            self.fault(path, f"{dotted(path)} must be a list, got {show(value)}", f"write [{_bare(value)}]")
+            entries = [_bare(value)] * (len(setting.default) or 1 if not setting.required else 1)
+            self.fault(path, f"{dotted(path)} must be a list, got {show(value)}", f"write [{', '.join(entries)}]")
             return
         for index, entry in enumerate(value):
             if setting.section_of_entries is not None:

@@ -308,6 +308,8 @@ class _Reader:
     group_overrides: Mapping[str, str]
     documents: dict[Path, Document]
     choices: Choices
+    open: list[Path] = field(default_factory=list)
+    """Group files whose lists are being followed."""
 
     def entries(self, document: Document, folder: str) -> list[Choice]:
         """Return the entries of one file's defaults list, and follow each of them."""
@@ -354,21 +356,28 @@ class _Reader:
             return Choice(EXPERIMENTS, option, (), None, location)
         if file is None and "optional" not in written.split():
             self.choices.faults.append(ConfigIssue((path,), *self.why_missing(group, option, target), location))
-        elif file is not None and not self.follow(file):
+        elif file is not None and not self.follow(file, location):
             self.choices.broken.add(file)
         place = package or (group if written else target.rpartition("/")[0]).replace("/", ".")
         return Choice(
             group, option, () if place.startswith("_") or not place else tuple(place.split(".")), file, location
         )
 
-    def follow(self, file: Path) -> bool:
+    def follow(self, file: Path, location: Location) -> bool:
         """Read a group file and the files of its defaults list; returns whether all are free of faults."""
+        if file in self.open:
+            loop = [readable_path(each) for each in (*self.open[self.open.index(file) :], file)]
+            message = f"the defaults lists lead in a circle: {' -> '.join(loop)}"
+            self.choices.faults.append(ConfigIssue(("defaults",), message, "take one of them out", location))
+            return False
         if file in self.documents:
             return file not in self.choices.broken
         document = self.documents[file] = read_document(file, readable_path(file))
         before = len(self.choices.faults)
         root = next(folder for folder in self.source.folders if folder in file.parents)
+        self.open.append(file)
         self.entries(document, file.parent.relative_to(root).as_posix().removeprefix("."))
+        self.open.pop()
         return not document.faults and len(self.choices.faults) == before
 
     def why_missing(self, group: str, option: str, target: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass, field
@@ -364,18 +365,33 @@ def find_source(source: str | Path | None, plugin_dir: Path | None = None) -> So
 def _missing(path: Path) -> ConfigIssue:
     """Return the fault for a file that does not exist."""
     where = Location(str(path))
+    if os.path.islink(path):
+        target = os.readlink(path)
+        what = f"is a symbolic link to {target!r}, which " + ("leads back to itself" if _is_loop(path) else "is missing")
+        return ConfigIssue((), what, "name the file itself, or make the link anew", where)
     experiments = list_experiments()
     if os.path.isdir(path):
         inside = sorted(child.name for child in path.glob("*.yaml"))
         remedy = f"name the file in it, as in {path / inside[0]}" if inside else "name a YAML file"
         return ConfigIssue((), "is a folder, not a config file", remedy, where)
-    near = near_match(path.name, sorted(child.name for child in path.parent.glob("*.y*ml")))
+    beside = {child.stem: child.name for child in sorted(path.parent.glob("*.y*ml")) if child.is_file()}
+    stem = path.name.removesuffix(".yaml").removesuffix(".yml")  # that all end alike makes nothing similar
+    near = beside.get(near_match(stem, beside) or "")
     if near:
         return ConfigIssue((), "no such file", f"did you mean {str(path.with_name(near))!r}?", where)
     name = str(path).removesuffix(".yaml")
     near = near_option(name, experiments)
     hint = f"did you mean {near!r}?" if near else f"built-in experiments: {', '.join(experiments)}"
     return ConfigIssue((), "no such file", hint, where)
+
+
+def _is_loop(path: Path) -> bool:
+    """Return whether a symbolic link cannot be followed to its end."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def near_option(name: str, options: list[str]) -> str | None:

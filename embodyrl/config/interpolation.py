@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from embodyrl.config.values import LARGEST_TEXT, REFERENCE, escape, nested, show
 from embodyrl.errors import near_match
 
 _NAME = re.compile(r"\$\{([\w.]+)\}")
+_VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*(\w+)\s*\}")
+"""Matches `${oc.env:NAME}` without a default."""
 LONGEST_CHAIN = 50
 """Most texts in a chain of references."""
 
@@ -56,9 +59,13 @@ def resolve_interpolations(settings: Settings, schema: type, *, may_read: bool =
                 value = resolver.value(path)
             except (OmegaConfBaseException, _Unresolved) as error:
                 value = UNREADABLE
+                unset = [name for name in _VARIABLE.findall(text) if may_read and name not in os.environ]
                 why = (str(error).splitlines() or [type(error).__name__])[0]
+                if unset:
+                    why = f"the environment variable {unset[0]} is not set"
                 message = f"{dotted(path)} = {show(text)} cannot be resolved ({why})"
-                remedy = _remedy(text, [dotted(known) for known in all_paths(schema, settings.data)])
+                known = [dotted(each) for each in all_paths(schema, settings.data)]
+                remedy = _remedy_for_variable(unset[0]) if unset else _remedy(text, known)
                 found.faults.append(ConfigIssue((path,), message, remedy, settings.origins[path].value))
             _replace(settings.data, path, value)
     found.environment = {path: texts[path] for path in texts if path in resolver.from_environment}
@@ -165,6 +172,12 @@ def _interpolated(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 def _remedy(text: str, settings: list[str]) -> str:
     near = [match for name in _NAME.findall(text) if name not in settings and (match := near_match(name, settings))]
     return f"did you mean ${{{near[0]}}}?" if near else "name a setting by its whole path, as in ${env.num_envs}"
+
+
+def _remedy_for_variable(name: str) -> str:
+    lead, default = f"did you mean {{}}? Else run: export {name}=...", f"or write a default: ${{oc.env:{name},...}}"
+    near = near_match(name, os.environ, cutoff=0.8)
+    return f"{lead.format(near) if near else f'run: export {name}=...'}, {default}"
 
 
 def _replace(data: Any, path: KeyPath, value: Any) -> None:

@@ -20,7 +20,16 @@ from embodyrl.config.files import Source, find_source, read_document
 from embodyrl.config.interpolation import resolve_interpolations
 from embodyrl.config.issues import COMMAND_LINE, ConfigError, ConfigIssue, KeyPath, dotted, in_reading_order
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
-from embodyrl.config.plugins import NAME_CODE, Saved, UntrustedError, claims, import_plugins, named_modules, read_saved
+from embodyrl.config.plugins import (
+    NAME_CODE,
+    Saved,
+    UntrustedError,
+    claims,
+    ended_by_code,
+    import_plugins,
+    named_modules,
+    read_saved,
+)
 from embodyrl.config.renames import convert_saved
 from embodyrl.config.rules import ConfigUse, check_rules, hub_names, placed, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
@@ -140,7 +149,10 @@ def load_config(
     composed = compose(found, main, asked.groups)
     if not composed.readable:
         raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
-    config, faults, notes, environment, from_hub = _finish(composed, asked, found, use, saved, trust)
+    try:
+        config, faults, notes, environment, from_hub = _finish(composed, asked, found, use, saved, trust)
+    except SystemExit as error:
+        raise ConfigError([ended_by_code(error, composed.settings, found.plugin_dir)]) from error
     faults = [
         dataclasses.replace(fault, message=_hide(fault.message, environment))
         for fault in faults

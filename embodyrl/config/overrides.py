@@ -107,12 +107,26 @@ def _read(text: str) -> tuple[Any, str]:
     try:
         parsed = OverridesParser.create().parse_override(f"key={text}")
     except HydraException as error:
-        return None, (str(error).splitlines() or ["cannot be read"])[0]
+        why = (str(error).splitlines() or [""])[0]
+        return None, why if " while evaluating " in why else _why_illegal(text)
     except RecursionError:
         return None, "nested too deeply"
     if parsed.is_sweep_override():
         return None, "several values; a list needs brackets, and one run takes one value"
     return parsed.value(), ""
+
+
+def _why_illegal(text: str) -> str:
+    """Return why a text is no value, in other words than the parser's, which are those of its grammar."""
+    if text.startswith("="):
+        return "a second equals sign"
+    for mark in "'\"":
+        if text.count(mark) % 2:
+            return f"the quote {mark} is not closed"
+    for opening, closing in ("[]", "{}", "()"):
+        if text.count(opening) != text.count(closing):
+            return f"{opening} and {closing} do not match"
+    return "a character in it has a meaning of its own"
 
 
 def apply_override(settings: Settings, override: Override, schema: type) -> ConfigIssue | None:
@@ -136,7 +150,9 @@ def apply_override(settings: Settings, override: Override, schema: type) -> Conf
     elif override.problem:
         name = dotted(override.path)
         message = f"the value of {name}={override.text} cannot be read ({override.problem})"
-        return on_command_line(override.path, message, "put it in quotes, or in [brackets] for a list")
+        plain = override.text.lstrip("= ")
+        remedy = f"write {name}={plain}" if plain != override.text else "put it in quotes, or in [brackets] for a list"
+        return on_command_line(override.path, message, remedy)
     if len(override.path) + _depth(value) > DEEPEST:
         message = f"{override.path[0]} is nested more than {DEEPEST} deep"
         return on_command_line(override.path[:1], message, "flatten it")

@@ -108,11 +108,27 @@ def _import(name: str, folder: Path) -> tuple[str, str] | None:
                 did_you_mean(name.removesuffix(".py"), beside, otherwise=remedy),
             )
         return f"plug-in {name!r} needs {error.name!r}, which is not installed", f"pip install {error.name}"
+    except SystemExit as error:
+        text = f"plug-in {name!r} ended the program while it was imported: {_describe_exit(error, folder)}"
+        return text, 'take that out, or put it under `if __name__ == "__main__":`'
     except Exception as error:  # a plug-in may raise anything
         text = _describe(error, Path(where_from(name) or folder).parent)
         remedy = next((remedy for part, remedy in _OF_DATACLASSES.items() if part in text), "fix the module")
         return f"plug-in {name!r} failed while it was imported: {text}", remedy
     return None
+
+
+
+def ended_by_code(error: SystemExit, settings: Settings, folder: Path) -> ConfigIssue:
+    """Return the fault of a config whose code ended the program while the config was checked."""
+    path = next((path for path, _ in named_modules(settings)), ())
+    what = f"code of this config ended the program while the config was checked: {_describe_exit(error, folder)}"
+    origin = settings.origins.get(path)
+    return ConfigIssue((path,), what, "take that out, and yield an issue instead", origin.value if origin else None)
+
+
+def _describe_exit(error: SystemExit, folder: Path) -> str:
+    return _describe(error, folder).replace("SystemExit:", "sys.exit:")
 
 
 _OF_DATACLASSES = {
@@ -124,7 +140,7 @@ _OF_DATACLASSES = {
 """Remedies for what Python's `dataclass` says of options, by a part of its text."""
 
 
-def _describe(error: Exception, folder: Path) -> str:
+def _describe(error: BaseException, folder: Path) -> str:
     """Return the exception in one line, with the last line in the plug-in's folder that led to it."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({os.path.normpath(error.filename or '')}:{error.lineno})"

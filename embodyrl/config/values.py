@@ -23,6 +23,8 @@ MOST_VALUES = 20_000
 """Most single values, sections and lists of a config."""
 DEEPEST = 50
 """Deepest nesting of sections and lists."""
+LARGEST_WHOLE = 2**63 - 1
+"""Largest whole number: numpy and torch keep them in 64 bits, with a sign."""
 MISSING = "???"
 """OmegaConf's mark for a mandatory value, which it treats as missing."""
 WITHOUT_CONTROLS = "leave them out: names and task descriptions are shown on screens"
@@ -202,14 +204,20 @@ def _check_number(value: Any, kinds: tuple[Any, ...], limits: Mapping[str, Any],
         return _wrong(f"must be {wanted}, got the text {show(value)}", remedy)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _wrong(f"must be {wanted}, got {show(value)}", suggestion)
-    if isinstance(value, int) and abs(value) >= 2**63:
-        return _wrong(f"= {show(value)} does not fit into 64 bits", f"use a value{_range(limits) or ' below 2**63'}")
     if not math.isfinite(value):
         return _wrong(f"must be a finite number, got {show(value)}", suggestion)
+    if abs(value) > LARGEST_WHOLE and (is_whole or isinstance(value, int)):
+        return _wrong(f"= {show(value)} does not fit into 64 bits", f"use a whole number{_range(_bounded(limits))}")
     if is_whole and isinstance(value, float):
         remedy = f"write {int(value)}" if value == int(value) else f"write {math.floor(value)} or {math.ceil(value)}"
         return _wrong(f"must be {wanted}, got {show(value)}", remedy)
     return _check_range(value, limits)
+
+
+def _bounded(limits: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return limits with the largest number in place of an upper bound that there is none of."""
+    is_bounded = any(limits.get(name) is not None for name in ("high", "below"))
+    return limits if is_bounded else {**limits, "high": LARGEST_WHOLE}
 
 
 def _check_range(value: float, limits: Mapping[str, Any]) -> ConfigIssue | None:
@@ -237,5 +245,5 @@ def _range(limits: Mapping[str, Any]) -> str:
     parts += [f"up to {limits['high']:g}"] if limits.get("high") is not None else []
     parts += [f"below {limits['below']:g}"] if limits.get("below") is not None else []
     if limits.get("low") is not None and limits.get("high") is not None:
-        return f" from {limits['low']:g} to {limits['high']:g}"
+        return f" from {limits['low']:g} to {limits['high']:{'' if limits['high'] == LARGEST_WHOLE else 'g'}}"
     return " " + " and ".join(parts) if parts else ""

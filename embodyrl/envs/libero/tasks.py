@@ -161,6 +161,10 @@ def official_state(start_state: int, config: LiberoConfig) -> int:
     return config.start_states + (start_state - config.start_states) % (OFFICIAL_STATES - config.start_states)
 
 
+ASSETS_BELOW = ("assets", "libero/assets", "libero/libero/assets")
+"""Where they are in folders that are named instead: LIBERO's package, its parent, its source repository."""
+
+
 def find_assets(config: LiberoConfig) -> Path:
     """Return the folder of meshes, textures and scenes: `env.assets`, else $EMBODYRL_LIBERO_ASSETS, else LIBERO's own
     or its download folder.
@@ -178,8 +182,8 @@ def find_assets(config: LiberoConfig) -> Path:
         raise UserError(f"LIBERO's meshes and textures, which its package lacks, are not installed: {ASSETS_REMEDY}")
     source = "env.assets" if config.assets else f"${ASSETS_VARIABLE}"
     what = f"has no folder {absent[0]}/" if place.is_dir() else "does not exist"
-    inner = place / "assets"
-    remedy = ASSETS_REMEDY if _absent_parts(inner) else f"its folder assets/ has all; did you mean {str(inner)!r}?"
+    inner = next((each for each in ASSETS_BELOW if not _absent_parts(place / each)), None)
+    remedy = ASSETS_REMEDY if inner is None else f"its folder {inner}/ has all; did you mean {str(place / inner)!r}?"
     raise UserError(f"{source} = {named!r} {what}: {remedy}")
 
 
