@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, export, collect, report, validate, plan, graph, doctor, list."""
+"""`embodyrl`: run, resume, eval, export, collect, report, validate, swap, plan, graph, doctor, list."""
 
 from __future__ import annotations
 
@@ -227,6 +227,24 @@ def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust:
     code = [*loaded.config.plugins, *([function] if function else [])]
     if code:
         typer.echo(without_controls(f"note: this config runs Python code of its own: {', '.join(code)}"))
+
+
+@app.command()
+def swap(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="GROUP=OPTION... CONFIG",
+            help="The YAML file, and what it is to choose: env=, model=, algorithm=; see `embodyrl list configs`.",
+        ),
+    ],
+    write: Annotated[bool, typer.Option("--write", help="Write the file without a question.")] = False,
+    elsewhere: Elsewhere = False,
+) -> None:
+    """Choose another algorithm, model or simulator in a file, and change what has to follow."""
+    from embodyrl.cli import swap as swapping
+
+    raise typer.Exit(swapping.run(words, write=write, elsewhere=elsewhere))
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.rules import fact, of_newest_rollout, rule
 from embodyrl.config.schema import (
     Bootstrap,
@@ -40,9 +40,8 @@ def groups_are_compared(config: Config) -> Iterator[ConfigIssue]:
     if comparing is not None and size == 1:
         paths = ("rollout.group_size", "algorithm.filter.name" if "filter" in comparing else "algorithm.advantage.name")
         message = f"{comparing} compares the episodes of a group, but rollout.group_size is 1"
-        yield ConfigIssue(
-            paths, message, f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}"
-        )
+        remedy = f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}"
+        yield ConfigIssue(paths, message, remedy, fix={"rollout.group_size": _usual_group_size(config)})
     if comparing is None and size > 1 and fact(ADVANTAGES, name, "group") is not None:
         so_set = " with these options" if fact(ADVANTAGES, name, "group") else ""
         yield ConfigIssue(
@@ -50,7 +49,14 @@ def groups_are_compared(config: Config) -> Iterator[ConfigIssue]:
             f"rollout.group_size = {size} has no use: advantage {name!r}{so_set} does not compare the episodes of a "
             f"group, and no filter does",
             "set rollout.group_size to 1, or choose an advantage that does, as 'grpo'",
+            fix={"rollout.group_size": LEAVE_OUT},
         )
+
+
+def _usual_group_size(config: Config) -> int:
+    """Return the largest size up to 8 of which there are two groups or more; 2 if no size fits."""
+    envs = config.env.num_envs
+    return max((size for size in range(2, 9) if envs % size == 0 and envs > size), default=2)
 
 
 def _group_sizes(config: Config) -> str:
@@ -77,6 +83,7 @@ def whole_episodes_are_collected(config: Config) -> Iterator[ConfigIssue]:
             f"{' and '.join(f'{key} {name!r}' for key, name in named.items())} {'need' if len(named) > 1 else 'needs'} "
             f"whole episodes, but rollout.episodes is {config.rollout.episodes.value!r}",
             "set rollout.episodes to whole",
+            fix={"rollout.episodes": "whole"},
         )
 
 
@@ -89,6 +96,7 @@ def collections_wait_for_a_filter(config: Config) -> Iterator[ConfigIssue]:
             ("algorithm.max_collections", "algorithm.filter.name"),
             f"algorithm.max_collections = {most} has no use: filter {name!r} drops no group",
             "set algorithm.max_collections to 1, or choose a filter",
+            fix={"algorithm.max_collections": LEAVE_OUT},
         )
 
 
@@ -117,6 +125,7 @@ def behaviour_policy_is_known(config: Config) -> Iterator[ConfigIssue]:
             "algorithm.old_logprobs = 'recompute' replaces the log-probs of the behaviour policy, by which loss "
             "'decoupled_ppo' weights",
             "set algorithm.old_logprobs to rollout; with algorithm.proximal = recompute ratios start at 1 as well",
+            fix={"algorithm.old_logprobs": LEAVE_OUT},
         )
 
 
@@ -146,6 +155,7 @@ def async_rollouts_can_be(config: Config) -> Iterator[ConfigIssue]:
             ("rollout.mode", name),
             f"rollout.mode is async, but {name} makes room for learning while nothing is rolled out, which is never",
             f"leave {name} out, or set rollout.mode to sync",
+            fix={name: LEAVE_OUT},
         )
 
 
@@ -159,6 +169,7 @@ def only_async_rollouts_are_stale(config: Config) -> Iterator[ConfigIssue]:
             f"rollout.max_staleness = {staleness} has no use: rollout.mode is sync, so that the newest policy acts",
             "leave it out"
             + ("" if fact(ALGORITHMS, config.algorithm.name, "off_policy") else ", or set rollout.mode to async"),
+            fix={"rollout.max_staleness": LEAVE_OUT},
         )
 
 
@@ -191,6 +202,7 @@ def rewards_of_actions_are_used(config: Config) -> Iterator[ConfigIssue]:
             ("algorithm.reward_level", "algorithm.advantage.name"),
             f"algorithm.reward_level is 'action', but advantage {settings.advantage.name!r} works on chunks",
             f"set algorithm.reward_level to chunk, or algorithm.advantage to {' or '.join(able)}",
+            fix={"algorithm.reward_level": LEAVE_OUT},
         )
     if settings.logprob_level is Level.chunk:
         yield ConfigIssue(
@@ -226,6 +238,7 @@ def bootstrap_has_critic(config: Config) -> Iterator[ConfigIssue]:
             ("algorithm.bootstrap", "algorithm.advantage.name"),
             f"algorithm.bootstrap = {bootstrap.value!r} needs a critic, and advantage {name!r} has none",
             "set algorithm.bootstrap to none",
+            fix={"algorithm.bootstrap": "none"},
         )
 
 
@@ -238,6 +251,7 @@ def value_loss_has_critic(config: Config) -> Iterator[ConfigIssue]:
             ("algorithm.value_coef", "algorithm.advantage.name"),
             f"algorithm.value_coef = {weight:g} weights the loss of a critic, and advantage {name!r} has none",
             "set algorithm.value_coef to 0",
+            fix={"algorithm.value_coef": 0.0},
         )
 
 
@@ -263,6 +277,7 @@ def srpo_rewards_progress(config: Config) -> Iterator[ConfigIssue]:
             ("algorithm.reward.name", "algorithm.name"),
             f"algorithm.name is 'srpo', but algorithm.reward is {settings.reward.name!r}, which makes it GRPO",
             "set algorithm.reward to srpo, or algorithm.name to grpo",
+            fix={"algorithm.reward": "srpo"},
         )
 
 
@@ -292,6 +307,7 @@ def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
             ("data.path", "algorithm.name"),
             f"data.path has no use: algorithm {name!r} learns from rollouts",
             "set data.path to null" + (f", or algorithm to {' or '.join(others)}" if others else ""),
+            fix={"data.path": LEAVE_OUT},
         )
 
 
@@ -328,6 +344,7 @@ def only_rates_that_fall_have_a_floor(config: Config) -> Iterator[ConfigIssue]:
             ("engine.optimizer.lr_floor", "engine.optimizer.schedule"),
             f"engine.optimizer.lr_floor = {settings.lr_floor} has no use: engine.optimizer.schedule is constant",
             "set engine.optimizer.lr_floor to 0, or engine.optimizer.schedule to linear or cosine",
+            fix={"engine.optimizer.lr_floor": LEAVE_OUT},
         )
 
 
@@ -354,6 +371,7 @@ def micro_batches_hold_whole_episodes(config: Config) -> Iterator[ConfigIssue]:
             f"engine.micro_batch_size = {size}, but loss {loss!r} needs the up to rollout.num_chunks = {chunks} chunks "
             "of an episode at once",
             f"set engine.micro_batch_size to {chunks} or more, or algorithm.loss to one that does not compare episodes",
+            fix={"engine.micro_batch_size": chunks},
         )
 
 
@@ -374,10 +392,12 @@ def model_consists_of_blocks(config: Config) -> Iterator[ConfigIssue]:
             ("engine.lora.rank", "model.name"),
             f"engine.lora.rank = {engine.lora.rank}, but model {name!r} is small and has no layers for adapters",
             "set engine.lora.rank to 0",
+            fix={"engine.lora.rank": LEAVE_OUT},
         )
     if engine.gradient_checkpointing is True:
         yield ConfigIssue(
             ("engine.gradient_checkpointing", "model.name"),
             f"engine.gradient_checkpointing is set, but model {name!r} is small and has no activations worth dropping",
             "set engine.gradient_checkpointing to false",
+            fix={"engine.gradient_checkpointing": LEAVE_OUT},
         )

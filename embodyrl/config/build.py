@@ -233,20 +233,20 @@ def _entry(key: str, value: Any, indent: str) -> Iterator[str]:
         yield f"{indent}{key}:"
         for child in value:
             first, *others = (
-                f"{field.name}: {_inline(getattr(child, field.name))}" for field in dataclasses.fields(child)
+                f"{field.name}: {inline(getattr(child, field.name))}" for field in dataclasses.fields(child)
             )
             yield f"{indent}  - {first}"
             yield from (f"{indent}    {other}" for other in others)
     else:
-        yield f"{indent}{_quoted(key)}: {_inline(value)}"
+        yield f"{indent}{_quoted(key)}: {inline(value)}"
 
 
-def _inline(value: Any) -> str:
+def inline(value: Any) -> str:
     """Write a value on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_quoted(key)}: {_inline(child)}" for key, child in value.items()) + "}"
+        return "{" + ", ".join(f"{_quoted(key)}: {inline(child)}" for key, child in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_inline, value)) + "]"
+        return "[" + ", ".join(map(inline, value)) + "]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Enum):

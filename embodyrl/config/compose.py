@@ -162,6 +162,8 @@ class Composed:
     """Files that took part, the user's first."""
     entries: dict[str, Location]
     """Location of the choice of each group file."""
+    chosen: dict[Location, str]
+    """Choices of the user's defaults list, as `env=metaworld/reach`, by location."""
     whole: Location
     """Location for issues of the user's file as a whole: its defaults list, else its start."""
     incomplete: set[str]
@@ -188,9 +190,11 @@ def compose(source: Source, main: Document, group_overrides: Mapping[str, str]) 
         _merge_what_is_there(settings, source, choices, documents)
     files = [document.label for document in documents.values()]
     entries = {documents[choice.path].label: choice.location for choice in choices.entries if choice.path is not None}
+    own = [each for each in choices.entries if each.group and not each.is_guess and each.location.file == main.label]
+    chosen = {choice.location: f"{choice.group}={choice.option}" for choice in own}
     origin = main.origins.get(("defaults",))
     whole = origin.key if origin is not None else Location(main.label, 1, 1)
-    return Composed(settings, faults, files, entries, whole, choices.incomplete(), main.readable)
+    return Composed(settings, faults, files, entries, chosen, whole, choices.incomplete(), main.readable)
 
 
 def _merge_in_hydras_order(
@@ -268,6 +272,8 @@ class Choice:
     """Its file, or None if there is none."""
     location: Location
     """Location of the choice."""
+    is_guess: bool = False
+    """Whether there is no such option, and `path` is that of the near match: what follows from it is reported too."""
 
 
 @dataclass
@@ -354,14 +360,18 @@ class _Reader:
             remedy = f"begin with its settings in a file of your own: embodyrl run {target} --print-config > my.yaml"
             self.choices.faults.append(ConfigIssue((path,), message, remedy, location))
             return Choice(EXPERIMENTS, option, (), None, location)
-        if file is None and "optional" not in written.split():
+        is_guess = file is None and "optional" not in written.split()
+        if is_guess:
             self.choices.faults.append(ConfigIssue((path,), *self.why_missing(group, option, target), location))
+            near = near_option(option, list_options(group, self.source.folders)) if group else None
+            file = find_config(self.source.folders, f"{group}/{near}") if near else None
+            if file is not None and not self.follow(file, location):
+                file = None
         elif file is not None and not self.follow(file, location):
             self.choices.broken.add(file)
         place = package or (group if written else target.rpartition("/")[0]).replace("/", ".")
-        return Choice(
-            group, option, () if place.startswith("_") or not place else tuple(place.split(".")), file, location
-        )
+        section = () if place.startswith("_") or not place else tuple(place.split("."))
+        return Choice(group, option, section, file, location, is_guess)
 
     def follow(self, file: Path, location: Location) -> bool:
         """Read a group file and the files of its defaults list; returns whether all are free of faults."""

@@ -333,6 +333,8 @@ class Source:
     """Folder that is searched for `plugins:`, besides the installed packages."""
     is_builtin: bool = False
     """Whether the file came with embodyrl."""
+    draft_of: Path | None = None
+    """The file that this one is a changed copy of, in another folder."""
 
     @property
     def file(self) -> str:
@@ -342,7 +344,8 @@ class Source:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Folders that are searched for config groups; the first match wins."""
-        return (self.path.parent, builtin_folder())
+        own = self.path if self.draft_of is None else self.draft_of
+        return (*{self.path.parent: None, own.parent: None}, builtin_folder())
 
     def has_group(self, name: str) -> bool:
         """Return whether `name` is a config group, as `env` and `env/gym` are."""
@@ -367,7 +370,9 @@ def _missing(path: Path) -> ConfigIssue:
     where = Location(str(path))
     if os.path.islink(path):
         target = os.readlink(path)
-        what = f"is a symbolic link to {target!r}, which " + ("leads back to itself" if _is_loop(path) else "is missing")
+        what = f"is a symbolic link to {target!r}, which " + (
+            "leads back to itself" if _is_loop(path) else "is missing"
+        )
         return ConfigIssue((), what, "name the file itself, or make the link anew", where)
     experiments = list_experiments()
     if os.path.isdir(path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
 from embodyrl.errors import UserError
 
@@ -41,6 +43,16 @@ class Location:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
+class LeftOut(Enum):
+    """Type of the mark for a setting that is to be left out."""
+
+    value_ = None
+
+
+LEAVE_OUT = LeftOut.value_
+"""In `ConfigIssue.fix`: the file should not have this setting."""
+
+
 @dataclass(frozen=True)
 class ConfigIssue:
     """One fault of a config."""
@@ -54,6 +66,9 @@ class ConfigIssue:
     """Remedy; empty if the message contains it."""
     location: Location | None = None
     """Location in a file, once it is known."""
+    fix: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The remedy as values of settings (`LEAVE_OUT`: none), where one is as good as any. Empty: it is for the user to
+    decide."""
 
     @property
     def paths(self) -> list[KeyPath]:
@@ -77,11 +92,11 @@ class ConfigError(UserError):
     exit_code = 2
     prefix = ""  # every fault begins with its location
 
-    def __init__(self, faults: Sequence[ConfigIssue]) -> None:
+    def __init__(self, faults: Sequence[ConfigIssue], mended: str = "") -> None:
         self.faults = tuple(faults)
         count = len(self.faults)
         lines = [*map(str, self.faults), f"{count} fault{'' if count == 1 else 's'}; nothing was started."]
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join([*lines, mended]).rstrip("\n"))
 
 
 def in_reading_order(faults: Iterable[ConfigIssue], files: Sequence[str]) -> list[ConfigIssue]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from embodyrl.config.fields import settings_of
 from embodyrl.config.files import Source, find_source, read_document
 from embodyrl.config.interpolation import resolve_interpolations
 from embodyrl.config.issues import COMMAND_LINE, ConfigError, ConfigIssue, KeyPath, dotted, in_reading_order
+from embodyrl.config.mending import apply_fix, mend, paste
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
 from embodyrl.config.plugins import (
     NAME_CODE,
@@ -115,7 +116,7 @@ def _hide(text: str, environment: Mapping[KeyPath, tuple[str, Any]]) -> str:
 
 
 def load_config(
-    source: str | Path | None,
+    source: str | Path | Source | None,
     overrides: Sequence[str] = (),
     *,
     plugin_dir: Path | None = None,
@@ -126,7 +127,8 @@ def load_config(
     """Load and check a config. No code is run except the plug-ins it names.
 
     Args:
-        source: a YAML file, the name of a built-in experiment, or None for the default experiment.
+        source: a YAML file, the name of a built-in experiment, None for the default experiment, or a file that has been
+            found.
         overrides: `key=value` from the command line.
         plugin_dir: folder of plug-ins; by default that of the file (for built-in configs the working directory, for
             a saved config the folder of the run's plug-ins).
@@ -138,7 +140,7 @@ def load_config(
         ConfigError: with every fault.
         UntrustedError: a saved config of someone else would run code, without `trust`.
     """
-    found = find_source(source, plugin_dir)
+    found = source if isinstance(source, Source) else find_source(source, plugin_dir)
     if isinstance(found, ConfigIssue):
         raise ConfigError([found])
     saved = None if found.is_builtin else read_saved(found.path)
@@ -146,18 +148,27 @@ def load_config(
         found = dataclasses.replace(found, plugin_dir=saved.plugin_dir)
     main = read_document(found.path, found.file)
     asked = parse_overrides(overrides, found.has_group)
-    composed = compose(found, main, asked.groups)
-    if not composed.readable:
-        raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
-    try:
-        config, faults, notes, environment, from_hub = _finish(composed, asked, found, use, saved, trust)
-    except SystemExit as error:
-        raise ConfigError([ended_by_code(error, composed.settings, found.plugin_dir)]) from error
-    faults = [
-        dataclasses.replace(fault, message=_hide(fault.message, environment))
-        for fault in faults
-        if fault.path not in not_needed
-    ]
+
+    def finish(fix: Mapping[KeyPath, Any]) -> tuple[Composed, _Finished]:
+        composed = compose(found, main, asked.groups)
+        if not composed.readable:
+            raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
+        try:
+            return composed, _finish(composed, asked, found, use, saved, trust, fix)
+        except SystemExit as error:
+            raise ConfigError([ended_by_code(error, composed.settings, found.plugin_dir)]) from error
+
+    def of_use(finished: _Finished) -> list[ConfigIssue]:
+        hidden = (replace(fault, message=_hide(fault.message, finished.environment)) for fault in finished.faults)
+        return [fault for fault in hidden if fault.path not in not_needed]
+
+    composed, finished = finish({})
+    faults = of_use(finished)
+    config, notes, environment, from_hub = finished.config, finished.notes, finished.environment, finished.from_hub
+    if any(fault.fix for fault in faults):
+        mended, more = mend(faults, lambda fix: of_use(finish(fix)[1]))
+        lines = paste(mended, [*faults, *more], composed)
+        raise ConfigError(in_reading_order([*faults, *more], composed.files), lines)
     if not faults and use in (ConfigUse.run, ConfigUse.play):
         config, fetched, faults = _fetch(config, composed, not_needed, use)
         from_hub |= fetched
@@ -168,16 +179,30 @@ def load_config(
     return LoadedConfig(config, found.label, count, path, found.plugin_dir, tuple(notes), environment, from_hub)
 
 
+@dataclass(frozen=True)
+class _Finished:
+    """A config, all of its faults, notes, the settings read from the environment, and what is in the hub's cache."""
+
+    config: Config
+    faults: list[ConfigIssue]
+    notes: list[str]
+    environment: dict[KeyPath, tuple[str, Any]]
+    from_hub: dict[KeyPath, FromHub]
+
+
 def _finish(
-    composed: Composed, asked: Overrides, source: Source, use: ConfigUse, saved: Saved | None, trust: bool
-) -> tuple[Config, list[ConfigIssue], list[str], dict[KeyPath, tuple[str, Any]], dict[KeyPath, FromHub]]:
+    composed: Composed,
+    asked: Overrides,
+    source: Source,
+    use: ConfigUse,
+    saved: Saved | None,
+    trust: bool,
+    fix: Mapping[KeyPath, Any],
+) -> _Finished:
     """Apply overrides, plug-ins and interpolations, and check the result.
 
     A saved config that names code or environment variables must be this user's own, unless `trust` is set. It may be of
-    an earlier version.
-
-    Returns:
-        The config, all faults, notes, the settings read from the environment, and what is in the hub's cache.
+    an earlier version. Last come the values of `fix`, in the places of those that they mend.
     """
     settings = composed.settings
     doubts = None if saved is None or trust else saved.doubts(claims(settings.data))
@@ -193,6 +218,7 @@ def _finish(
     if saved is not None:
         convert_saved(settings, Config)
     faults += _apply(settings, others)
+    apply_fix(settings, fix, composed.whole)
     resolved = resolve_interpolations(settings, Config, may_read=doubts is None)
     if doubts is not None:
         texts = [f"{dotted(path)} = {text}" for path, text in resolved.environment.items()]
@@ -210,7 +236,7 @@ def _finish(
     notes += [*staleness_notes(config), *algorithm_notes(config)]
     if use is ConfigUse.elsewhere:
         notes += [f"unchecked until the run: {each.message}" for each in simulator_runs_here(config)]
-    return config, faults, notes, environment, from_hub
+    return _Finished(config, faults, notes, environment, from_hub)
 
 
 def _in_cache(config: Config, use: ConfigUse) -> dict[KeyPath, FromHub]:

@@ -118,7 +118,6 @@ def _import(name: str, folder: Path) -> tuple[str, str] | None:
     return None
 
 
-
 def ended_by_code(error: SystemExit, settings: Settings, folder: Path) -> ConfigIssue:
     """Return the fault of a config whose code ended the program while the config was checked."""
     path = next((path for path, _ in named_modules(settings)), ())

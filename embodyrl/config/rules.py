@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config.compose import Composed
-from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location, dotted
+from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, Observe, ParallelBackend, Schedule
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
@@ -195,6 +195,11 @@ def _multiples(number: int, of: int) -> str:
     return f"{below} or {below + of}" if below else str(of)
 
 
+def _nearest_multiple(number: int, of: int) -> int:
+    """Return the largest multiple of `of` up to `number`, at least one."""
+    return max(of, number // of * of)
+
+
 def _divisors(number: int, of: int) -> str:
     """Return the divisors of `of` next to `number`, as text."""
     below = max((n for n in range(1, min(number, of) + 1) if of % n == 0), default=1)
@@ -211,6 +216,7 @@ def envs_form_whole_groups(config: Config) -> Iterator[ConfigIssue]:
             ("env.num_envs", "rollout.group_size"),
             f"env.num_envs = {envs} cannot be split into groups of rollout.group_size = {size}",
             f"set env.num_envs to {_multiples(envs, size)}",
+            fix={"env.num_envs": _nearest_multiple(envs, size)},
         )
 
 
@@ -223,6 +229,7 @@ def videos_show_evaluation_episodes(config: Config) -> Iterator[ConfigIssue]:
             ("tracking.video.episodes", "eval.episodes"),
             f"tracking.video.episodes = {recorded}, but an evaluation plays eval.episodes = {played}",
             f"set tracking.video.episodes to {played} or less",
+            fix={"tracking.video.episodes": played},
         )
 
 
@@ -235,6 +242,7 @@ def envs_fill_workers_evenly(config: Config) -> Iterator[ConfigIssue]:
             ("env.workers", "env.num_envs"),
             f"env.num_envs = {envs} cannot be spread over env.workers = {workers}",
             f"set env.workers to {_divisors(workers, envs)}, or env.num_envs to {_multiples(envs, workers)}",
+            fix={"env.workers": "auto"},
         )
 
 
@@ -324,6 +332,7 @@ def only_whole_episodes_are_counted(config: Config) -> Iterator[ConfigIssue]:
             ("rollout.episodes_per_slot", "rollout.episodes"),
             f"rollout.episodes_per_slot = {count} has no use: rollout.episodes is 'continuous'",
             "set rollout.episodes to whole, or rollout.episodes_per_slot to 1",
+            fix={"rollout.episodes_per_slot": LEAVE_OUT},
         )
 
 
@@ -351,6 +360,7 @@ def batch_splits_into_minibatches(config: Config) -> Iterator[ConfigIssue]:
             f"a batch of env.num_envs = {envs}{episodes} x rollout.num_chunks = {rollout.num_chunks} cannot be split "
             f"into algorithm.minibatches = {parts}",
             f"set algorithm.minibatches to {_divisors(parts, batch)}",
+            fix={"algorithm.minibatches": max(n for n in range(1, parts + 1) if batch % n == 0)},
         )
 
 
@@ -364,6 +374,7 @@ def chunk_fits_model(config: Config) -> Iterator[ConfigIssue]:
             ("rollout.chunk_size", "model.name"),
             f"rollout.chunk_size = {size} is more than model {name!r} can predict at once",
             f"set rollout.chunk_size to {most} or less",
+            fix={"rollout.chunk_size": most},
         )
 
 
@@ -376,6 +387,7 @@ def chunk_fits_episode(config: Config) -> Iterator[ConfigIssue]:
             ("rollout.chunk_size", "env.max_episode_steps"),
             f"rollout.chunk_size = {size} is longer than an episode of env.max_episode_steps = {steps}",
             f"set rollout.chunk_size to {steps} or less",
+            fix={"rollout.chunk_size": steps},
         )
 
 
@@ -393,6 +405,7 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
             f"rollout.num_chunks = {chunks} x rollout.chunk_size = {size} steps are too few for a whole episode of "
             f"env.max_episode_steps = {steps}",
             f"set rollout.num_chunks to {math.ceil(steps / size)}",
+            fix={"rollout.num_chunks": math.ceil(steps / size)},
         )
 
 
@@ -409,6 +422,7 @@ def learning_executes_whole_chunks(config: Config) -> Iterator[ConfigIssue]:
                 f"eval.{name} = {value}: reinforcement learning has to execute the chunks whose probability it knows, "
                 "and evaluates in the same simulators",
                 f"set it to null, and evaluate the run afterwards with embodyrl eval RUN eval.{name}={value}",
+                fix={f"eval.{name}": LEAVE_OUT},
             )
 
 
@@ -421,6 +435,7 @@ def evaluation_executes_part_of_a_chunk(config: Config) -> Iterator[ConfigIssue]
             ("eval.actions", "rollout.chunk_size"),
             f"eval.actions = {actions} is more than rollout.chunk_size = {chunk}",
             f"set eval.actions to {chunk} or less",
+            fix={"eval.actions": chunk},
         )
     if config.eval.ensemble is None:
         return
@@ -449,6 +464,7 @@ def evaluation_is_held_out(config: Config) -> Iterator[ConfigIssue]:
             f"(env.start_states = {states})",
             f"set eval.first_start_state to {states} or more"
             + (f", or env.start_states to {first} or less" if first else ""),
+            fix={"eval.first_start_state": states},
         )
 
 
@@ -605,6 +621,7 @@ def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
             ("env.frames", "model.name"),
             f"env.frames = {frames}, but model {name!r} reads one image of each camera",
             f"set env.frames to 1, or model.name to one that reads several ({', '.join(reading)})",
+            fix={"env.frames": LEAVE_OUT},
         )
     if config.rollout.observe is Observe.every_step:
         yield ConfigIssue(

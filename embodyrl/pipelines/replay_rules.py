@@ -24,7 +24,7 @@ from embodyrl.algorithms.off_policy_options import (
     weighs_imitation,
 )
 from embodyrl.algorithms.off_policy_sizes import MIB, fields_of, largest_entropy, row_bytes, usual_target_entropy
-from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.rules import action_dim, fact, of_newest_rollouts, state_dim
 from embodyrl.config.schema import (
     AdvantageConfig,
@@ -144,6 +144,7 @@ def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
                 f"{path.removesuffix('.name')} has no use: algorithm {config.algorithm.name!r} learns from a replay, "
                 "by the settings of algorithm.off_policy",
                 "leave it out",
+                fix={path: LEAVE_OUT},
             )
     usual = DataConfig()
     for name in _unread(config.algorithm):
@@ -153,6 +154,7 @@ def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
                 f"data.{name} has no use: algorithm {config.algorithm.name!r} learns by the settings of "
                 "algorithm.off_policy",
                 "leave it out",
+                fix={f"data.{name}": LEAVE_OUT},
             )
     if config.engine.micro_batch_size is not None and not (imitates or weighs_imitation(config)):
         yield ConfigIssue(
@@ -160,6 +162,7 @@ def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
             f"engine.micro_batch_size has no use: algorithm {config.algorithm.name!r} learns from minibatches of "
             "algorithm.off_policy.batch_size decisions",
             "leave it out",
+            fix={"engine.micro_batch_size": LEAVE_OUT},
         )
 
 
@@ -191,6 +194,7 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
             ("rollout.group_size", "algorithm.name"),
             f"rollout.group_size = {rollout.group_size} has no use: algorithm {name!r} compares no episodes",
             "set rollout.group_size to 1",
+            fix={"rollout.group_size": LEAVE_OUT},
         )
     # Imitation may go on in rounds of whole episodes: no decision of it needs what followed.
     rounds = bool(fact(ALGORITHMS, name, "imitates"))
@@ -199,6 +203,7 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
             ("rollout.episodes", "algorithm.name"),
             f"rollout.episodes is whole, but algorithm {name!r} learns from single decisions, between short rollouts",
             "set rollout.episodes to continuous",
+            fix={"rollout.episodes": LEAVE_OUT},
         )
     elif rollout.episodes is Episodes.whole and rollout.episodes_per_slot > 1:
         yield ConfigIssue(
@@ -206,12 +211,14 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
             f"rollout.episodes_per_slot = {rollout.episodes_per_slot}, but algorithm {name!r} learns after every round "
             "of one episode in each env",
             "set rollout.episodes_per_slot to 1",
+            fix={"rollout.episodes_per_slot": LEAVE_OUT},
         )
     if rollout.mode is RolloutMode.async_:
         yield ConfigIssue(
             ("rollout.mode", "algorithm.name"),
             f"rollout.mode is async, but the ranks of algorithm {name!r} roll out themselves, so nobody can meanwhile",
             "set rollout.mode to sync",
+            fix={"rollout.mode": LEAVE_OUT},
         )
     if config.placement.rollout.workers:
         yield ConfigIssue(
@@ -219,6 +226,7 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
             f"placement.rollout.workers = {config.placement.rollout.workers}, but the replay of algorithm {name!r} is "
             "that of the ranks, which roll out themselves",
             "set placement.rollout.workers to 0, and engine.parallel.world_size to the number of processes",
+            fix={"placement.rollout.workers": LEAVE_OUT},
         )
     if config.engine.parallel.backend in (ParallelBackend.fsdp, ParallelBackend.hsdp):
         yield ConfigIssue(
@@ -226,6 +234,7 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
             f"engine.parallel.backend = {config.engine.parallel.backend.value!r}, but every rank has all critics of "
             f"algorithm {name!r}, and all of its policy",
             "set engine.parallel.backend to none",
+            fix={"engine.parallel.backend": "none"},
         )
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from embodyrl.config import ConfigUse, config_hash, list_experiments, load_config, to_commented_yaml, to_plain
-from embodyrl.config.build import _inline
+from embodyrl.config.build import inline
 from embodyrl.config.fields import docs_of
 from embodyrl.config.schema import Config
 from embodyrl.errors import has_controls
@@ -72,7 +72,7 @@ def test_any_free_form_map_and_any_text_survive(workplace, kwargs, text):
 
 @pytest.mark.parametrize("value", [1e-5, 1e22, 1.0, 0.1, -3e300, 5e-324])
 def test_floats_are_floats_to_any_yaml_reader(value):
-    assert yaml.safe_load(_inline(value)) == value
+    assert yaml.safe_load(inline(value)) == value
 
 
 def test_one_key_per_line_each_with_its_documentation():

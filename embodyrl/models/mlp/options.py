@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.rules import acts_by_choice, fact, of_newest_rollouts
 from embodyrl.config.schema import Config, ModelConfig, setting
 from embodyrl.models.mlp.check import check_saved
@@ -83,6 +83,7 @@ def check_head(config: Config) -> Iterator[ConfigIssue]:
             f"algorithm {config.algorithm.name!r} learns from a replay, for which model.head = 'gaussian' does not "
             "serve: its spread ignores the observation, and it leaves the action range",
             f"set model.head to squashed, or algorithm to {of_newest_rollouts()}",
+            fix={"model.head": "squashed"},
         )
     if squashed and entry is False:
         able = [
@@ -95,4 +96,5 @@ def check_head(config: Config) -> Iterator[ConfigIssue]:
             f"model.head = 'squashed' has no value network and no entropy in closed form, which algorithm "
             f"{config.algorithm.name!r} learns with",
             f"set model.head to gaussian, or algorithm to {' or '.join(able)}",
+            fix={"model.head": LEAVE_OUT},
         )

@@ -77,6 +77,7 @@ def _check_scratch(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue
             "model.frozen",
             f"model.frozen = {model.frozen.value} leaves random weights as they are, because model.checkpoint is null",
             "set model.frozen to nothing, or name a checkpoint",
+            fix={"model.frozen": "nothing"},
         )
     if model.vlm is not None:
         yield ConfigIssue(
