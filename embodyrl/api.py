@@ -8,6 +8,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -22,7 +23,7 @@ from embodyrl.config.plugins import TRAINING_FILE
 from embodyrl.config.schema import Config
 from embodyrl.config.values import escape
 from embodyrl.envs import SimulatorSpec
-from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging, without_controls
+from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging
 from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.saved import from_own_folder
 from embodyrl.runner.build import Host, build_acting, open_simulators, settings_of_torch_kept
@@ -31,6 +32,7 @@ from embodyrl.runner.checkpoint import POLICY, find
 from embodyrl.runner.rundir import SOURCES, read_config, read_saved
 from embodyrl.runner.session import Ending, go_on, start
 from embodyrl.runner.stopping import raise_interrupt
+from embodyrl.screen import say, showing
 from embodyrl.tracking.report import read_summary
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
@@ -230,6 +232,7 @@ def evaluate(
     _say(progress, f"evaluating {place}: {settings.eval.episodes} episodes of {', '.join(settings.env.tasks)}")
     with (
         tempfile.TemporaryDirectory() as logs,
+        showing() if progress else nullcontext(),
         open_simulators(loaded, Path(logs)) as manager,
         settings_of_torch_kept(),
     ):
@@ -419,7 +422,7 @@ def _run(ending: Ending, rows: Rows) -> Run:
 
 def _say(progress: bool, text: str) -> None:
     if progress:
-        print(without_controls(text), flush=True)
+        say(text)
 
 
 def _saved(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from embodyrl.cli.arguments import ImageFormat, Keep
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Observe
-from embodyrl.errors import UserError, without_controls
+from embodyrl.errors import UserError
 from embodyrl.hub import is_hub_name
 from embodyrl.registry import EXPERTS
+from embodyrl.screen import say, showing, task
 
 if TYPE_CHECKING:
     from embodyrl.config.issues import KeyPath
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 ATTEMPTS_PER_EPISODE = 20
 """Most attempts per requested episode."""
-SAY_EVERY_S = 5.0
 
 
 class RequestError(UserError):
@@ -97,8 +97,13 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
     config = loaded.config
     episodes = demonstration_episodes(config.env, config.seed)
     most = options.episodes if options.keep is Keep.all else ATTEMPTS_PER_EPISODE * options.episodes
-    print(without_controls(_title(loaded, options)), flush=True)
-    with opened(loaded, options) as (manager, demonstrator), Stopper(unit="the episodes under way") as stopper:
+    say(_title(loaded, options))
+    with (
+        opened(loaded, options) as (manager, demonstrator),
+        Stopper(unit="the episodes under way") as stopper,
+        showing(),
+        task("recording", options.episodes, "episodes") as progress,
+    ):
         spec = dataset_spec(
             config.env,
             manager,
@@ -113,16 +118,18 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
             after_success=options.after_success,
             seed=config.seed,
         )
-        count = _Count(wanted=options.episodes)
+        count = _Count()
         with DatasetWriter(options.out, spec) as writer, closing(recorder.record(episodes[:most])) as attempts:
             for attempt in attempts:
                 kept = attempt.success or options.keep is Keep.all
                 if kept:
                     writer.add(attempt.episode)
                 count.note(attempt, kept)
+                progress.done = count.kept
+                progress.note = f"{count.successes} of {count.played} successful"
                 if stopper.agree() or count.kept == options.episodes:
                     break
-    print(count.closing(options, stopper.stopped_by is not None), flush=True)
+    say(count.closing(options, stopper.stopped_by is not None))
     if count.kept < options.episodes and stopper.stopped_by is None:
         raise UserError(
             f"only {count.kept} of {options.episodes} episodes were recorded in {count.played} attempts (successes: "
@@ -200,24 +207,20 @@ def _title(loaded: LoadedConfig, options: Options) -> str:
 class _Count:
     """Counts of episodes so far, for the screen."""
 
-    wanted: int
     played: int = 0
     successes: int = 0
     kept: int = 0
     frames: int = 0
 
     def __post_init__(self) -> None:
-        self._started = self._said = time.monotonic()
+        self._started = time.monotonic()
 
     def note(self, attempt: Attempt, kept: bool) -> None:
-        """Count an attempt, and print the progress every few seconds."""
+        """Count an attempt."""
         self.played += 1
         self.successes += attempt.success
         self.kept += kept
         self.frames += len(attempt.episode) * kept
-        if time.monotonic() - self._said >= SAY_EVERY_S:
-            self._said = time.monotonic()
-            print(f"  {self.kept} of {self.wanted} episodes, {self.successes} of {self.played} successful", flush=True)
 
     def closing(self, options: Options, stopped: bool) -> str:
         """Return the last lines of the screen output."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 from rich.console import Console
@@ -58,12 +60,13 @@ def show(what: str | None) -> None:
 
 def _show_registry(console: Console, registry: Registry[Any]) -> None:
     table = Table(title=plural(registry.kind), title_justify="left", box=None, pad_edge=False)
-    for title in ("name", "available here?", "from", "what it is"):
+    origins = any(entry.source != "built-in" for entry in registry.entries())
+    for title in ("name", "available here?", *(["from"] if origins else []), "what it is"):
         table.add_column(title, overflow="fold")
     for entry in registry.entries():
         missing = entry.missing()
         available = "yes" if not missing else f"no: {missing[0].install}"
-        table.add_row(entry.name, available, entry.source, entry.summary)
+        table.add_row(entry.name, available, *([entry.source] if origins else []), entry.summary)
     console.print(table)
     console.print()
 
@@ -73,13 +76,19 @@ def plural(noun: str) -> str:
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
+def first_sentence(text: str) -> str:
+    """Return the first sentence of the comment that a YAML file begins with."""
+    comment = " ".join(line[1:].strip() for line in itertools.takewhile(lambda line: line[:1] == "#", text.split("\n")))
+    return re.split(r"(?<=[.;:])\s(?=[A-Z(])", comment, maxsplit=1)[0].rstrip(":;")
+
+
 def _show_configs(console: Console) -> None:
     table = Table(title="configs (embodyrl run NAME)", title_justify="left", box=None, pad_edge=False)
     for title in ("name", "what it is"):
         table.add_column(title, overflow="fold")
     for name in list_experiments():
-        first_line = (builtin_folder() / f"{name}.yaml").read_text().partition("\n")[0]
-        table.add_row(name, first_line.removeprefix("# "))
+        text = (builtin_folder() / f"{name}.yaml").read_text()
+        table.add_row(name.removeprefix("experiment/"), first_sentence(text))
     console.print(table)
     console.print()
     groups = Table(title="config groups (defaults: [GROUP: CHOICE])", title_justify="left", box=None, pad_edge=False)

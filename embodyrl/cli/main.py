@@ -14,6 +14,7 @@ import typer
 from embodyrl.cli.arguments import ConfigArguments, Elsewhere, ImageFormat, Keep, Trust, check_options, split_arguments
 from embodyrl.errors import RunError, UserError, explain, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
+from embodyrl.screen import announced
 from embodyrl.version import __version__
 
 app = typer.Typer(
@@ -38,16 +39,17 @@ def run(
     trust: Trust = False,
 ) -> None:
     """Train: simulators, rollouts, updates, evaluations, checkpoints."""
-    from embodyrl.cli import train
-    from embodyrl.config import ConfigUse, load_config, to_commented_yaml
-
     source, overrides = split_arguments(words)
-    if print_config:
+    with announced(f"embodyrl {__version__}   reading {source or 'the built-in config'} ..."):
+        from embodyrl.cli import train
+        from embodyrl.config import ConfigUse, load_config, to_commented_yaml
+
+        loaded = None if print_config else load_config(source, overrides, use=ConfigUse.run, trust=trust)
+    if loaded is None:
         sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=ConfigUse.show, trust=trust).written))
         sys.stdout.flush()
         load_config(source, overrides, use=ConfigUse.elsewhere, trust=trust)  # reports conflicts of settings on stderr
         return
-    loaded = load_config(source, overrides, use=ConfigUse.run, trust=trust)
     raise typer.Exit(train.run(loaded))
 
 

@@ -18,6 +18,7 @@ from embodyrl.placement.run_plan import Machine
 from embodyrl.planning.planner import Adviser, Limits, Planner
 from embodyrl.planning.processes import plan_processes, start_one
 from embodyrl.planning.text import layout_table, memory_table, pairs, rows, verdict, worker_table
+from embodyrl.screen import say
 
 GB = 10**9
 
@@ -63,18 +64,18 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
         return 0
     console = Console(highlight=False)
     for title, text in rows(loaded.source, plan):
-        console.print(f"{title:<11}{text}", soft_wrap=True, markup=False)
+        say(f"{title:<11}{text}")
     console.print()
     console.print(layout_table(plan["layout"]))
     console.print()
     console.print(worker_table(plan["workers"]))
     console.print()
-    console.print(f"{'variables':<11}{pairs(plan['env_vars'])}", soft_wrap=True)
+    say(f"{'variables':<11}{pairs(plan['env_vars'])}")
     if plan["model"] is not None:
         console.print()
         console.print(memory_table(plan["needs"]))
         for line in verdict(plan):
-            console.print(line, soft_wrap=True, markup=False)
+            say(line)
     return 0
 
 

@@ -17,6 +17,7 @@ from embodyrl.models.saved import own_folder_settings
 from embodyrl.runner.checkpoint import find_and_tell
 from embodyrl.runner.rundir import CONFIG_FILE, read_saved
 from embodyrl.runner.session import go_on, start
+from embodyrl.screen import say
 from embodyrl.tracking.report import SUMMARY_FILE, write_report
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
@@ -68,7 +69,7 @@ def export(
         checked = write(checkpoint, loaded, folder, adapter=adapter)
         size = readable_size(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
         place = "" if out is None else f" to {out}"
-        print(f"exported {checkpoint}{place}  ({size}; {checked})", flush=True)
+        say(f"exported {checkpoint}{place}  ({size}; {checked})")
         if out is not None and not adapter:
             settings = own_folder_settings(loaded.config.model, str(out))
             print(f"next: embodyrl run {out}/training.yaml {' '.join(settings)} run.dir=NEW", flush=True)

@@ -87,6 +87,7 @@ from embodyrl.models.policy import (
     SoftPolicy,
 )
 from embodyrl.placement.ranks import shards_of
+from embodyrl.screen import task
 from embodyrl.tracking.clock import Clock, Phase
 
 if TYPE_CHECKING:  # importing it takes a while, and an engine that only acts does without
@@ -312,7 +313,7 @@ class HybridEngine:
         target_kl = self.algorithm.target_kl
         history: list[Step] = []
         epochs, too_far = 0, False
-        with self.train_mode(), self.clock.measure(Phase.train):
+        with self.train_mode(), self.clock.measure(Phase.train), ExitStack() as under_way:
             rate = self.optimizer.set_learning_rate(self.version)
             columns = to_columns(batch, self.device, ON_HOST | self.policy.reads_on_host)
             # States are preprocessed once for all epochs. Images are bytes here and floats afterwards, four times as
@@ -323,10 +324,12 @@ class HybridEngine:
             drawn = self._draw_minibatches(columns)
             self._add_logprobs(columns, task_descriptions, drawn)
 
+            progress = under_way.enter_context(task("learning", self.algorithm.epochs * len(drawn), "minibatches"))
             for epoch in range(self.algorithm.epochs):
                 if epoch > 0:
                     drawn = self._draw_minibatches(columns)
                 for minibatch, share in self._minibatches(columns, drawn):
+                    progress.advance()
                     step = self._backward(minibatch, task_descriptions, share)
                     # Early stopping as in OpenAI's Spinning Up: the KL divergence is that before this step, which
                     # would lead still farther away and is not made. The GPU is waited for only if a target is set.

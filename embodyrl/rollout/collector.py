@@ -23,6 +23,7 @@ from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Following, Rollout
 from embodyrl.rollout.interventions import Interventions
 from embodyrl.rollout.judging import Judge
+from embodyrl.screen import task
 from embodyrl.tracking.clock import Phase
 
 Mode = Literal["train", "eval", "random"]
@@ -199,11 +200,13 @@ class Collector:
         observation = self._begin()
         # Fill the pipe: every group gets its first chunk before the first result is awaited. Afterwards each result
         # that comes back is answered with the next chunk, in the order that the schedule chooses.
-        for slots in self._scheduler.groups:
-            self._decide_and_send(slots, observation.take(slots), collected)
-        while (received := self._receive(collected)) is not None:
-            if len(received[0]):
-                self._decide_and_send(*received, collected)
+        with task("collecting", self.config.num_chunks * self._columns, "chunks") as progress:
+            for slots in self._scheduler.groups:
+                self._decide_and_send(slots, observation.take(slots), collected)
+            while (received := self._receive(collected)) is not None:
+                progress.done = int(collected.decided.sum())
+                if len(received[0]):
+                    self._decide_and_send(*received, collected)
         # Slots finish in an order that depends on timing under ready_batch; sorted, metrics do not.
         finished = sorted(collected.finished, key=lambda pair: (pair[0], pair[1].slot))
         return Rollout(

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from embodyrl.algorithms.off_policy_options import ReplayAlgorithmConfig
 from embodyrl.config.schema import Config, OldLogprobs
 from embodyrl.errors import UserError, near_match
 
@@ -163,7 +165,11 @@ OFFLOADED = {
 RATIO_ERROR = 1e-2
 """Largest distance of a probability ratio from 1, before any weight changed, without a warning. A clip is about 0.2."""
 IDLE_ITERATIONS = 3
-"""Number of iterations in a row without anything to learn from after which there is a warning."""
+"""Number of iterations in a row that learn nothing after which there is a warning."""
+IDLE_AGAIN = (10, 30, 100, 300, 1000, 3000, 10000)
+"""Such numbers at which it is said again."""
+STEPPED = ("train/grad_norm", "train/loss", "train/critic_loss", "train/actor_loss")
+"""Metrics that an iteration only has if it has made an optimiser step."""
 SHOWN_SLOTS = 8
 """Number of envs that a message names at most."""
 
@@ -194,7 +200,7 @@ class Warnings(Callback):
             freed = metrics.get(f"memory/{name}_freed_mib")
             if freed is not None:
                 self._once(f"offload {name}", f"offload: {text}, which frees {freed:.0f} MiB")
-        self._warn_if_nothing_is_learned(metrics)
+        self._tell_if_nothing_is_learned(metrics)
         self._warn_if_ratios_start_elsewhere(metrics)
 
     def _once(self, kind: str, text: str) -> None:
@@ -202,16 +208,21 @@ class Warnings(Callback):
             self._said.add(kind)
             self._message(text)
 
-    def _warn_if_nothing_is_learned(self, metrics: Mapping[str, float]) -> None:
-        """Warn after `IDLE_ITERATIONS` iterations in a row without anything to learn from."""
-        self._idle = self._idle + 1 if metrics.get("train/epochs") == 0 else 0
-        if self._idle == IDLE_ITERATIONS:
+    def _tell_if_nothing_is_learned(self, metrics: Mapping[str, float]) -> None:
+        """Say that an iteration learned nothing, and why; of many in a row ever fewer, after `IDLE_ITERATIONS` with a
+        remedy."""
+        if (idleness := idleness_of(metrics, self._config)) is None:
+            self._idle = 0
+            return
+        self._idle += 1
+        if self._idle == 1:
+            self._message(f"iteration {metrics['iteration']:.0f} learned nothing: {idleness.why}")
+        elif self._idle == IDLE_ITERATIONS and idleness.remedy:
             self._message(
-                f"warning: nothing was learned in {IDLE_ITERATIONS} iterations, because the episodes of each group end "
-                f"alike (success {metrics.get('env/success_once', 0.0):.2f}): start from a policy that sometimes "
-                f"succeeds (model.checkpoint), choose easier tasks, or a reward that tells episodes apart "
-                f"(algorithm.reward=dense)"
+                f"warning: nothing was learned in {IDLE_ITERATIONS} iterations: {idleness.why}: {idleness.remedy}"
             )
+        elif self._idle in IDLE_AGAIN:
+            self._message(f"nothing was learned in {self._idle} iterations in a row: {idleness.why}")
 
     def _warn_if_ratios_start_elsewhere(self, metrics: Mapping[str, float]) -> None:
         """Warn if the update's forward passes do not give the rollout's log-probs."""
@@ -232,6 +243,47 @@ class Warnings(Callback):
             f"weight changed, because the update computes other log-probs than the rollout "
             f"({self._precision}): {remedy}",
         )
+
+
+@dataclass(frozen=True)
+class Idleness:
+    """Why an iteration has learned nothing."""
+
+    why: str
+    remedy: str = ""
+    """What to do if it stays so; empty: it passes."""
+
+
+def idleness_of(metrics: Mapping[str, float], config: Config) -> Idleness | None:
+    """Return why an iteration has made no optimiser step, as its metrics tell; None if it has made one."""
+    if any(name in metrics for name in STEPPED):
+        return None
+    if "train/skipped_steps" in metrics and metrics.get("train/epochs") != 0:
+        return Idleness(
+            "none of its optimiser steps was finite, so all were skipped (their minibatches are in not_finite/)",
+            "lower engine.optimizer.learning_rate, or look at the saved minibatches",
+        )
+    if "replay/decisions" in metrics and isinstance(config.algorithm, ReplayAlgorithmConfig):
+        start = config.algorithm.off_policy.replay.start_after
+        return Idleness(f"it fills the replay, {metrics['replay/decisions']:,.0f} of {start:,} decisions to begin with")
+    if "train/approx_kl" in metrics:
+        return Idleness(
+            f"the KL divergence was {metrics['train/approx_kl']:.2g} before the first step, beyond algorithm.target_kl "
+            f"= {config.algorithm.target_kl:g}",
+            "algorithm.old_logprobs=recompute takes rounding out of it; else raise algorithm.target_kl",
+        )
+    if "train/epochs" not in metrics:
+        return None
+    if not metrics.get("env/episodes", 1.0):
+        return Idleness("no episode has ended", "more rollout.num_chunks, or a shorter env.max_episode_steps")
+    kept = ""
+    if "filter/groups_kept" in metrics:
+        kept = f" ({metrics['filter/groups_kept']:.0f} of {metrics['filter/groups_collected']:.0f} groups were kept)"
+    return Idleness(
+        f"the episodes of each group end alike (success {metrics.get('env/success_once', 0.0):.2f}){kept}",
+        "start from a policy that sometimes succeeds (model.checkpoint), choose easier tasks, or a reward that tells "
+        "episodes apart (algorithm.reward=dense)",
+    )
 
 
 class SimulatorHealth:

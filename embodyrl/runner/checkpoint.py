@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from embodyrl.errors import UserError, without_controls
+from embodyrl.errors import UserError
+from embodyrl.screen import say
 from embodyrl.version import __version__
 
 FORMAT = 3
@@ -146,7 +147,7 @@ def find_and_tell(path: Path) -> Path:
     """Find the checkpoint of `path`, see `find`, and print the warning if there is one."""
     found = find(path)
     if found.warning is not None:
-        print(without_controls(found.warning), flush=True)
+        say(found.warning)
     return found.place
 
 

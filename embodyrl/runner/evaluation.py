@@ -22,6 +22,7 @@ from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.rollout.ensemble import TemporalEnsemble
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
+from embodyrl.screen import Task, task
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
 from embodyrl.tracking.intervals import wilson_interval
@@ -261,12 +262,19 @@ def play_share(
     dealt = share_of_episodes(len(episodes), recorded, engine.blocks)
     choose = _Choice(engine, manager, noise, ensemble)
     finished: list[FinishedEpisode] = []
-    with engine.rollout_mode(), engine.clock.measure(Phase.record):
+    count = sum(map(len, dealt.values()))
+    with (
+        engine.rollout_mode(),
+        engine.clock.measure(Phase.record),
+        task("evaluating", count, "episodes") as progress,
+    ):
         # Recorded episodes are stepped one action at a time with an image each; the others at full speed afterwards.
         if video is not None:
-            finished += _play(manager, choose, episodes, {0: dealt[0][:recorded]}, video.step)
+            finished += _play(manager, choose, episodes, {0: dealt[0][:recorded]}, video.step, progress)
             dealt[0] = dealt[0][recorded:]
-        return finished + _play(manager, choose, episodes, dealt, lambda slots, _, *chunk: manager.step(slots, *chunk))
+        return finished + _play(
+            manager, choose, episodes, dealt, lambda slots, _, *chunk: manager.step(slots, *chunk), progress
+        )
 
 
 def share_of_episodes(count: int, recorded: int, blocks: Blocks) -> dict[int, list[int]]:
@@ -285,6 +293,7 @@ def _play(
     episodes: Sequence[EpisodeSpec],
     dealt: Mapping[int, Sequence[int]],
     step: Step,
+    progress: Task,
 ) -> list[FinishedEpisode]:
     """Play the episodes with these numbers, by block."""
     size, clock = choose.block_size, choose.engine.clock
@@ -310,7 +319,9 @@ def _play(
         following = [episodes[waiting[slot][0]] if waiting[slot] else None for slot in slots]
         with clock.measure(Phase.simulate):
             result = step(slots, playing[slots], actions, following)
-        finished += [replace(each, number=int(playing[each.slot])) for each in tracker.update(slots, result)]
+        ended = [replace(each, number=int(playing[each.slot])) for each in tracker.update(slots, result)]
+        progress.advance(len(ended))
+        finished += ended
         for slot in slots[result.lost]:
             lost[slot // size].append(int(playing[slot]))
         over = result.ended | result.lost
@@ -320,7 +331,7 @@ def _play(
         for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
         slots, observation = slots[running], result.observation.take(running)
-    return finished + _play(manager, choose, episodes, lost, step)
+    return finished + _play(manager, choose, episodes, lost, step, progress)
 
 
 class _Choice:

@@ -43,6 +43,7 @@ from embodyrl.runner.state import (
     check_alike,
 )
 from embodyrl.runner.stopping import Stopper, end_program
+from embodyrl.screen import task
 from embodyrl.tracking import Sink
 from embodyrl.tracking.clock import Phase, divide_waiting
 from embodyrl.tracking.report import EVALUATIONS, SUMMARY_FILE, VIDEOS, write_report
@@ -121,6 +122,7 @@ class Runner:
         self._earlier_s = progress.wall_s
         self._started = started
         self._versions = simulator_versions(self.config.env.name)
+        self._has_evaluated = False
         self._saved_at = progress.iteration or -1  # a run that never got to an iteration has saved nothing
 
     def run(self) -> int:
@@ -245,8 +247,8 @@ class Runner:
         )
         start = time.perf_counter()
         self.rollouts.iterations_left = self.config.run.iterations - self.progress.iteration
-        with self.clock.measure(Phase.train):  # time that no inner phase claims counts as learning
-            self.pipeline.run(iteration)
+        with task(f"iteration {iteration.number}"), self.clock.measure(Phase.train):
+            self.pipeline.run(iteration)  # time that no inner phase claims counts as learning
         self.rollouts.forget_batch()
         if self.rollouts.warning is not None:
             self._warnings.warn("graphs", self.rollouts.warning)
@@ -266,11 +268,15 @@ class Runner:
         """Evaluate on held-out start states, in the training simulators; training episodes continue afterwards
         unchanged."""
         start, (recorded, video) = time.perf_counter(), self._video()
+        if not self._has_evaluated:
+            before = "" if self.progress.iteration else " before training"
+            self.message(f"evaluating{before}: {self.config.eval.episodes} episodes on held-out start states ...")
+            self._has_evaluated = True
+        with task("evaluating"):
+            finished = self.rollouts.evaluate(recorded, video)
+        seconds = time.perf_counter() - start
         result = Evaluation.of_episodes(
-            self.rollouts.evaluate(recorded, video),
-            held_out_episodes(self.config),
-            seconds=time.perf_counter() - start,
-            sampled=self.config.eval.sample,
+            finished, held_out_episodes(self.config), seconds=seconds, sampled=self.config.eval.sample
         )
         if recorded:
             self.message(f"recorded {video}")
@@ -359,7 +365,7 @@ class Runner:
         """Save the last iterations if they are not saved yet, and write summary and report."""
         if not self._is_saved:
             self._save()
-        with self.clock.measure(Phase.save):
+        with task("saving"), self.clock.measure(Phase.save):
             self._report_saved(self._saver.wait())
         self.stopper.agree()
         self._take_times()
@@ -387,7 +393,7 @@ class Runner:
 
     def _save(self) -> None:
         """Write a checkpoint of this moment."""
-        with self.clock.measure(Phase.save):
+        with task("saving"), self.clock.measure(Phase.save):
             if (snapshot := self._snapshot()) is not None:
                 self._report_saved(self._saver.save(snapshot))
         self._saved_at = self.progress.iteration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,9 @@ from embodyrl.runner.ranks import follow, leading
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config, restore_files, sources_not_needed, write_config
 from embodyrl.runner.stopping import Interrupted
 from embodyrl.runner.workers import RolloutWorkers
+from embodyrl.screen import say
 from embodyrl.tracking.report import SummaryError, read_summary
+from embodyrl.tracking.sinks import TENSORBOARD
 from embodyrl.version import __version__
 
 RESUMABLE = (
@@ -56,6 +59,8 @@ RESUMABLE = (
 A dot at the end stands for the whole section."""
 FIXED = ("run.name", "run.dir")
 """Settings of those sections that may not change."""
+SHOWN_RATES = 5
+"""Most evaluations whose success is in the last lines: the first one and the newest."""
 SHOWN_TASKS = 3
 """More tasks are counted, not named."""
 
@@ -185,10 +190,10 @@ def _train_on(
     for line in machines(deployment.plan):
         show(directory, line, host)
     if host.progress:
-        print(f"  {'starting':<11}simulators and torch, a few seconds ...", flush=True)
+        say(f"  {'starting':<11}simulators and torch, a few seconds ...")
     with lending(place) as lender, leading(deployment, place, directory.path, checkpoint, lender) as ranks:
         if host.progress and is_large(loaded.config.model):
-            print(f"  {'planning':<11}the memory of a large model, up to a minute ...", flush=True)
+            say(f"  {'planning':<11}the memory of a large model, up to a minute ...")
         fitted = fit(loaded, place, directory.path)
         for line in fitted.lines:
             show(directory, line, host)
@@ -230,10 +235,9 @@ def held(directory: RunDir) -> Iterator[RunDir]:
 
 def show(directory: RunDir, text: str, host: Host) -> None:
     """Write text to run.log, and to the screen if the host shows progress."""
-    text = without_controls(text)
     if host.progress:
-        print(text, flush=True)
-    directory.note(text)
+        say(text)
+    directory.note(without_controls(text))
 
 
 def _has_summary(run_dir: Path) -> bool:
@@ -276,14 +280,20 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     """Return the last lines on the screen: the result, and commands for the next step."""
     evaluations = summary["evaluations"]
     rates = [f"{evaluations[key]['eval/success_once']:.2f}" for key in sorted(evaluations, key=int)]
+    if len(rates) > SHOWN_RATES:
+        rates = [*rates[:1], "...", *rates[1 - SHOWN_RATES :]]
     success = f"   success {' -> '.join(rates)}" if rates else ""
-    ending = "done" if summary["stopped_by"] is None else f"stopped by {summary['stopped_by']}, saved"
+    stopped, folder = summary["stopped_by"], shlex.quote(str(run_dir))
+    steps = [f"embodyrl eval {folder}", f"embodyrl resume {folder} run.iterations={2 * summary['iterations']}"]
+    if (run_dir / TENSORBOARD).is_dir():
+        steps.append(f"tensorboard --logdir {folder}")
+    if stopped is not None:
+        steps = [f"embodyrl resume {folder}"]
     return (
-        f"{ending} in {summary['wall_s']:.1f} s   {summary['env_steps']} env steps, "
-        f"{summary['env_steps_per_s']:.0f} per second{success}\n"
+        f"{'done' if stopped is None else f'stopped by {stopped}, saved'} in {summary['wall_s']:.1f} s   "
+        f"{summary['env_steps']:,} env steps, {summary['env_steps_per_s']:,.0f} per second{success}\n"
         f"report: {run_dir / 'report.html'}\n"
-        f"next: embodyrl eval {run_dir}   |   "
-        f"embodyrl resume {run_dir} run.iterations={2 * summary['iterations']}   |   tensorboard --logdir {run_dir}"
+        "next: " + "\n      ".join(steps)
     )
 
 

@@ -1,16 +1,18 @@
-"""The screen: a live table on a terminal, plain lines in a pipe."""
+"""The screen: a live table on a terminal, as wide as it is, and plain lines with all columns in a pipe."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
+from embodyrl.screen import bar, duration, fold, telling
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.sinks import SinkContext
 
@@ -19,7 +21,10 @@ PLAIN_INTERVAL_S = 2.0
 PLAIN_HEADER_EVERY = 20
 LIVE_ROWS = 12
 SHOWN_PHASES = (Phase.simulate, Phase.render, Phase.infer, Phase.train)
-SPLIT_TITLE = f"{'/'.join(SHOWN_PHASES)}/rest"
+ITERATION, SPLIT, ETA = "iteration", "phases", "eta"
+"""Keys of the columns that are no metrics."""
+GAP = "  "
+"""Between two columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class Column:
     title: str
     key: str
     width: int
-    format: str
+    format: str = ""
 
 
 ROLLOUTS = (
@@ -74,74 +79,132 @@ WEIGHED = (
 """Columns of a run that imitates what is worth most: `weight` is the mean of what actions weigh."""
 
 
-class ConsoleSink:
-    """Shows iterations as they finish, and messages between them."""
+FIRST = Column(title="iter", key=ITERATION, width=5)
+LAST = (
+    Column(title=f"{'/'.join(SHOWN_PHASES)}/rest", key=SPLIT, width=len(f"{'/'.join(SHOWN_PHASES)}/rest")),
+    Column(title="eta", key=ETA, width=7),
+)
+DROPPED = (
+    *(SPLIT, "train/explained_variance", "train/entropy", "train/temperature", "replay/fill", "train/updates"),
+    *("train/clip_fraction", "train/learning_rate", "train/grad_norm", EXPERT.key, "train/q", "train/weight"),
+    *("train/approx_kl", "time/env_steps_per_s", "env/total_steps", ETA),
+)
+"""Columns that a narrow terminal does without, the first one first; all others are always shown."""
 
-    def __init__(self, context: SinkContext) -> None:
-        self._console = Console()
+
+class ConsoleSink:
+    """Shows iterations as they finish, messages between them, and the progress of slow work.
+
+    Args:
+        context: of the run.
+        console: to write to; None: stdout.
+    """
+
+    def __init__(self, context: SinkContext, console: Console | None = None) -> None:
+        self._console = console or Console()
         self._context = context
         self._training_s = 0.0
         self._last_line = float("-inf")
         self._lines = 0
-        self._rows: deque[list[str]] = deque(maxlen=LIVE_ROWS)
-        self._columns: tuple[Column, ...] = ROLLOUTS
-        self._live: Live | None = None
+        self._rows: deque[dict[str, str]] = deque(maxlen=LIVE_ROWS)
+        self._columns: tuple[Column, ...] = ()
+        self._closing = ExitStack()
         if self._console.is_terminal:
-            self._live = Live(self._table(), console=self._console, refresh_per_second=4, transient=False)
-            self._live.start()
+            live = Live(get_renderable=self.view, console=self._console, refresh_per_second=4, transient=False)
+            self._live: Live | None = self._closing.enter_context(live)
+        else:
+            self._live = None
+            self._closing.enter_context(telling())
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Show one iteration."""
         if "time/iteration" not in metrics:  # the evaluation before training
             return
-        self._columns = columns_for(metrics)
+        self._columns = (FIRST, *columns_for(metrics), *LAST)
         self._training_s += metrics["time/iteration"]
-        cells = self._cells(iteration, metrics)
+        cells = cells_of(metrics, self._columns) | {
+            ITERATION: str(iteration),
+            SPLIT: split_of_time(metrics),
+            ETA: duration(self._remaining(iteration)),
+        }
         if self._live is not None:
             self._rows.append(cells)
-            self._live.update(self._table())
+            self._live.refresh()
         elif iteration == self._context.iterations or time.monotonic() - self._last_line >= PLAIN_INTERVAL_S:
             self._plain_line(cells)
 
     def message(self, text: str) -> None:
         """Show a line above the table."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        width = self._console.width if self._live is not None else None
+        self._console.print(fold(text, width), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Stop updating the table."""
-        if self._live is not None:
-            self._live.stop()
+        self._closing.close()
 
-    def _cells(self, iteration: int, metrics: Mapping[str, float]) -> list[str]:
-        cells = [str(iteration)]
-        cells += [
-            format(metrics[column.key], column.format) if column.key in metrics else "-" for column in self._columns
-        ]
-        return [*cells, split_of_time(metrics), self._remaining(iteration)]
-
-    def _remaining(self, iteration: int) -> str:
-        """Return the time that the remaining iterations will take, without evaluations."""
+    def _remaining(self, iteration: int) -> float:
+        """Return the seconds that the remaining iterations will take, without evaluations."""
         per_iteration = self._training_s / (iteration - self._context.start_iteration)
-        seconds = round(per_iteration * (self._context.iterations - iteration))
-        minutes, hours = seconds // 60, seconds // 3600
-        return f"{hours}:{minutes % 60:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
+        return per_iteration * (self._context.iterations - iteration)
 
-    def _plain_line(self, cells: list[str]) -> None:
-        widths = [5, *(column.width for column in self._columns), len(SPLIT_TITLE), 7]
+    def _plain_line(self, cells: Mapping[str, str]) -> None:
+        widths = [column.width for column in self._columns]
         if self._lines % PLAIN_HEADER_EVERY == 0:
-            titles = ["iter", *(column.title for column in self._columns), SPLIT_TITLE, "eta"]
-            self.message("  ".join(title.rjust(width) for title, width in zip(titles, widths, strict=True)))
-        self.message("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+            self.message(_line([column.title for column in self._columns], widths))
+        self.message(_line([cells[column.key] for column in self._columns], widths))
         self._last_line = time.monotonic()
         self._lines += 1
 
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ["iter", *(column.title for column in self._columns), SPLIT_TITLE, "eta"]:
-            table.add_column(title, justify="right", no_wrap=True)
-        for row in self._rows:
-            table.add_row(*row)
-        return table
+    def view(self) -> Group:
+        """Return what is redrawn: the newest rows, and a bar below them. Other threads add rows meanwhile."""
+        width = self._console.width
+        return Group(table(list(self._rows), self._columns, width), bar(width))
+
+
+def table(rows: Sequence[Mapping[str, str]], columns: Sequence[Column], width: int) -> Text:
+    """Return rows as a table for a terminal: columns are left out until no number has to be cut.
+
+    Args:
+        rows: text by key, see `cells_of`.
+        columns: of the run, in their order.
+        width: of the terminal.
+    """
+    shown = fitting(rows, columns, width)
+    widths = [_width(rows, column) for column in shown]
+    titles = _line([column.title for column in shown], widths)
+    lines = [_line([row[column.key] for column in shown], widths) for row in rows]
+    # Not a Table of rich, which cuts what is too wide, or lays it out in two lines.
+    return Text.assemble((titles, "bold"), *("\n" + line for line in lines), no_wrap=True, overflow="ignore")
+
+
+def fitting(rows: Sequence[Mapping[str, str]], columns: Sequence[Column], width: int) -> list[Column]:
+    """Return the columns that a terminal has room for, see `DROPPED`."""
+    left = list(columns)
+    for key in DROPPED:
+        if _needed(rows, left) <= width:
+            break
+        left = [column for column in left if column.key != key]
+    return left
+
+
+def _needed(rows: Sequence[Mapping[str, str]], columns: Sequence[Column]) -> int:
+    """Return the width of a table of these columns."""
+    return sum(_width(rows, column) for column in columns) + len(GAP) * (len(columns) - 1)
+
+
+def _width(rows: Sequence[Mapping[str, str]], column: Column) -> int:
+    return max(column.width, *(len(row[column.key]) for row in rows), 0)
+
+
+def cells_of(metrics: Mapping[str, float], columns: Sequence[Column]) -> dict[str, str]:
+    """Return the metrics of an iteration as text, by key; `-` for those that it lacks or that are no numbers."""
+    return {
+        column.key: format(metrics[column.key], column.format) if column.key in metrics else "-" for column in columns
+    }
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return GAP.join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
 def columns_for(metrics: Mapping[str, float]) -> tuple[Column, ...]:

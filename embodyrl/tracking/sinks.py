@@ -13,6 +13,8 @@ from embodyrl.config.renames import newest_metric
 from embodyrl.files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+"""Folder of the event files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ class TensorboardSink:
         from torch.utils.tensorboard import SummaryWriter  # imports torch
 
         purge = context.start_iteration + 1 if context.start_iteration else None
-        self._writer = SummaryWriter(str(context.run_dir / "tensorboard"), purge_step=purge)
+        self._writer = SummaryWriter(str(context.run_dir / TENSORBOARD), purge_step=purge)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Write one point per metric."""

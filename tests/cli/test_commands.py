@@ -122,7 +122,7 @@ def test_a_run_shows_and_leaves_what_it_should(tmp_path: Path) -> None:
 def test_list_tells_what_is_usable_here(tmp_path: Path) -> None:
     everything = embodyrl("list")
     assert everything.returncode == 0
-    for name in ("mlp", "metaworld", "maniskill", "gymnasium", "ppo", "gae", "tensorboard", "experiment/gym_pendulum"):
+    for name in ("mlp", "metaworld", "maniskill", "gymnasium", "ppo", "gae", "tensorboard", "gym_pendulum_sac"):
         assert name in everything.stdout, name
     wrong = embodyrl("list", "modles")
     assert wrong.returncode == 1 and "did you mean 'models'" in wrong.stderr
