@@ -12,7 +12,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from embodyrl.config import fields
-from embodyrl.config.build import _inline, to_plain
+from embodyrl.config.build import inline, to_plain
 from embodyrl.config.schema import Config
 from embodyrl.config.values import choices_in, legal_values
 from embodyrl.registry import Registry, all_registries
@@ -168,7 +168,7 @@ def _default(setting: fields.Setting) -> str:
         if isinstance(value, list)
         else value
     )
-    return f"`{_inline(value)}`"
+    return f"`{inline(value)}`"
 
 
 def components_page() -> str:

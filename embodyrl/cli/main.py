@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, export, collect, report, validate, swap, plan, graph, doctor, list."""
+"""`embodyrl`: run, resume, eval, export, collect, report, validate, swap, plan, graph, doctor, migrate, list."""
 
 from __future__ import annotations
 
@@ -320,6 +320,20 @@ def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
 
     source, overrides = split_arguments(words)
     typer.echo(build_pipeline(load_config(source, overrides, trust=trust).config).to_mermaid(), nl=False)
+
+
+@app.command()
+def migrate(
+    config: Annotated[Path, typer.Argument(metavar="RLINF.yaml", help="A config of RLinf for robots.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="MY.yaml", help="Where the result goes. Without: to the screen.", show_default=False),
+    ] = None,
+) -> None:
+    """Convert a config of RLinf, and list what was converted, has no effect there or no counterpart here."""
+    from embodyrl.cli import migrate as migration
+
+    raise typer.Exit(migration.migrate(config, out))
 
 
 @app.command("list")
