@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,6 +34,14 @@ Elsewhere = Annotated[
 ]
 
 
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Runs of a sweep at once; without: as many as fit this machine.", show_default=False
+    ),
+]
+
+
 class Keep(StrEnum):
     """Episodes to keep."""
 
@@ -54,13 +63,13 @@ class CommandLineError(UserError):
 
 
 def split_arguments(words: list[str] | None) -> tuple[str | None, list[str]]:
-    """Split arguments into the config and the overrides. The first is the config unless it is KEY=VALUE.
+    """Split arguments into the config and the overrides. The first is the config unless it is KEY=VALUE and no file.
 
     Raises:
         CommandLineError: a later argument is not KEY=VALUE.
     """
     rest = list(words or [])
-    source = rest.pop(0) if rest and not _is_override(rest[0]) else None
+    source = rest.pop(0) if rest and (not _is_override(rest[0]) or _is_file(rest[0])) else None
     for word in rest:
         if not _is_override(word):
             raise CommandLineError(
@@ -86,3 +95,7 @@ def check_options(arguments: Sequence[str]) -> None:
 
 def _is_override(word: str) -> bool:
     return "=" in word or word.startswith(("+", "~"))
+
+
+def _is_file(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) and Path(word).is_file()

@@ -11,7 +11,16 @@ from typing import Annotated
 
 import typer
 
-from embodyrl.cli.arguments import ConfigArguments, Elsewhere, ImageFormat, Keep, Trust, check_options, split_arguments
+from embodyrl.cli.arguments import (
+    AtOnce,
+    ConfigArguments,
+    Elsewhere,
+    ImageFormat,
+    Keep,
+    Trust,
+    check_options,
+    split_arguments,
+)
 from embodyrl.errors import RunError, UserError, explain, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
@@ -36,6 +45,16 @@ def run(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the whole config, with comments, and start nothing.")
     ] = False,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,...",
+            help="Run with N seeds, from the config's own on, or with these. Settings with several values, as in "
+            "algorithm.clip_high=0.2,0.3 env=gym/pendulum,gym/cartpole, are combined with them: a sweep.",
+            show_default=False,
+        ),
+    ] = None,
+    at_once: AtOnce = None,
     trust: Trust = False,
 ) -> None:
     """Train: simulators, rollouts, updates, evaluations, checkpoints."""
@@ -44,7 +63,11 @@ def run(
         from embodyrl.cli import train
         from embodyrl.config import ConfigUse, load_config, to_commented_yaml
 
-        loaded = None if print_config else load_config(source, overrides, use=ConfigUse.run, trust=trust)
+        several = train.asks_for_sweep(overrides, seeds, at_once, print_config=print_config)
+        alone = not (several or print_config)
+        loaded = load_config(source, overrides, use=ConfigUse.run, trust=trust) if alone else None
+    if several:
+        raise typer.Exit(train.sweep(source, overrides, seeds=seeds, at_once=at_once, trust=trust))
     if loaded is None:
         sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=ConfigUse.show, trust=trust).written))
         sys.stdout.flush()
@@ -55,16 +78,19 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory, e.g. runs/reach/2026-01-31_12-00-00.")],
+    run_dir: Annotated[
+        Path, typer.Argument(help="A run directory, e.g. runs/reach/2026-01-31_12-00-00, or that of a sweep.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[run.KEY=VALUE]...", help="Settings of the section run to change.")
     ] = None,
+    at_once: AtOnce = None,
     trust: Trust = False,
 ) -> None:
-    """Continue a run from its last checkpoint, as if it had never stopped."""
+    """Continue a run from its last checkpoint, as if it had never stopped; or all runs of a sweep that are not done."""
     from embodyrl.cli import train
 
-    raise typer.Exit(train.resume(run_dir, overrides or [], trust=trust))
+    raise typer.Exit(train.resume(run_dir, overrides or [], at_once=at_once, trust=trust))
 
 
 @app.command("eval")

@@ -1,4 +1,4 @@
-"""Commands for runs: run, resume, eval, export, report."""
+"""Commands for runs: run (also sweeps), resume, eval, export, report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from embodyrl import api
 from embodyrl.cli.arguments import CommandLineError
-from embodyrl.config import LoadedConfig
+from embodyrl.config import ConfigUse, LoadedConfig, load_config
 from embodyrl.errors import UserError
 from embodyrl.hub import parse_repo, push, readable_size
 from embodyrl.models.saved import own_folder_settings
@@ -18,6 +18,11 @@ from embodyrl.runner.checkpoint import find_and_tell
 from embodyrl.runner.rundir import CONFIG_FILE, read_saved
 from embodyrl.runner.session import go_on, start
 from embodyrl.screen import say
+from embodyrl.sweeps.axes import split_words
+from embodyrl.sweeps.folder import is_sweep
+from embodyrl.sweeps.session import Wish
+from embodyrl.sweeps.session import go_on as go_on_with_sweep
+from embodyrl.sweeps.session import start as start_sweep
 from embodyrl.tracking.report import SUMMARY_FILE, write_report
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
@@ -27,8 +32,39 @@ def run(loaded: LoadedConfig) -> int:
     return start(loaded).exit_code
 
 
-def resume(run_dir: Path, overrides: Sequence[str], *, trust: bool = False) -> int:
-    """Continue a run from its last checkpoint; returns the exit code. `trust` runs its plug-ins, whoever wrote them."""
+def asks_for_sweep(overrides: Sequence[str], seeds: str | None, at_once: int | None, *, print_config: bool) -> bool:
+    """Return whether arguments ask for several runs.
+
+    Raises:
+        CommandLineError: they contradict each other.
+    """
+    axes = split_words(overrides)[1]
+    if seeds is None and not axes:
+        if at_once is not None:
+            raise CommandLineError("--at-once is for several runs: add --seeds N, or settings with several values")
+        return False
+    if print_config:
+        what = f"{axes[0].key} has several values" if axes else "--seeds asks for several runs"
+        raise CommandLineError(f"--print-config prints one config, and {what}: give one")
+    return True
+
+
+def sweep(source: str | None, overrides: Sequence[str], *, seeds: str | None, at_once: int | None, trust: bool) -> int:
+    """Run all combinations of settings with several values, and seeds; returns the exit code."""
+
+    def load(more: Sequence[str]) -> LoadedConfig:
+        return load_config(source, more, use=ConfigUse.run, trust=trust)
+
+    return start_sweep(load, overrides, seeds=seeds, wish=Wish(at_once=at_once, trust=trust)).exit_code
+
+
+def resume(run_dir: Path, overrides: Sequence[str], *, at_once: int | None = None, trust: bool = False) -> int:
+    """Continue a run from its last checkpoint, or a sweep; returns the exit code. `trust` runs its plug-ins, whoever
+    wrote them."""
+    if is_sweep(run_dir):
+        return go_on_with_sweep(run_dir, Wish(at_once=at_once, overrides=overrides, trust=trust)).exit_code
+    if at_once is not None:
+        raise CommandLineError(f"--at-once is for sweeps, and {run_dir} is none")
     return go_on(run_dir, overrides, trust=trust).exit_code
 
 

@@ -72,7 +72,13 @@ def prepare_process(parent: int) -> None:
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends, and end now if it already has."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+    follow_parent(parent, signal.SIGKILL)
+
+
+def follow_parent(parent: int, number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, and end now if it already
+    has."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     # A parent that ended before prctl took effect sends nothing; then another process has adopted this one.
     if os.getppid() != parent:

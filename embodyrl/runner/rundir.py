@@ -27,11 +27,13 @@ from embodyrl.tracking.sinks import METRICS_FILE
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 LOG_FILE = "run.log"
+CONSOLE_FILE = "console.log"
+"""What a run of a sweep shows, where another one has its screen."""
 WORKER_LOGS = "workers"
 NO_RESULTS = b"no results yet\n"
 """Contents of the lock file until the first row of metrics."""
 OF_A_START = (
-    *(LOCK_FILE, CONFIG_FILE, ORIGIN_FILE, LOG_FILE, GRAPH_FILE, METRICS_FILE),
+    *(LOCK_FILE, CONFIG_FILE, ORIGIN_FILE, LOG_FILE, CONSOLE_FILE, GRAPH_FILE, METRICS_FILE),
     *(f"{WORKER_LOGS}/*.log", "tensorboard/events.out.*", f"{EVALUATIONS}/*.jsonl", MEETING_FILE, ".*.tmp"),
 )
 """Files of a run without results; anything else in the folder is somebody's own."""
@@ -75,10 +77,10 @@ class RunDir:
             RunDirError: `run.dir` exists and is not empty.
         """
         if config.run.dir is None:
-            path = _make_numbered(Path("runs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S"))
+            path = make_numbered(Path("runs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S"))
         else:
             path = Path(config.run.dir)
-            if path.exists() and not _is_free(path):
+            if path.exists() and not is_free(path):
                 raise RunDirError(f"{path} exists already and is never overwritten: {_what_to_do_with(path)}")
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
@@ -104,6 +106,12 @@ class RunDir:
         return directory
 
     @classmethod
+    def prepare(cls, path: Path) -> None:
+        """Make a folder that a run can start in, and others can write its `CONSOLE_FILE` to before. It must be free."""
+        path.mkdir(exist_ok=True)
+        (path / LOCK_FILE).write_bytes(NO_RESULTS)
+
+    @classmethod
     def shared(cls, path: Path) -> RunDir:
         """Return a run directory that another rank has locked and writes."""
         directory = cls.__new__(cls)
@@ -113,7 +121,7 @@ class RunDir:
     def _begin(self) -> None:
         """Remove the files of an earlier start, and note that there are no results."""
         for entry in entries_in(self.path):
-            if entry.name != LOCK_FILE and _is_of_a_start(entry.relative_to(self.path)):
+            if entry.name not in (LOCK_FILE, CONSOLE_FILE) and _is_of_a_start(entry.relative_to(self.path)):
                 entry.unlink()
         assert self._lock is not None, "this process has made the folder"
         os.pwrite(self._lock, NO_RESULTS, 0)
@@ -143,7 +151,7 @@ class RunDir:
             os.close(self._lock)
 
 
-def _is_free(path: Path) -> bool:
+def is_free(path: Path) -> bool:
     """Return whether a folder is empty, or holds nothing but the files of a start that had no results."""
     if not path.is_dir():
         return False
@@ -245,7 +253,7 @@ def read_saved(checkpoint: Path, overrides: Sequence[str], *, trust: bool = Fals
     return read_config(checkpoint, overrides, unread, use=ConfigUse.play, trust=trust)
 
 
-def _make_numbered(path: Path) -> Path:
+def make_numbered(path: Path) -> Path:
     """Make `path`, or `path-2`, `path-3`, ... where runs start within the same second."""
     number = 1
     while True:

@@ -72,11 +72,11 @@ class JsonlSink:
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of a metrics.jsonl, and the number of invalid lines, cut short by a kill or damaged."""
     lines = path.read_text(errors="replace").splitlines()
-    rows = [row for line in lines if (row := _row(line)) is not None]
+    rows = [row for line in lines if (row := read_row(line)) is not None]
     return rows, len(lines) - len(rows)
 
 
-def _row(line: str) -> dict[str, Any] | None:
+def read_row(line: str) -> dict[str, Any] | None:
     """Return the row in a line that `JsonlSink` wrote, metrics by their present names; None for any other line."""
     try:
         row = json.loads(line)

@@ -1,0 +1,159 @@
+"""Runs the members of a sweep, each as a process of its own and so many at once, until all have ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from embodyrl.placement.process import describe_exit
+from embodyrl.placement.signals import STOPPED_CODES
+from embodyrl.runner.rundir import CONSOLE_FILE, RunDir
+from embodyrl.runner.stopping import Stopper, end_program
+from embodyrl.sweeps.child import command
+from embodyrl.sweeps.progress import Line, Screen, clock
+from embodyrl.sweeps.sharing import Share, variables
+
+TICK_S = 0.2
+"""Interval at which processes and signals are checked [s]."""
+TAIL = 20_000
+"""Bytes of the end of a log in which the reason of a failure is looked for."""
+LONGEST_REASON = 300
+
+
+@dataclass
+class Task:
+    """A run that is to be started or continued."""
+
+    words: list[str]
+    """Command line of `embodyrl` for it."""
+    run_dir: Path
+    line: Line
+    exit_code: int | None = None
+    """None: it was not started, or has not ended."""
+    reason: str = ""
+    """Why it failed."""
+
+    @property
+    def log(self) -> Path:
+        """File with what it shows."""
+        return self.run_dir / CONSOLE_FILE
+
+
+class Conductor:
+    """Starts tasks in their order, one in each share of the machine at a time.
+
+    Args:
+        tasks: the runs.
+        shares: CPUs and GPUs of the runs at once.
+        screen: shows them.
+    """
+
+    def __init__(self, tasks: Sequence[Task], shares: Sequence[Share], screen: Screen) -> None:
+        self._waiting = list(tasks)
+        self._shares = list(shares)
+        self._screen = screen
+        self._running: dict[subprocess.Popen[bytes], tuple[Task, Share]] = {}
+        self._stopper = Stopper(unit="the iterations of all runs", leave=self._leave)
+        self.stopped_by: int | None = None
+        """Number of the signal that stopped the sweep."""
+
+    def run(self) -> None:
+        """Return once all runs have ended, or have saved after a signal."""
+        with self._stopper:
+            try:
+                while self._running or (self._waiting and self.stopped_by is None):
+                    self._check_signals()
+                    while self._waiting and self._shares and self.stopped_by is None:
+                        self._start(self._waiting.pop(0), self._shares.pop(0))
+                    self._collect()
+                    self._screen.update()
+                    time.sleep(TICK_S)
+            finally:
+                self._kill()  # if this fails; else there is none
+
+    def _start(self, task: Task, share: Share) -> None:
+        try:
+            process = _launch(task, share)
+        except OSError as error:  # a full disk, too many processes, a file where its folder should be
+            task.exit_code, task.reason, task.line.state = 1, f"could not be started: {error}", "failed"
+            self._shares.append(share)
+            self._screen.say(f"{task.line.name}: {task.reason}")
+            return
+        self._running[process] = (task, share)
+        task.line.started, task.line.state = time.monotonic(), "running"
+        self._screen.say(f"{task.line.name}: {'goes on' if task.words[0] == 'resume' else 'started'}")
+
+    def _collect(self) -> None:
+        for process in [each for each in self._running if each.poll() is not None]:
+            task, share = self._running.pop(process)
+            self._shares.append(share)
+            task.exit_code = process.returncode
+            line = task.line
+            line.reader.read()
+            line.seconds, line.started = time.monotonic() - (line.started or 0.0), None
+            if task.exit_code == 0:
+                line.state = "done"
+            elif task.exit_code in STOPPED_CODES:
+                line.state, task.reason = "stopped", describe_exit(task.exit_code)
+            else:
+                line.state, task.reason = "failed", reason_in(task.log) or describe_exit(task.exit_code)
+            said = f" ({task.reason}; log: {task.log})" if line.state == "failed" else ""
+            self._screen.say(f"{line.name}: {line.state} after {clock(line.seconds)}{said}")
+
+    def _check_signals(self) -> None:
+        """Hand the first signal that asks to stop on to all runs, which then save and end."""
+        if self.stopped_by is None and self._stopper.agree():
+            self.stopped_by = self._stopper.exit_code - 128
+            for process, (task, _) in self._running.items():
+                task.line.state = "stopping"
+                process.send_signal(self.stopped_by)
+
+    def _kill(self) -> None:
+        """End all runs and their processes at once; these die with the run's first process."""
+        for process in self._running:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has just ended
+                continue
+            process.wait()
+        self._running.clear()
+
+    def _leave(self, number: int) -> NoReturn:
+        """End everything at once: somebody does not want to wait."""
+        self._kill()
+        end_program(number)
+
+
+def _launch(task: Task, share: Share) -> subprocess.Popen[bytes]:
+    """Start the process of a run."""
+    if not task.run_dir.exists():
+        RunDir.prepare(task.run_dir)
+    with task.log.open("ab") as log:
+        # In a group of its own: Ctrl-C reaches it once, from here.
+        return subprocess.Popen(
+            [sys.executable, *command(task.words, share.cpus)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=variables(share),
+            process_group=0,
+        )
+
+
+def reason_in(log: Path) -> str:
+    """Return the error that a run wrote last, in one line; empty if there is none."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if not errors and lines and lines[-1].endswith("nothing was started."):  # below the faults of a config
+        lines.pop()
+    text = errors[-1] if errors else lines[-1] if lines else ""
+    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 3] + "..."
