@@ -167,26 +167,28 @@ def together(points: Sequence[Point], load: Callable[[Point], LoadedConfig]) -> 
     Raises:
         ConfigError: with the faults of all of them; one that only some settings have names these.
     """
-    loaded, found = [], dict[ConfigIssue, list[str]]()
+    loaded, found = [], dict[ConfigIssue, list[Point]]()
     for point in points:
         try:
             loaded.append(load(point))
         except ConfigError as error:
             for fault in error.faults:
-                found.setdefault(fault, []).append(point.setting or point.name)
+                found.setdefault(fault, []).append(point)
     if found:
-        settings = {point.setting or point.name for point in points}
-        raise ConfigError([_with_settings(fault, names, settings) for fault, names in found.items()])
+        raise ConfigError([_with_settings(fault, concerned, points) for fault, concerned in found.items()])
     return loaded
 
 
-def _with_settings(fault: ConfigIssue, names: Sequence[str], settings: set[str]) -> ConfigIssue:
-    """Return a fault that says which settings have it, unless all have."""
-    concerned = list(dict.fromkeys(names))
-    if len(concerned) == len(settings):
+def _with_settings(fault: ConfigIssue, concerned: Sequence[Point], points: Sequence[Point]) -> ConfigIssue:
+    """Return a fault that says which settings have it, unless all have: one value, if exactly its runs do."""
+    if len(concerned) == len(points):
         return fault
-    more = f" and {len(concerned) - SHOWN_SETTINGS} more" if len(concerned) > SHOWN_SETTINGS else ""
-    return replace(fault, message=f"with {'; '.join(concerned[:SHOWN_SETTINGS])}{more}: {fault.message}")
+    names = list(dict.fromkeys(point.setting or point.name for point in concerned))
+    for key, value in concerned[0].values.items():
+        if [point for point in points if point.values[key] == value] == concerned:
+            names = [f"{key}={value}"]
+    more = f" and {len(names) - SHOWN_SETTINGS} more" if len(names) > SHOWN_SETTINGS else ""
+    return replace(fault, message=f"with {'; '.join(names[:SHOWN_SETTINGS])}{more}: {fault.message}")
 
 
 def with_seeds(load: Loader, plain: Sequence[str], axes: Sequence[Axis], seeds: str | None) -> list[Axis]:

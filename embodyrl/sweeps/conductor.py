@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from embodyrl.placement.process import describe_exit
+from embodyrl.placement.process import describe_exit, signal_name
 from embodyrl.placement.signals import STOPPED_CODES
 from embodyrl.runner.rundir import CONSOLE_FILE, RunDir
 from embodyrl.runner.stopping import Stopper, end_program
@@ -101,7 +101,7 @@ class Conductor:
             if task.exit_code == 0:
                 line.state = "done"
             elif task.exit_code in STOPPED_CODES:
-                line.state, task.reason = "stopped", describe_exit(task.exit_code)
+                line.state, task.reason = "stopped", f"by {signal_name(task.exit_code - 128)}"
             else:
                 line.state, task.reason = "failed", reason_in(task.log) or describe_exit(task.exit_code)
             said = f" ({task.reason}; log: {task.log})" if line.state == "failed" else ""

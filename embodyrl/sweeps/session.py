@@ -232,7 +232,8 @@ def _end(
         show(directory, line, host)
     failed = [task for task in tasks if task.reason]
     for task in failed:
-        show(directory, f"{task.line.state}: {task.line.name}: {task.reason}; log: {task.log}", host)
+        if stopped_by is None or task.line.state == "failed":
+            show(directory, f"{task.line.state}: {task.line.name}: {task.reason}; log: {task.log}", host)
     finished = sum(run.state is State.finished for run in results.runs)
     show(directory, f"{finished} of {counted(len(results.runs), 'run')} finished; results: {path}/", host)
     if finished < len(results.runs):
