@@ -130,6 +130,8 @@ class ModelEntry(Entry):
     """Whether it can learn from a replay (a `models.policy.SoftPolicy`)."""
     weighs: bool = False
     """Whether its `sft_loss` heeds how much each sample counts (`models.policy.SAMPLE_WEIGHTS`)."""
+    images: bool = True
+    """Whether it reads images at all."""
     frames: bool = False
     """Whether it reads images of earlier decisions, too (`env.frames`)."""
     max_chunk: int | None = None

@@ -62,10 +62,13 @@ def run(
     with announced(f"embodyrl {__version__}   reading {source or 'the built-in config'} ..."):
         from embodyrl.cli import train
         from embodyrl.config import ConfigUse, load_config, to_commented_yaml
+        from embodyrl.placement.ranks import is_follower
+        from embodyrl.runner.start_rules import start_rules
 
         several = train.asks_for_sweep(overrides, seeds, at_once, print_config=print_config)
         alone = not (several or print_config)
-        loaded = load_config(source, overrides, use=ConfigUse.run, trust=trust) if alone else None
+        also = [] if is_follower() else [start_rules]  # whose run directory the first rank has made
+        loaded = load_config(source, overrides, use=ConfigUse.run, also=also, trust=trust) if alone else None
     if several:
         raise typer.Exit(train.sweep(source, overrides, seeds=seeds, at_once=at_once, trust=trust))
     if loaded is None:
@@ -232,9 +235,11 @@ def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust:
     from embodyrl.config import ConfigUse, load_config
     from embodyrl.config.rules import checkpoint_notes
     from embodyrl.config.schema import LEFT_OPEN
+    from embodyrl.runner.start_rules import start_rules
 
     source, overrides = split_arguments(words)
-    loaded = load_config(source, overrides, use=ConfigUse.elsewhere if elsewhere else ConfigUse.check, trust=trust)
+    use, also = (ConfigUse.elsewhere, []) if elsewhere else (ConfigUse.check, [start_rules])
+    loaded = load_config(source, overrides, use=use, also=also, trust=trust)
     typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
     for note in loaded.notes:
         typer.echo(f"note: {note}")

@@ -32,7 +32,7 @@ from embodyrl.config.plugins import (
     read_saved,
 )
 from embodyrl.config.renames import convert_saved
-from embodyrl.config.rules import ConfigUse, check_rules, hub_names, placed, simulator_runs_here
+from embodyrl.config.rules import ConfigUse, Rule, check_rules, hub_names, placed, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
 from embodyrl.config.values import Interpolation, show
 from embodyrl.hub import HubError, HubName, cached, describe, fetch
@@ -122,6 +122,7 @@ def load_config(
     plugin_dir: Path | None = None,
     use: ConfigUse = ConfigUse.check,
     not_needed: Sequence[KeyPath] = (),
+    also: Sequence[Rule] = (),
     trust: bool = False,
 ) -> LoadedConfig:
     """Load and check a config. No code is run except the plug-ins it names.
@@ -134,6 +135,7 @@ def load_config(
             a saved config the folder of the run's plug-ins).
         use: purpose of the config, which decides whether open values and missing packages are faults.
         not_needed: settings whose faults are ignored, because the command does not use them.
+        also: rules besides those of `use`.
         trust: import the plug-ins of a saved config even if another user or another machine made it.
 
     Raises:
@@ -154,7 +156,7 @@ def load_config(
         if not composed.readable:
             raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
         try:
-            return composed, _finish(composed, asked, found, use, saved, trust, fix)
+            return composed, _finish(composed, asked, found, use, saved, trust, fix, also)
         except SystemExit as error:
             raise ConfigError([ended_by_code(error, composed.settings, found.plugin_dir)]) from error
 
@@ -198,6 +200,7 @@ def _finish(
     saved: Saved | None,
     trust: bool,
     fix: Mapping[KeyPath, Any],
+    also: Sequence[Rule],
 ) -> _Finished:
     """Apply overrides, plug-ins and interpolations, and check the result.
 
@@ -229,7 +232,7 @@ def _finish(
     config, doubtful = build_draft(settings.data, {fault.path for fault in faults}, composed.incomplete)
     from_hub = _in_cache(config, use)
     config = with_values(config, {path: str(each.folder) for path, each in from_hub.items()})
-    faults += check_rules(config, composed, doubtful, use)
+    faults += check_rules(config, composed, doubtful, use, also)
     inherited = [] if use is ConfigUse.show else list(inherited_values(config, composed))
     faults += [each.fault for each in inherited if each.what is OfTasks.fault]
     notes = [f"{each.fault.message}: {each.fault.hint}" for each in inherited if each.what is OfTasks.note]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -61,7 +61,9 @@ def of_newest_rollout(function: Rule) -> Rule:
     return rule(checked)
 
 
-def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use: ConfigUse) -> list[ConfigIssue]:
+def check_rules(
+    config: Config, composed: Composed, doubtful: set[KeyPath], use: ConfigUse, also: Sequence[Rule] = ()
+) -> list[ConfigIssue]:
     """Apply every rule. Issues about settings with a fault of their own are left out.
 
     Args:
@@ -69,10 +71,11 @@ def check_rules(config: Config, composed: Composed, doubtful: set[KeyPath], use:
         composed: the composed settings it was built from, for their locations.
         doubtful: settings for which `config` has stand-ins, because they are wrong or missing.
         use: purpose of the config.
+        also: rules besides those of its purpose.
     """
     return [
         placed(issue, composed)
-        for check in _rules_for(use)
+        for check in (*_rules_for(use), *also)
         for issue in check(config)
         if not any(_overlap(path, bad) for path in issue.paths for bad in doubtful)
     ]

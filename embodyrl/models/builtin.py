@@ -30,6 +30,7 @@ SupportedModel.register(
     off_policy=True,
     max_chunk=32,
     blocks=False,
+    images=False,
     check="embodyrl.models.mlp.options:check",
     summary="policy and value network on state observations; continuous or discrete actions",
 )

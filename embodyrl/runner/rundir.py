@@ -74,15 +74,21 @@ class RunDir:
         the next one.
 
         Raises:
-            RunDirError: `run.dir` exists and is not empty.
+            RunDirError: `run.dir` exists and is not empty, or cannot be made.
         """
         if config.run.dir is None:
-            path = make_numbered(Path("runs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S"))
+            path = Path("runs") / config.run.name / time.strftime("%Y-%m-%d_%H-%M-%S")
         else:
             path = Path(config.run.dir)
-            if path.exists() and not is_free(path):
-                raise RunDirError(f"{path} exists already and is never overwritten: {_what_to_do_with(path)}")
+        is_numbered = config.run.dir is None and path.exists()
+        if not is_numbered and (reason := why_not(path)) is not None:
+            raise RunDirError(": ".join(reason))
+        try:
+            if config.run.dir is None:
+                path = make_numbered(path)
             path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirError(f"{path} cannot be made: {error.strerror}: choose another run.dir") from error
         directory = cls(path)
         directory._begin()
         return directory
@@ -151,6 +157,24 @@ class RunDir:
             os.close(self._lock)
 
 
+def why_not(path: Path) -> tuple[str, str] | None:
+    """Return why a run cannot have this folder for its directory, and the remedy; None if it can."""
+    if os.path.lexists(path):
+        if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+            return f"{path} is not writable", "choose another run.dir, or change its permissions"
+        if path.is_dir() and is_free(path):
+            return None
+        if not path.is_dir():
+            return f"{path} is a file", "choose another run.dir"
+        return f"{path} exists already and is never overwritten", _what_to_do_with(path)
+    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not above.is_dir():
+        return f"{path} cannot be made, because {above} is a file", "choose another run.dir"
+    if not os.access(above, os.W_OK | os.X_OK):
+        return f"{path} cannot be made, because {above} is not writable", "choose another run.dir"
+    return None
+
+
 def is_free(path: Path) -> bool:
     """Return whether a folder is empty, or holds nothing but the files of a start that had no results."""
     if not path.is_dir():
@@ -168,7 +192,9 @@ def _is_of_a_start(name: Path) -> bool:
 
 
 def _what_to_do_with(path: Path) -> str:
-    if (path / CONFIG_FILE).is_file() and not (path / CHECKPOINTS / LAST).is_symlink():
+    if not (path / CONFIG_FILE).is_file():
+        return "choose another run.dir"
+    if not (path / CHECKPOINTS / LAST).is_symlink():
         return "that run saved nothing to go on from, so remove the folder, or choose another run.dir"
     return f"choose another run.dir, or go on with it: embodyrl resume {path}"
 

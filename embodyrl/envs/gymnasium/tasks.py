@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact, of_newest_rollouts
 from embodyrl.envs.gymnasium.families import FAMILIES, family
-from embodyrl.errors import near_match
+from embodyrl.errors import UserError, did_you_mean, near_match
 from embodyrl.registry import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -43,11 +44,84 @@ def own_tasks() -> set[str]:
 def check_here(config: Config) -> Iterator[ConfigIssue]:
     """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in, and for each whose actions
     the algorithm cannot learn."""
-    issues = list(_unknown(config))
+    issues = list(_unknown(config)) or list(_misfits(config))
     yield from issues
     off_policy, imitates = (fact(ALGORITHMS, config.algorithm.name, name) for name in ("off_policy", "imitates"))
     if not issues and off_policy and not imitates:
         yield from _choices(config)
+
+
+def _misfits(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each of env.kwargs that a constructor does not take, else for what an environment says of
+    itself that a run cannot use."""
+    env: Any = config.env
+    if not (env.kwargs or env.cameras or len(env.tasks) > 1):
+        return  # nothing to compare: whatever an environment needs, its simulator says
+    unknown = list(_unknown_arguments(env))
+    yield from unknown
+    if not unknown and len(env.image_size) == 2:
+        yield from _unusable(env)
+
+
+def _unknown_arguments(env: Any) -> Iterator[ConfigIssue]:
+    """Yield an issue for each of env.kwargs that some task's constructor does not take."""
+    for key in env.kwargs:
+        for task in env.tasks:
+            legal = _arguments(task)
+            if legal is not None and key not in legal:
+                listed = f"it takes {', '.join(sorted(legal))}" if legal else "it takes none"
+                hint = did_you_mean(key, legal, otherwise=listed)
+                yield ConfigIssue((("env", "kwargs", key),), f"{task!r} takes no argument {key!r} (env.kwargs)", hint)
+                break
+
+
+def _unusable(env: Any) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task that cannot be used with this section, and for those unlike the first."""
+    from embodyrl.envs.gymnasium.simulator import look
+
+    shapes: dict[str, tuple[int, int, bool]] = {}
+    for index, task in enumerate(env.tasks):
+        try:
+            facts = look(task, env)
+        except UserError as error:
+            where = (
+                "env.kwargs" if "env.kwargs" in str(error) else "env.cameras" if env.cameras else f"env.tasks.{index}"
+            )
+            yield ConfigIssue(where, str(error))
+        except Exception:  # of any kind, by code of its own, which the simulator will tell of
+            continue
+        else:
+            shapes[task] = (facts.state_dim, facts.action_dim, facts.discrete)
+    first = next(iter(shapes), "")
+    for task, shape in shapes.items():
+        if shape != shapes[first]:
+            yield ConfigIssue(
+                f"env.tasks.{env.tasks.index(task)}",
+                f"env.tasks mixes environments of different shapes: {task!r} has {_shape(shape)}, {first!r} has "
+                f"{_shape(shapes[first])}",
+                "name environments of one shape",
+            )
+
+
+def _shape(shape: tuple[int, int, bool]) -> str:
+    states, actions, discrete = shape
+    return f"{states} observation numbers and " + ("a choice for action" if discrete else f"{actions} action numbers")
+
+
+def _arguments(task: str) -> set[str] | None:
+    """Return the arguments that the constructor of an environment takes; None if it does not say so."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    entry = gymnasium.spec(task).entry_point
+    try:
+        creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+        there = inspect.signature(creator).parameters.values()
+    except Exception:  # of any kind, by code of its own, which the simulator will tell of
+        return None
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in there):
+        return None
+    return {each.name for each in there if each.kind is not inspect.Parameter.VAR_POSITIONAL}
 
 
 def _choices(config: Config) -> Iterator[ConfigIssue]:
