@@ -222,11 +222,34 @@ def collect(
 
 
 @app.command()
-def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
-    """Write report.html of a run again (a run writes it at its end)."""
-    from embodyrl.cli import train
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Run directories, or folders with several, also of runs that have not ended."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            help="The page. Default: report.html of the run; of several runs comparison.html, here or in their folder.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also write the numbers as CSV and JSON.", show_default=False),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also draw figures for papers, as PDF and PNG.", show_default=False),
+    ] = None,
+) -> None:
+    """Write the report of a run (a run does so at its end), or of several side by side: seeds as mean and band."""
+    from embodyrl.cli import reporting
 
-    raise typer.Exit(train.report(run_dir))
+    raise typer.Exit(reporting.report(runs, out, data, figures))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Commands for runs: run (also sweeps), resume, eval, export, report."""
+"""Commands for runs: run (also sweeps), resume, eval, export."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pathlib import Path
 from embodyrl import api
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config import ConfigUse, LoadedConfig, load_config
-from embodyrl.errors import UserError
 from embodyrl.hub import parse_repo, push, readable_size
 from embodyrl.models.saved import own_folder_settings
 from embodyrl.runner.checkpoint import find_and_tell
-from embodyrl.runner.rundir import CONFIG_FILE, read_saved
+from embodyrl.runner.rundir import read_saved
 from embodyrl.runner.session import go_on, start
 from embodyrl.screen import say
 from embodyrl.sweeps.axes import split_words
@@ -23,8 +22,6 @@ from embodyrl.sweeps.folder import is_sweep
 from embodyrl.sweeps.session import Wish
 from embodyrl.sweeps.session import go_on as go_on_with_sweep
 from embodyrl.sweeps.session import start as start_sweep
-from embodyrl.tracking.report import SUMMARY_FILE, write_report
-from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 
 def run(loaded: LoadedConfig) -> int:
@@ -136,15 +133,3 @@ def agrees(upload: Upload, size: str) -> bool:
     except EOFError:
         print()
         return False
-
-
-def report(run_dir: Path) -> int:
-    """Write report.html of a run directory again; returns the exit code."""
-    for name in (CONFIG_FILE, SUMMARY_FILE):
-        if not (run_dir / name).is_file():
-            raise UserError(f"{run_dir} holds no {name}: give the directory of a run that ended or was stopped")
-    print(f"written to {write_report(run_dir)}")
-    metrics = run_dir / METRICS_FILE
-    if metrics.exists() and (odd := read_rows(metrics)[1]):
-        print(f"warning: left out what is no row of metrics: {odd} line(s) of {metrics}")
-    return 0

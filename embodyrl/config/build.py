@@ -143,33 +143,35 @@ def _stand_in(kind: Any) -> Any:
 
 def to_plain(config: Any) -> dict[str, Any]:
     """Convert the config to mappings, lists and single values, in the schema's order."""
-    return {field.name: _to_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return {field.name: plain_value(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ between two configs, by full name, with both values; None where one has no such
     setting."""
-    old, new = _flat(to_plain(before), ""), _flat(to_plain(after), "")
+    old, new = flat(to_plain(before)), flat(to_plain(after))
     names = dict.fromkeys([*old, *new])
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
-def _flat(section: dict[str, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, by full name, for instance `run.name`."""
+    found: dict[str, Any] = {}
     for key, value in section.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
-def _to_plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Convert one value, or section, of the config as `to_plain` does."""
     if dataclasses.is_dataclass(value):
         return to_plain(value)
     if isinstance(value, Enum):
         return written(value)
     if isinstance(value, dict):
-        return {key: _to_plain(child) for key, child in value.items()}
+        return {key: plain_value(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_plain(child) for child in value]
+        return [plain_value(child) for child in value]
     return value
 
 

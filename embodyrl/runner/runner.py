@@ -21,7 +21,7 @@ from embodyrl.config.schema import Config, KeepBest, Offload
 from embodyrl.engine.compute import noise_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.states import changes, simulator_versions
-from embodyrl.errors import RunError, without_controls
+from embodyrl.errors import RunError, UserError, without_controls
 from embodyrl.files import write_whole
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.pipelines.stages import Components
@@ -46,7 +46,8 @@ from embodyrl.runner.stopping import Stopper, end_program
 from embodyrl.screen import task
 from embodyrl.tracking import Sink
 from embodyrl.tracking.clock import Phase, divide_waiting
-from embodyrl.tracking.report import EVALUATIONS, SUMMARY_FILE, VIDEOS, write_report
+from embodyrl.tracking.machine import machine_facts, memory_mib
+from embodyrl.tracking.report import EVALUATIONS, REPORT_FILE, SUMMARY_FILE, VIDEOS, write_report
 from embodyrl.version import __version__
 
 if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
@@ -371,7 +372,10 @@ class Runner:
         self._take_times()
         if self.ranks.is_first:
             write_whole(self.run_dir / SUMMARY_FILE, json.dumps(self.summary(), indent=2) + "\n")
-            write_report(self.run_dir)
+            try:
+                write_report(self.run_dir)
+            except UserError as error:  # what was learned is saved; `embodyrl report` tries again
+                self.message(f"warning: no {REPORT_FILE}: {error}")
 
     def _is_evaluation_due(self) -> bool:
         """Return whether an evaluation follows the last iteration: as often as the config says, and at the end."""
@@ -521,6 +525,8 @@ class Runner:
             "evaluations": evaluations,
             "config_hash": config_hash(self.loaded.written),
             "versions": {"embodyrl": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "machine": machine_facts(),
+            "memory_mib": memory_mib(),
         }
 
     def _log(self, metrics: dict[str, float]) -> None:

@@ -26,7 +26,7 @@ def test_sampled_actions_repeat_whenever_they_are_drawn_and_leave_training_as_it
     assert len({episode["start_state"] for episode in kept}) == found["evaluations"]["1"]["eval/episodes"] == 5
     returns = [episode["total_reward"] for episode in kept]
     assert sum(returns) / 5 == pytest.approx(found["evaluations"]["1"]["eval/return"])
-    assert "<td>sampled</td>" in (sampled.path / "report.html").read_text()
+    assert '<td class="text">sampled</td>' in (sampled.path / "report.html").read_text()
     lines = []
     for overrides in (["eval.sample=true"], ["eval.sample=true", "rollout.schedule=ready_batch"], ["seed=2"], []):
         capsys.readouterr()

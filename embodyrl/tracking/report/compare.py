@@ -1,0 +1,148 @@
+"""Several runs side by side: repetitions of an experiment as one, with the spread of its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from embodyrl.tracking.intervals import mean_interval, wilson_interval
+from embodyrl.tracking.report.record import EvaluationRecord, Rate, RunRecord
+from embodyrl.tracking.report.series import Curve, Series, evaluated, mean_of, points_of, running_mean
+from embodyrl.tracking.report.settings import experiment_of, names_apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Runs whose configs differ in their seeds, names and places only."""
+
+    name: str
+    """The run's name, with what sets it apart from other experiments on the page."""
+    settings: Mapping[str, str]
+    """All that matters, by full name."""
+    runs: Sequence[RunRecord]
+    colour: int
+    """Index of `series.COLOURS`."""
+
+    @cached_property
+    def finals(self) -> Sequence[EvaluationRecord]:
+        """Last evaluation of each run that has one."""
+        return [run.final for run in self.runs if run.final is not None]
+
+    @cached_property
+    def seeds(self) -> str:
+        """Seeds, for people."""
+        return ", ".join("?" if run.seed is None else str(run.seed) for run in self.runs)
+
+    @property
+    def success(self) -> float | None:
+        """Mean success of the last evaluations, 0 .. 1."""
+        return fmean(each.success for each in self.finals) if self.finals else None
+
+    @property
+    def over_seeds(self) -> tuple[float, float] | None:
+        """95 % interval of the mean over seeds (Student's t), within 0 .. 1; None for fewer than two."""
+        interval = mean_interval([each.success for each in self.finals])
+        return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
+
+    @property
+    def over_episodes(self) -> tuple[float, float] | None:
+        """95 % Wilson interval of all last evaluations' episodes together, as if seeds did not matter."""
+        trials = sum(round(each.metrics["eval/episodes"]) for each in self.finals)
+        successes = sum(round(each.success * each.metrics["eval/episodes"]) for each in self.finals)
+        return wilson_interval(successes, trials) if trials else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval to show: over seeds if there are several, else over episodes."""
+        return self.over_seeds or self.over_episodes
+
+    def mean(self, metric: str) -> tuple[float, tuple[float, float] | None] | None:
+        """Return mean and interval over seeds of a metric of the last evaluations; None without any."""
+        values = [float(each.metrics[metric]) for each in self.finals]
+        return (fmean(values), mean_interval(values)) if values else None
+
+    def by_task(self) -> dict[str, Rate]:
+        """Return the success of each task in the last evaluations together."""
+        counts: dict[str, tuple[int, int]] = {}
+        for each in (rate for final in self.finals for rate in final.by_task()):
+            successes, trials = counts.get(each.name, (0, 0))
+            counts[each.name] = successes + each.successes, trials + each.trials
+        return {name: Rate(name=name, successes=won, trials=trials) for name, (won, trials) in counts.items()}
+
+
+def group(runs: Sequence[RunRecord]) -> list[Experiment]:
+    """Return the experiments that runs repeat, in the order of their first runs; seeds in order."""
+    gathered: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
+    for run in runs:
+        gathered.setdefault(tuple(sorted(experiment_of(run.config).items())), []).append(run)
+    settings = [dict(key) for key in gathered]
+    names = [members[0].name for members in gathered.values()]
+    apart = names_apart(settings)
+    return [
+        Experiment(
+            name=name if names.count(name) == 1 else f"{name}: {differing}" if differing else name,
+            settings=own,
+            runs=sorted(members, key=lambda run: -1 if run.seed is None else run.seed),
+            colour=number,
+        )
+        for number, (name, differing, own, members) in enumerate(
+            zip(names, apart, settings, gathered.values(), strict=True)
+        )
+    ]
+
+
+def x_key_of(experiments: Sequence[Experiment]) -> str:
+    """Return the metric on the horizontal axis: env steps, unless a run takes none."""
+    keys = {run.x_key for each in experiments for run in each.runs}
+    return "iteration" if "iteration" in keys else "env/total_steps"
+
+
+def evaluations_of(experiments: Sequence[Experiment], metric: str, x_key: str) -> list[Series]:
+    """Return a metric of evaluations for each experiment: the points of a single run, with their intervals, or the mean
+    of several with the band of its seeds."""
+
+    def at(each: EvaluationRecord) -> float:
+        return float(each.iteration) if x_key == "iteration" else each.env_steps
+
+    found = []
+    for experiment in experiments:
+        runs = [
+            [(at(each), each.metrics[metric], each.iteration) for each in run.evaluations]
+            for run in experiment.runs
+            if run.evaluations
+        ]
+        if len(runs) == 1:
+            alone = next(run for run in experiment.runs if run.evaluations)
+            series = evaluated(alone.evaluations, metric, x_key, experiment.colour, experiment.name)
+        else:
+            series = mean_of(runs, experiment.name, colour=experiment.colour)
+        if series is not None:
+            found.append(series)
+    return found
+
+
+def training_of(experiments: Sequence[Experiment], curve: Curve, window: int = 1) -> list[Series]:
+    """Return the mean of a diagram's first metric that an experiment has, with the band of its seeds."""
+    found = []
+    for each in experiments:
+        for metric in curve.metrics:
+            runs = [points for run in each.runs if (points := points_of(run, metric))]
+            smooth = [_smoothed(points, window) for points in runs]
+            if (series := mean_of(smooth, each.name, colour=each.colour)) is not None:
+                found.append(series)
+                break
+    return found
+
+
+def _smoothed(points: Sequence[tuple[float, float, int]], window: int) -> list[tuple[float, float, int]]:
+    means = running_mean([value for _, value, _ in points], window)
+    return [(x, mean, iteration) for (x, _, iteration), mean in zip(points, means, strict=True)]
+
+
+def differing_settings(experiments: Sequence[Experiment]) -> list[tuple[str, list[str]]]:
+    """Return the settings in which experiments differ, by name, with each one's value ("" where it has none)."""
+    names = dict.fromkeys(name for each in experiments for name in each.settings)
+    values = {name: [each.settings.get(name, "") for each in experiments] for name in names}
+    return [(name, found) for name, found in values.items() if len(set(found)) > 1]
