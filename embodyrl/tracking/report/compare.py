@@ -55,8 +55,10 @@ class Experiment:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval to show: over seeds if there are several, else over episodes."""
-        return self.over_seeds or self.over_episodes
+        """The interval to show: over seeds, but never narrower than over episodes, since seeds may agree by chance (and
+        do so at rates of 0 and 1); of a single run over episodes."""
+        both = [found for found in (self.over_seeds, self.over_episodes) if found is not None]
+        return (min(low for low, _ in both), max(high for _, high in both)) if both else None
 
     def mean(self, metric: str) -> tuple[float, tuple[float, float] | None] | None:
         """Return mean and interval over seeds of a metric of the last evaluations; None without any."""
