@@ -29,7 +29,9 @@ LOOK_EVERY_S = 1.0
 """Seconds between two looks at the tasks there."""
 BAR_WIDTH = 20
 _ROW = re.compile(r" *(?:\S+(?: \S+)* {2,}|(?<= ) {2,})(?=\S)")
-"""The beginning of a row `  name     text`, up to its text."""
+"""The beginning of a row `name     text`, up to its text."""
+_COMMAND = re.compile(r" *(?:next:? +)?(?:embodyrl|tensorboard) ")
+"""The beginning of a line with a command, which is to be copied whole."""
 
 
 # ---- text
@@ -47,15 +49,15 @@ def terminal_width() -> int | None:
 
 def fold(text: str, width: int | None) -> str:
     """Break lines between words so that they fit `width` columns (None: any length). What a row of the form
-    `name     text` goes on with stands below its text. A word that is longer, such as a path, stays whole, so that
-    it can be copied."""
+    `name     text` goes on with stands below its text. A word that is longer, such as a path, stays whole, and so
+    does a command, so that they can be copied."""
     if width is None:
         return text
     return "\n".join("\n".join(_folded(line, width)) for line in text.split("\n"))
 
 
 def _folded(line: str, width: int) -> list[str]:
-    if len(line) <= width:
+    if len(line) <= width or _COMMAND.match(line):
         return [line]
     row = _ROW.match(line)
     indent = min(row.end() if row else len(line) - len(line.lstrip()) + 2, width // 3)

@@ -1,4 +1,4 @@
-"""`embodyrl`: run, resume, eval, export, collect, report, validate, swap, plan, graph, doctor, migrate, list."""
+"""`embodyrl`: run, resume, watch, eval, export, collect, report, validate, swap, plan, graph, doctor, migrate, list."""
 
 from __future__ import annotations
 
@@ -94,6 +94,17 @@ def resume(
     from embodyrl.cli import train
 
     raise typer.Exit(train.resume(run_dir, overrides or [], at_once=at_once, trust=trust))
+
+
+@app.command()
+def watch(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, or a folder with several.")],
+    once: Annotated[bool, typer.Option("--once", help="Show it a single time and end.")] = False,
+) -> None:
+    """Show a run that goes on or has ended, from its files; Ctrl-C ends the view, not the run."""
+    from embodyrl.cli import watch as watching
+
+    raise typer.Exit(watching.watch(run_dir, once=once))
 
 
 @app.command("eval")

@@ -71,7 +71,12 @@ class JsonlSink:
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of a metrics.jsonl, and the number of invalid lines, cut short by a kill or damaged."""
-    lines = path.read_text(errors="replace").splitlines()
+    return rows_in(path.read_text(errors="replace"))
+
+
+def rows_in(text: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows in a text, see `read_rows`."""
+    lines = text.splitlines()
     rows = [row for line in lines if (row := read_row(line)) is not None]
     return rows, len(lines) - len(rows)
 
