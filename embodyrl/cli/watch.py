@@ -65,7 +65,7 @@ def watch(folder: Path, *, once: bool) -> int:
         return drawn, all(view.status in ENDED for view in views)
 
     if once or not sys.stdout.isatty():
-        console.print(look()[0])
+        console.print(look()[0], soft_wrap=True)  # the terminal breaks long commands, which can be copied so
         return 0
     try:
         follow(look, console)
@@ -113,8 +113,7 @@ def draw(view: RunView, width: int) -> Group:
 def _fitted(text: Text, width: int) -> Text:
     """Return a text with its lines folded; one that fits keeps its styles."""
     if max(map(len, text.plain.split("\n"))) > width:
-        text = Text(fold(text.plain, width), text.style)
-    text.no_wrap, text.overflow = True, "ignore"
+        return Text(fold(text.plain, width), text.style)
     return text
 
 

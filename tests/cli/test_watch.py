@@ -33,7 +33,7 @@ tracking: {sinks: [jsonl]}
 
 def text_of(view: RunView, width: int = 80) -> str:
     paper = Console(file=io.StringIO(), width=width, color_system=None)
-    paper.print(draw(view, width))
+    paper.print(draw(view, width), soft_wrap=True)
     return paper.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
