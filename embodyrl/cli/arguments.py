@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from embodyrl.cli.completion import config_words
 from embodyrl.errors import UserError
 
 Trust = Annotated[
@@ -24,6 +25,7 @@ ConfigArguments = Annotated[
         help="A YAML file or a shipped experiment (`embodyrl list configs`), then settings to change, "
         "e.g. seed=2 run.iterations=50 env=gym/pendulum. Without CONFIG: the built-in default.",
         show_default=False,
+        autocompletion=config_words,
     ),
 ]
 

@@ -1,4 +1,5 @@
-"""`embodyrl`: run, resume, watch, eval, export, collect, report, validate, swap, plan, graph, doctor, migrate, list."""
+"""`embodyrl`: init, run, resume, watch, eval, export, collect, report, validate, swap, plan, graph, doctor, migrate,
+list."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from embodyrl.cli.arguments import (
     check_options,
     split_arguments,
 )
+from embodyrl.cli.completion import option_of, override_words, sections
 from embodyrl.errors import RunError, UserError, explain, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
@@ -29,7 +31,6 @@ from embodyrl.version import __version__
 app = typer.Typer(
     name="embodyrl",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -80,6 +81,39 @@ def run(
 
 
 @app.command()
+def init(
+    out: Annotated[Path, typer.Argument(metavar="[FILE.yaml]", help="File to write; it must not exist.")] = Path(
+        "my.yaml"
+    ),
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Tasks in a simulator, e.g. metaworld/reach.",
+            show_default=False,
+            autocompletion=option_of("env"),
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model.", show_default=False, autocompletion=option_of("model")),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Algorithm.", show_default=False, autocompletion=option_of("algorithm")),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Ask nothing: take what is proposed for what is not given.")
+    ] = False,
+) -> None:
+    """Write a config after three questions: which tasks, which model, which algorithm."""
+    from embodyrl.cli import init as asking
+
+    given = {"env": env, "model": model, "algorithm": algorithm}
+    raise typer.Exit(asking.run(out, given, agreed=yes))
+
+
+@app.command()
 def resume(
     run_dir: Annotated[
         Path, typer.Argument(help="A run directory, e.g. runs/reach/2026-01-31_12-00-00, or that of a sweep.")
@@ -119,7 +153,9 @@ def evaluate(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Settings to change, e.g. eval.episodes=500 eval.first_start_state=20000."
+            metavar="[KEY=VALUE]...",
+            help="Settings to change, e.g. eval.episodes=500 eval.first_start_state=20000.",
+            autocompletion=override_words,
         ),
     ] = None,
     video: Annotated[
@@ -406,7 +442,9 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[models|simulators|algorithms|stages|experts|optimizers|configs|sinks]", show_default=False
+            metavar="[models|simulators|algorithms|stages|experts|optimizers|configs|sinks]",
+            show_default=False,
+            autocompletion=sections,
         ),
     ] = None,
 ) -> None:

@@ -11,9 +11,6 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.errors import did_you_mean, has_controls, near_match, without_controls
 
@@ -108,6 +105,10 @@ def check_interpolations(text: str) -> ConfigIssue | None:
     if "${" in text:
         if text.count("${") > MOST_INTERPOLATIONS:
             return _wrong(f"holds more than {MOST_INTERPOLATIONS} interpolations", "write the value out")
+        # Here, because importing it takes longer than a shell may take to complete a word.
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
         try:
             OmegaConf.create({"text": text})
         except OmegaConfBaseException:
