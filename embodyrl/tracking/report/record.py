@@ -207,7 +207,9 @@ def find_runs(folder: Path) -> list[Path]:
     """
     if (folder / CONFIG_FILE).is_file():
         return [folder]
-    found = sorted(path.parent for level in ("*", "*/*") for path in folder.glob(f"{level}/{CONFIG_FILE}"))
+    # Hidden folders hold what is no run: the configs that those of a sweep start from.
+    places = (path.parent for level in ("*", "*/*") for path in folder.glob(f"{level}/{CONFIG_FILE}"))
+    found = sorted(place for place in places if not any(part[0] == "." for part in place.relative_to(folder).parts))
     if not found:
         raise RecordError(f"{folder} holds no {CONFIG_FILE}, nor does a folder below it: give the directory of a run")
     return found
