@@ -8,7 +8,7 @@ stopped as soon as an evaluation reaches 20 % (`WEAK`). Every run is `embodyrl r
 
 Success is that of the deterministic policy on 200 start states that neither training nor the choice of the weak policy
 uses. Rows are added to benchmarks/results/algorithms.json as they are done. Existing rows are run again only if their
-settings have changed. At the end docs/results/algorithms.{md,svg} are made from that file.
+settings have changed. At the end docs/results/algorithms.md is made from that file.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Write docs/results/algorithms.md and .svg from benchmarks/results/algorithms.json: table, one sentence per algorithm,
-learning curves.
+"""Write docs/results/algorithms.md from benchmarks/results/algorithms.json: table, one sentence per algorithm.
+benchmarks/figures.py draws the learning curves.
 
     python benchmarks/algorithms_report.py
 """
@@ -15,7 +15,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "algorithms.json"
 PAGE = ROOT / "docs" / "results" / "algorithms.md"
-CURVES = ROOT / "docs" / "results" / "algorithms.svg"
 
 TITLES = {
     "ppo": "PPO, dense reward",
@@ -30,10 +29,6 @@ TITLES = {
     "srpo": "SRPO",
     "decoupled_ppo": "DAPO, decoupled PPO",
 }
-COLOURS = ("#2563eb", "#c2410c", "#15803d", "#7e22ce", "#a16207")
-COLUMNS, WIDTH, HEIGHT = 4, 190, 130
-LEFT, TOP, PLOT_WIDTH, PLOT_HEIGHT = 28, 24, 150, 78
-"""Offset and size of a panel's diagram [pixels]."""
 
 Row = dict[str, Any]
 
@@ -51,7 +46,8 @@ the number of iterations was fixed (DAPO: 3, RLOO: 1, the others: 2).
 
 ![success over env steps of training, one line per seed](algorithms.svg)
 
-Success over env steps of training; seed 1 is blue, seed 2 orange, seed 3 green.
+Success over env steps of training; the point at the end of a line is the evaluation of the table, with its 95 %
+interval.
 
 {sentences}
 
@@ -79,13 +75,12 @@ Success over env steps of training; seed 1 is blue, seed 2 orange, seed 3 green.
 
 
 def write_report() -> None:
-    """Write page and image from the committed numbers."""
+    """Write the page from the committed numbers."""
     rows: list[Row] = json.loads(RESULTS.read_text())["runs"]
     by_algorithm = {name: list(group) for name, group in groupby(rows, key=lambda row: row["algorithm"])}
     PAGE.parent.mkdir(exist_ok=True)
     sentences = "\n".join(f"- {sentence(name, group)}" for name, group in by_algorithm.items())
     PAGE.write_text(TEXT.format(table=table(by_algorithm), sentences=sentences))
-    CURVES.write_text(draw(by_algorithm))
 
 
 def table(by_algorithm: dict[str, list[Row]]) -> str:
@@ -120,45 +115,6 @@ def sentence(name: str, rows: list[Row]) -> str:
     verdict = f"learns with {len(learned)} of {len(rows)} seeds"
     exception = f"; not clearly with seed {', '.join(failed)}" if failed else ""
     return f"**{TITLES[name]}** {verdict}: {start:.2f} to {final:.2f} on average, at worst {worst:.2f}{exception}."
-
-
-def draw(by_algorithm: dict[str, list[Row]]) -> str:
-    """A panel per algorithm, all with the same axes."""
-    right = max(steps for group in by_algorithm.values() for row in group for steps, _ in row["curve"])
-    panels = []
-    for index, (name, group) in enumerate(by_algorithm.items()):
-        x, y = index % COLUMNS * WIDTH, index // COLUMNS * HEIGHT
-        panels.append(f'<g transform="translate({x} {y})">{panel(TITLES[name], group, right)}</g>')
-    width, height = COLUMNS * WIDTH, (len(by_algorithm) + COLUMNS - 1) // COLUMNS * HEIGHT
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
-        "<style>text { font: 10px system-ui, sans-serif; fill: #4a5568; } .title { font-size: 12px; fill: #1c2330; }"
-        "</style>\n"
-        f'<rect width="{width}" height="{height}" fill="#fff"/>\n' + "\n".join(panels) + "\n</svg>\n"
-    )
-
-
-def panel(title: str, rows: list[Row], right: float) -> str:
-    """Success over env steps `0 .. right`, a line per seed."""
-
-    def place(steps: float, success: float) -> tuple[float, float]:
-        return LEFT + steps / right * PLOT_WIDTH, TOP + (1.0 - success) * PLOT_HEIGHT
-
-    bottom = TOP + PLOT_HEIGHT
-    shapes = [f'<text class="title" x="{LEFT}" y="14">{title}</text>']
-    for level in (0.0, 0.5, 1.0):
-        _, y = place(0.0, level)
-        shapes.append(f'<path d="M{LEFT} {y:.1f}h{PLOT_WIDTH}" stroke="#d9dee7"/>')
-        shapes.append(f'<text x="{LEFT - 4}" y="{y + 3:.1f}" text-anchor="end">{level:.1f}</text>')
-    shapes.append(f'<text x="{LEFT}" y="{bottom + 13}">0</text>')
-    shapes.append(
-        f'<text x="{LEFT + PLOT_WIDTH}" y="{bottom + 13}" text-anchor="end">{right / 1000:.0f} k env steps</text>'
-    )
-    for row in rows:
-        points = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in row["curve"])
-        colour = COLOURS[(row["seed"] - 1) % len(COLOURS)]
-        shapes.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-    return "".join(shapes)
 
 
 if __name__ == "__main__":

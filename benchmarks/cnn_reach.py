@@ -8,7 +8,7 @@ each seed on two cores.
     python benchmarks/cnn_reach.py --seeds 1 2 3 --work DIR       # writes benchmarks/results/cnn_reach.json
     python benchmarks/tiny_vla_controls.py DIR/seed?/whole --episodes 1024
         --out benchmarks/results/cnn_reach_controls.json          # in one line
-    python benchmarks/cnn_reach.py --report                       # writes docs/results/metaworld_reach_cnn.md and .svg
+    python benchmarks/cnn_reach.py --report                       # writes docs/results/metaworld_reach_cnn.md
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_vla import Seconds, timed
-from tiny_vla_report import PAGES, RESULTS, SMOOTHED, TEXTS, draw, smoothed
+from tiny_vla_report import PAGES, RESULTS, SMOOTHED, TEXTS, smoothed
 
 NAME = "metaworld_reach_cnn"
 SHORT = 10
@@ -125,7 +125,6 @@ def report() -> None:
         "shown": " / ".join(f"{row['compared']['demonstrated_steps']:,}" for row in rows),
     }
     (PAGES / f"{NAME}.md").write_text(text.format(learned=learned, compared=compared, **numbers))
-    (PAGES / f"{NAME}.svg").write_text(draw(rows))
 
 
 def steps_until(rate: float, row: Row) -> int:

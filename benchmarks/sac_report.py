@@ -1,4 +1,4 @@
-"""Write docs/results/sac.md and .svg from benchmarks/pages/sac.md and results: sac.json, sac_update.json, and those of
+"""Write docs/results/sac.md from benchmarks/pages/sac.md and results: sac.json, sac_update.json, and those of
 learning.py for the main job.
 
     python benchmarks/sac_report.py
@@ -18,7 +18,6 @@ RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 PAGE = ROOT / "benchmarks" / "pages" / "sac.md"
 GOAL = 0.9
 NAMES = {"embodyrl": "embodyrl", "sb3": "Stable-Baselines3"}
-COLOURS = {"embodyrl": "#2563eb", "sb3": "#c2410c"}
 
 
 def reached(points: list[dict[str, float]]) -> dict[str, float] | None:
@@ -54,39 +53,8 @@ def table_of_pendulum(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def curves(runs: list[dict[str, Any]]) -> str:
-    """Return the diagram of success over env steps."""
-    width, height, left, top = 560, 220, 44, 14
-    longest = max(run["points"][-1]["env_steps"] for run in runs)
-
-    def at(point: dict[str, float]) -> str:
-        return f"{left + point['env_steps'] / longest * width:.1f},{top + (1 - point['success']) * height:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + left + 20} {height + top + 36}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width + left + 20}" height="{height + top + 36}" fill="white"/>',
-    ]
-    for share in (0.0, 0.5, GOAL, 1.0):
-        y = top + (1 - share) * height
-        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#444">{share:g}</text>')
-    for steps in range(0, int(longest) + 1, 5000):
-        x = left + steps / longest * width
-        parts.append(f'<text x="{x:.1f}" y="{top + height + 18}" text-anchor="middle" fill="#444">{steps:,}</text>')
-    parts.append(f'<text x="{left + width}" y="{top + height + 32}" text-anchor="end" fill="#444">env steps</text>')
-    for run in runs:
-        line = " ".join(map(at, run["points"]))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[run["who"]]}" stroke-width="1.8"/>')
-    for row, (who, name) in enumerate(NAMES.items()):
-        x, y = left + width - 150, top + height - 34 + 18 * row
-        parts.append(f'<line x1="{x}" y1="{y}" x2="{x + 22}" y2="{y}" stroke="{COLOURS[who]}" stroke-width="2.5"/>')
-        parts.append(f'<text x="{x + 28}" y="{y + 4}" fill="#222">{name}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
 def main() -> None:
-    """Write the page and the diagram."""
+    """Write the page; benchmarks/figures.py draws the diagram."""
     found = json.loads((RESULTS / "sac.json").read_text())
     update = json.loads((RESULTS / "sac_update.json").read_text())
     ppo = json.loads((RESULTS / "learning_metaworld_reach.json").read_text())["runs"]
@@ -120,7 +88,6 @@ def main() -> None:
         ratios=", ".join(f"{ratio:.2f}" for ratio in update["ratios"]),
     )
     (PAGES / "sac.md").write_text(text)
-    (PAGES / "sac.svg").write_text(curves(reach))
 
 
 if __name__ == "__main__":

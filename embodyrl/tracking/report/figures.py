@@ -64,7 +64,7 @@ def draw(axes: Any, series: Sequence[Series], *, x_label: str, percent: bool = F
             axes.errorbar(each.x, each.y, yerr=bars, color=colour, label=short(each.name) or None, zorder=3, **style)
             continue
         marker = "o" if len(each.x) <= MARKED else None
-        alpha, width = (0.3, 0.7) if each.faint else (1.0, 1.6)
+        alpha, width = (0.45, 1.0) if each.faint else (1.0, 1.6)
         axes.plot(
             each.x, each.y, color=colour, lw=width, alpha=alpha, label=short(each.name) or None, marker=marker, ms=4
         )
