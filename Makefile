@@ -52,7 +52,7 @@ setup:  ## Set up .venv for run, test, check and bench, and stop there
 	@$(SETUP) metaworld maniskill vla data dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
-	@$(SETUP) metaworld maniskill libero mujoco pusht robotics aloha hil dm_control robosuite vla bnb data ray dev
+	@$(SETUP) metaworld maniskill libero mujoco pusht robotics aloha hil dm_control robosuite vla bnb data ray figures dev
 
 libero:  ## Set up .venv with LIBERO
 	@$(SETUP) libero

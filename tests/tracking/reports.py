@@ -14,6 +14,7 @@ TIMES = {"time/iteration": 4.0, "time/simulate": 1.0, "time/train": 3.0}
 EVALUATION_TIMES = {"time/eval": 2.0, "time/eval/simulate": 0.5, "time/eval/render": 1.5}
 CONFIG = """seed: {seed}  # <script>
 run: {{name: by-hand, iterations: 3}}
+env: {{name: metaworld, task_descriptions: {{push: push <b>it</b>}}}}
 eval: {{episodes: 36}}
 algorithm: {{name: ppo, gamma: {gamma}}}
 tracking: {{video: {{episodes: 4}}}}

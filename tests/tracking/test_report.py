@@ -62,6 +62,7 @@ def test_tasks_have_their_own_intervals_and_failures_come_first(tmp_path: Path) 
         (SCRIPT, 18, 18),
     ]
     page = Page(write_report(tmp_path))
+    assert "push <b>it</b>" in page.text
     tasks, episodes = page.text.index("9 of 18"), page.text.index("All 36 episodes")
     assert "29 % to 71 %" in page.text[tasks - 40 : tasks]  # Wilson's interval of 9 of 18
     first, last = page.text.index("failed", episodes), page.text.rindex("failed")

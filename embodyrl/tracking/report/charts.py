@@ -17,6 +17,8 @@ Item = dict[str, Any]
 """What `Bokeh.embed.embed_item` draws."""
 HEIGHT = 250
 """Of a chart [pixels]; its width is that of the page's column."""
+ROW_OF_LEGEND = 44
+"""Letters of all names in a legend up to which they stand in a row."""
 MOST_STACKS = 80
 """Largest number of stacks; longer runs get several iterations in each."""
 PHASE_COLOURS: Mapping[Phase, str] = {
@@ -57,7 +59,8 @@ def chart(series: Sequence[Series], *, x_label: str, percent: bool = False, whol
         if each.name:
             legends.append((short(each.name), shapes))
     if len(legends) > 1:
-        plot.add_layout(_legend(legends), "above")
+        names = sum(len(name) for name, _ in legends)
+        plot.add_layout(_legend(legends, below_each_other=names > ROW_OF_LEGEND), "above")
     return _item(plot)
 
 
@@ -151,10 +154,10 @@ def _mode(series: Series) -> str:
     return "mouse" if series.points or series.faint else "vline"
 
 
-def _legend(entries: Sequence[tuple[str, Sequence[Any]]]) -> Legend:
+def _legend(entries: Sequence[tuple[str, Sequence[Any]]], *, below_each_other: bool = False) -> Legend:
     return Legend(
         items=[(name, list(shapes)) for name, shapes in entries],
-        orientation="horizontal",
+        orientation="vertical" if below_each_other else "horizontal",
         location="left",
         click_policy="hide",
         border_line_color=None,

@@ -18,7 +18,14 @@ from markupsafe import Markup
 from embodyrl.files import write_whole
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
-from embodyrl.tracking.report.record import EvaluationRecord, Row, RunRecord, machine_of, warnings_of
+from embodyrl.tracking.report.record import (
+    EvaluationRecord,
+    Row,
+    RunRecord,
+    machine_of,
+    task_descriptions_of,
+    warnings_of,
+)
 from embodyrl.tracking.report.series import CURVES, curves_of
 from embodyrl.tracking.report.settings import changes_from_defaults
 
@@ -90,6 +97,7 @@ def page_of(run: RunRecord, place: Path) -> str:
         times=times_of(run.rows),
         memory=memory_of(run),
         first=run.evaluations[0] if run.evaluations else None,
+        descriptions=task_descriptions_of(run),
         episodes=failures_first(run.final),
         all_episodes=len(run.final.episodes) if run.final else 0,
         videos=videos,
@@ -131,7 +139,8 @@ def number(value: float | None) -> str:
 
 def percent(rate: float) -> str:
     """Write a rate as percent, without decimals that an evaluation cannot resolve."""
-    return f"{100.0 * rate:.0f} %" if rate in (0.0, 1.0) or 0.1 <= rate <= 0.9 else f"{100.0 * rate:.1f} %"
+    shown = round(100.0 * rate, 1)
+    return f"{shown:.0f} %" if shown in (0.0, 100.0) or 10.0 <= shown <= 90.0 else f"{shown:.1f} %"
 
 
 def seconds(value: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config.files import read_document
+from embodyrl.config.rules import described_tasks, known_tasks
 from embodyrl.errors import UserError, without_controls
 from embodyrl.tracking.intervals import wilson_interval
 from embodyrl.tracking.report.summary import EVALUATIONS, GRAPH_FILE, SUMMARY_FILE, VIDEOS, is_evaluation, read_summary
@@ -110,7 +111,7 @@ class RunRecord:
     @cached_property
     def name(self) -> str:
         """Name of the run."""
-        return str((self.summary or {}).get("name") or self._setting("run", "name") or self.path.name)
+        return str((self.summary or {}).get("name") or self.setting("run", "name") or self.path.name)
 
     @cached_property
     def seed(self) -> int | None:
@@ -152,8 +153,8 @@ class RunRecord:
     @cached_property
     def recorded(self) -> int:
         """Episodes that a video of an evaluation shows."""
-        episodes = self._setting("tracking", "video", "episodes")
-        most = self._setting("eval", "episodes")
+        episodes = self.setting("tracking", "video", "episodes")
+        most = self.setting("eval", "episodes")
         return min(episodes, most) if isinstance(episodes, int) and isinstance(most, int) else 0
 
     @property
@@ -161,7 +162,8 @@ class RunRecord:
         """Metric on the horizontal axis: env steps, or iterations where none are taken."""
         return "env/total_steps" if self.env_steps else "iteration"
 
-    def _setting(self, *path: str) -> Any:
+    def setting(self, *path: str) -> Any:
+        """Return a setting of the config, or None."""
         found: Any = self.config
         for key in path:
             found = found.get(key) if isinstance(found, dict) else None
@@ -229,6 +231,16 @@ def machine_of(run: RunRecord) -> dict[str, str]:
         said = [line.strip().removeprefix(row).strip() for line in run.log if line.split()[:1] == [row]]
         facts |= {row: said[-1]} if said else {}
     return facts
+
+
+def task_descriptions_of(run: RunRecord) -> dict[str, str]:
+    """Return the task description of each task of the last evaluation for which the config or the simulator has one."""
+    own, simulator = run.setting("env", "task_descriptions"), run.setting("env", "name")
+    tasks = {rate.name for rate in run.final.by_task()} if run.final else set()
+    known = set(known_tasks(simulator) or ()) if isinstance(simulator, str) else set()
+    found: dict[str, str] = described_tasks(str(simulator), tasks & known) if tasks & known else {}
+    own_texts = {str(task): str(text) for task, text in own.items()} if isinstance(own, dict) else {}
+    return {task: text for task, text in (found | own_texts).items() if text != task}
 
 
 def _evaluations(run_dir: Path, rows: Sequence[Row], summary: Row | None) -> list[EvaluationRecord]:
