@@ -178,6 +178,9 @@ class SimulatorEntry(Entry):
     """`module:function` that returns whether an action is a choice, in the same way; None: it is not."""
     task_description: Function | None = None
     """`module:function` that returns the task description of a task."""
+    initial_state: Function | None = None
+    """`module:function` that takes a start state and the section `env` and returns the number of the initial state, for
+    simulators in which several start states are the same one; None: each is its own."""
     graphics: str | None = None
     """Graphics interface of its renderer, `opengl` (MuJoCo) or `vulkan` (SAPIEN); decides the driver variables of its
     processes."""

@@ -43,6 +43,7 @@ SIMULATORS.register(
     action_dim="embodyrl.envs.libero.tasks:action_dim",
     control_frequency="embodyrl.envs.libero.tasks:control_frequency",
     task_description="embodyrl.envs.libero.tasks:task_description",
+    initial_state="embodyrl.envs.libero.tasks:official_state",
     graphics="opengl",
     rendering_checks="embodyrl.envs.mujoco.rendering:checks",
     check="embodyrl.envs.libero.tasks:check",

@@ -16,6 +16,13 @@ class Proprio(StrEnum):
     robot = "robot"
 
 
+class SettleGripper(StrEnum):
+    """What the gripper does while objects come to rest."""
+
+    open = "open"
+    still = "still"
+
+
 class Driver(StrEnum):
     """Interface to a simulator's package."""
 
@@ -69,6 +76,9 @@ class MetaWorldConfig(MujocoConfig):
     """End the episode (terminated) as soon as the task is solved."""
     action_repeat: int = setting(1, low=1, high=50)
     """Simulator steps (1/80 s) for which each action is held; rewards add up. `max_episode_steps` counts actions."""
+    settle_steps: int = setting(0, low=0, high=100)
+    """Simulator steps with an action of zeros before each episode, as some public evaluations make them;
+    `max_episode_steps` does not count them."""
     show_goals: bool = setting(True)
     """Render the coloured dots that mark goals. Without them, only the task description gives the goal."""
 
@@ -91,7 +101,9 @@ class LiberoConfig(MujocoConfig):
     share_start_states: bool = setting(False)
     """Evaluate on all 50 official start states, those of training included, as public evaluations do."""
     settle_steps: int = setting(10, low=0)
-    """Control steps without motion and with an open gripper before each episode, in which objects come to rest."""
+    """Control steps without motion before each episode, in which objects come to rest."""
+    settle_gripper: SettleGripper = setting(SettleGripper.open)
+    """open: it opens in those steps, as in most public evaluations. still: it stays as it is."""
     end_at_success: bool = setting(True)
     """End the episode (terminated) as soon as the task is solved, as LIBERO does."""
     assets: str | None = setting(None)

@@ -23,7 +23,7 @@ from embodyrl.envs.libero import tasks
 from embodyrl.envs.libero.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
-from embodyrl.envs.options import Driver, LiberoConfig, Proprio
+from embodyrl.envs.options import Driver, LiberoConfig, Proprio, SettleGripper
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """The action without motion and with an open gripper."""
+
+SETTLING = {SettleGripper.open: REST, SettleGripper.still: np.zeros(7, np.float32)}
+"""The action while objects come to rest, by `env.settle_gripper`."""
 
 FOR_PEOPLE = "agentview"
 """Camera of images for people if the policy has none."""
@@ -130,7 +133,7 @@ class LiberoSlot(Slot):
         number = tasks.official_state(episode.start_state, self._config)
         self._driver.reset(number, self._states[number])
         for _ in range(self._config.settle_steps):
-            self._driver.step(REST)
+            self._driver.step(SETTLING[self._config.settle_gripper])
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Execute `action [7]`; the reward is 1 where the task is solved, else 0."""

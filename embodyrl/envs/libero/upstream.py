@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 from embodyrl.envs.base import RenderError, Slot, Transition
 from embodyrl.envs.libero import tasks
 from embodyrl.envs.libero.driver import importing_robosuite, load
+from embodyrl.envs.libero.simulator import SETTLING
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.options import LiberoConfig, Proprio
 from embodyrl.envs.types import EpisodeSpec
-
-REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float64)
-"""The action without motion and with an open gripper."""
 
 
 class UpstreamSlot(Slot):
@@ -58,7 +56,7 @@ class UpstreamSlot(Slot):
             self._env.reset()
         self._seen = self._env.set_init_state(self._states[number])
         for _ in range(self._config.settle_steps):
-            self._seen, *_ = self._env.step(REST)
+            self._seen, *_ = self._env.step(SETTLING[self._config.settle_gripper].astype(np.float64))
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Execute `action [7]`; the reward is 1 where the task is solved, else 0."""

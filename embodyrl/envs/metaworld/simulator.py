@@ -36,6 +36,9 @@ FOR_PEOPLE = "corner2", (480, 480)
 KEPT_RENDERERS = 10
 """Renderers that a process keeps, the number of tasks in MT10; more if it has more slots."""
 
+REST = np.zeros(4, np.float32)
+"""The action without motion."""
+
 OBSERVATION = "observation"
 """Name of the last observation in a snapshot."""
 
@@ -47,11 +50,12 @@ class MetaWorld(SlotSimulator):
         check_task_list(config.tasks, "metaworld")
         check_tasks(config.tasks, known_tasks(), "metaworld")
         check_cameras(config.cameras, known_cameras(), "metaworld")
-        if config.max_episode_steps * config.action_repeat > STEP_LIMIT:
+        if config.max_episode_steps * config.action_repeat + config.settle_steps > STEP_LIMIT:
             times = f" x env.action_repeat = {config.action_repeat}" if config.action_repeat > 1 else ""
+            before = f", after env.settle_steps = {config.settle_steps}" if config.settle_steps else ""
             raise UserError(
-                f"env.max_episode_steps is {config.max_episode_steps}{times}, but MetaWorld ends its episodes at "
-                f"{STEP_LIMIT} steps: set at most {STEP_LIMIT // config.action_repeat}"
+                f"env.max_episode_steps is {config.max_episode_steps}{times}{before}, but MetaWorld ends its episodes "
+                f"at {STEP_LIMIT} steps: set at most {(STEP_LIMIT - config.settle_steps) // config.action_repeat}"
             )
         height, width = config.image_size
         if config.cameras:
@@ -114,6 +118,8 @@ class MetaWorldSlot(Slot):
         """Place goal and objects by `episode.start_state`; MetaWorld draws nothing random afterwards."""
         self._observation = self._driver.reset(self._env, episode.start_state)
         self._env.np_random = np.random.default_rng(episode.seed)
+        for _ in range(self._config.settle_steps):
+            self._observation, *_ = self._env.step(REST)
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Execute `action [4]`, repeated `env.action_repeat` times."""
