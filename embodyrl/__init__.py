@@ -9,7 +9,7 @@ from embodyrl.version import __version__
 
 if TYPE_CHECKING:
     from embodyrl import envs, models
-    from embodyrl.api import ConfigSource, Run, evaluate, load_config, load_policy, make_envs, resume, train
+    from embodyrl.api import ConfigSource, Run, compare, evaluate, load_config, load_policy, make_envs, resume, train
     from embodyrl.config import ConfigError
     from embodyrl.envs import EpisodeSpec, Observation
     from embodyrl.errors import RunError, UserError
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(
-        ("ConfigSource", "Run", "evaluate", "load_config", "load_policy", "make_envs", "resume", "train"), "api"
+        ("ConfigSource", "Run", "compare", "evaluate", "load_config", "load_policy", "make_envs", "resume", "train"),
+        "api",
     ),
     "ConfigError": "config",
     **dict.fromkeys(("EpisodeSpec", "Observation"), "envs"),
@@ -43,6 +44,7 @@ __all__ = [
     "RunError",
     "UserError",
     "__version__",
+    "compare",
     "envs",
     "evaluate",
     "load_config",

@@ -37,6 +37,8 @@ from embodyrl.tracking.report import read_summary
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 if TYPE_CHECKING:  # these import torch
+    from embodyrl.evaluation.results import Comparison
+    from embodyrl.evaluation.study import Load
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.playing import Envs, LoadedPolicy
 
@@ -196,6 +198,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     *,
     episodes: int | None = None,
+    sample: bool = False,
     config: ConfigSource | None = None,
     video: str | Path | None = None,
     progress: bool = False,
@@ -209,6 +212,7 @@ def evaluate(
             on the hub.
         overrides: settings to change, e.g. `["eval.first_start_state=20000"]`.
         episodes: their number; None: `eval.episodes`.
+        sample: draw actions from the policy's distribution instead of taking the most likely ones.
         config: to evaluate public weights with.
         video: path of an MP4 of the first episodes.
         progress: print what the command line prints.
@@ -217,37 +221,99 @@ def evaluate(
     Raises:
         UserError, RunError: see `train`.
     """
-    video = None if video is None else Path(video)
-    if video is not None and video.suffix != ".mp4":
-        raise UserError(f"video {video}: videos are MP4 files, so name one that ends in .mp4")
-    if video is not None and not video.parent.is_dir():
-        raise UserError(f"video {video}: there is no folder {video.parent} - run: mkdir -p {video.parent}")
-    wanted = [*_checked(overrides), *([] if episodes is None else [f"eval.episodes={episodes}"])]
-    loaded, weights, place = _saved(path, wanted, config, trust=trust, progress=progress)
+    video = _video(video)
+    loaded, weights, place = _saved(path, _wanted(overrides, episodes, sample), config, trust=trust, progress=progress)
 
-    from embodyrl.runner.evaluation import VideoRecorder, evaluation_noise, held_out_episodes
-    from embodyrl.runner.evaluation import evaluate as play
+    from embodyrl.evaluation.study import Part, acting, play_in
+    from embodyrl.runner.evaluation import VideoRecorder, held_out_episodes
 
     settings = loaded.config
     _say(progress, f"evaluating {place}: {settings.eval.episodes} episodes of {', '.join(settings.env.tasks)}")
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        showing() if progress else nullcontext(),
-        open_simulators(loaded, Path(logs)) as manager,
-        settings_of_torch_kept(),
-    ):
-        engine = build_acting(loaded.config, manager, weights)
-        chosen, noise = held_out_episodes(settings), evaluation_noise(settings, engine)
+    with showing() if progress else nullcontext(), acting(Part(loaded=loaded, weights=weights)) as (manager, engine):
+        chosen = held_out_episodes(settings)
         if video is None:
-            result = play(manager, engine, chosen, noise=noise, ensemble=settings.eval.ensemble)
+            result = play_in(manager, engine, settings, chosen)
             _say(progress, result.line())
         else:
             recorded = chosen[: settings.tracking.video.episodes or RECORDED_EPISODES]
-            with VideoRecorder(manager, Path(video), recorded) as recorder:
-                result = play(manager, engine, chosen, recorder, noise, settings.eval.ensemble)
+            with VideoRecorder(manager, video, recorded) as recorder:
+                result = play_in(manager, engine, settings, chosen, video=recorder)
                 _say(progress, result.line())
             _say(progress, f"recorded the first {recorder.count}: {video}")
     return result
+
+
+@for_users
+def compare(
+    path: str | Path,
+    other: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    protocols: Sequence[str] = ("own",),
+    episodes: int | None = None,
+    sample: bool = False,
+    config: ConfigSource | None = None,
+    video: str | Path | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
+    trust: bool = False,
+) -> Comparison:
+    """Evaluate a policy under several protocols, or two policies on the same episodes, as `embodyrl eval --protocol`
+    and `--compare` do.
+
+    Args:
+        path: see `evaluate`.
+        other: a second policy; it plays the episodes of the first.
+        overrides: settings to change, also against the protocols.
+        protocols: names (`embodyrl list protocols`), paths of YAML files, or `own` for the settings of the checkpoint;
+            with `other` exactly one.
+        episodes: their number in each evaluation; None: the protocol's.
+        sample: draw actions from the policy's distribution.
+        config: to evaluate public weights with, both if there are two policies.
+        video: path of an MP4 that shows episodes which only one of two policies solved, side by side.
+        out: folder for results.json, which must hold none yet.
+        progress: print what the command line prints.
+        trust: run the plug-ins of a checkpoint from somebody else.
+
+    Raises:
+        UserError, RunError: see `train`. A protocol that is unknown, or that the policy cannot follow, is a UserError
+            before anything starts.
+    """
+    from embodyrl.evaluation.study import Asked, Study
+
+    def policy(named: str | Path) -> tuple[str, Load]:
+        place = _saved(named, (), config, trust=trust, progress=progress)[2]
+        return place, lambda texts: _saved(place, texts, config, trust=trust, progress=False)[:2]
+
+    asked = Asked(
+        overrides=tuple(_wanted(overrides, episodes, sample)),
+        protocols=tuple(protocols),
+        video=_video(video),
+        out=None if out is None else Path(out),
+    )
+    study = Study(
+        asked,
+        policy(path),
+        None if other is None else policy(other),
+        say=functools.partial(_say, progress),
+    )
+    with showing() if progress else nullcontext():
+        return study.run()
+
+
+def _wanted(overrides: object, episodes: int | None, sample: bool) -> list[str]:
+    """Return overrides with those that have arguments of their own."""
+    count = [] if episodes is None else [f"eval.episodes={episodes}"]
+    return [*_checked(overrides), *count, *(["eval.sample=true"] if sample else [])]
+
+
+def _video(path: str | Path | None) -> Path | None:
+    if path is not None and Path(path).suffix != ".mp4":
+        raise UserError(f"video {path}: videos are MP4 files, so name one that ends in .mp4")
+    folder = None if path is None else Path(path).parent
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"video {path}: there is no folder {folder} - run: mkdir -p {folder}")
+    return None if path is None else Path(path)
 
 
 @for_users

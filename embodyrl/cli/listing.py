@@ -37,6 +37,7 @@ SECTIONS: dict[str, tuple[Registry[Any], ...]] = {
     "sinks": (SINKS,),
 }
 CONFIGS = "configs"
+PROTOCOLS = "protocols"
 
 
 def show(what: str | None) -> None:
@@ -45,7 +46,7 @@ def show(what: str | None) -> None:
     Raises:
         UserError: there is no such section.
     """
-    known = [*SECTIONS, CONFIGS]
+    known = [*SECTIONS, CONFIGS, PROTOCOLS]
     if what is not None and what not in known:
         hint = did_you_mean(what, known, lead=" - ")
         raise UserError(f"cannot list {what!r}{hint} (one of {', '.join(known)})")
@@ -53,6 +54,8 @@ def show(what: str | None) -> None:
     for section in [what] if what else known:
         if section == CONFIGS:
             _show_configs(console)
+        elif section == PROTOCOLS:
+            _show_protocols(console)
         else:
             for registry in SECTIONS[section]:
                 _show_registry(console, registry)
@@ -97,3 +100,16 @@ def _show_configs(console: Console) -> None:
     for group in list_groups((builtin_folder(),)):
         groups.add_row(group, ", ".join(list_options(group)))
     console.print(groups)
+
+
+def _show_protocols(console: Console) -> None:
+    from embodyrl.evaluation.protocols import shipped
+
+    table = Table(title="protocols (embodyrl eval --protocol NAME)", title_justify="left", box=None, pad_edge=False)
+    for title in ("name", "simulator", "episodes per task", "source"):
+        table.add_column(title, overflow="fold")
+    for protocol in shipped().values():
+        source = f"{protocol.title} ({protocol.repository} {protocol.commit[:7]})"
+        table.add_row(protocol.short_name, protocol.simulator, str(protocol.episodes_per_task), source)
+    console.print(table)
+    console.print()

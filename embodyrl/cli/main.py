@@ -161,15 +161,43 @@ def evaluate(
     video: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.mp4", help="Record the first episodes (tracking.video.episodes of them; 4 if that is 0)."
+            metavar="FILE.mp4",
+            help="Record the first episodes (tracking.video.episodes of them; 4 if that is 0); with --compare those "
+            "that only one policy solves, side by side.",
         ),
+    ] = None,
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Evaluate as a published evaluation does: openvla-oft, openpi, simplevla-rl, rlinf, ... "
+            "(`embodyrl list protocols`), the path of a YAML file, or `own` for the checkpoint's settings. Given "
+            "several times: the same policy under each, on the same initial states.",
+            show_default=False,
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OTHER",
+            help="Evaluate a second policy on the same episodes, and print the difference with its interval.",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample the policy's actions instead of taking the most likely ones.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write results.json with every episode there.", show_default=False),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Evaluate a checkpoint on held-out start states."""
+    """Evaluate a checkpoint on held-out start states, by a published protocol, or against another checkpoint."""
     from embodyrl.cli import train
 
-    raise typer.Exit(train.evaluate(checkpoint, overrides or [], video, trust=trust))
+    asked = train.Evaluated(protocols=protocol or [], other=compare, sample=sample, video=video, out=out)
+    raise typer.Exit(train.evaluate(checkpoint, overrides or [], asked, trust=trust))
 
 
 @app.command()
@@ -442,7 +470,7 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[models|simulators|algorithms|stages|experts|optimizers|configs|sinks]",
+            metavar="[models|simulators|algorithms|stages|experts|optimizers|configs|sinks|protocols]",
             show_default=False,
             autocompletion=sections,
         ),

@@ -65,10 +65,42 @@ def resume(run_dir: Path, overrides: Sequence[str], *, at_once: int | None = Non
     return go_on(run_dir, overrides, trust=trust).exit_code
 
 
-def evaluate(path: str, overrides: Sequence[str], video: Path | None = None, *, trust: bool = False) -> int:
-    """Evaluate a checkpoint; returns the exit code. `video` is the file for a video of the first episodes; `trust` runs
-    the checkpoint's plug-ins, whoever wrote them."""
-    api.evaluate(path, overrides, video=video, progress=True, trust=trust)
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What `embodyrl eval` is asked for."""
+
+    protocols: Sequence[str] = ()
+    """Names or files; empty: the checkpoint's own settings."""
+    other: str | None = None
+    """A second policy."""
+    sample: bool = False
+    video: Path | None = None
+    out: Path | None = None
+    """Folder for results.json."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one policy is evaluated with its own settings, and nothing is kept."""
+        return not self.protocols and self.other is None and self.out is None
+
+
+def evaluate(path: str, overrides: Sequence[str], asked: Evaluated | None = None, *, trust: bool = False) -> int:
+    """Evaluate a checkpoint; returns the exit code. `trust` runs the checkpoint's plug-ins, whoever wrote them."""
+    asked = asked or Evaluated()
+    if asked.is_plain:
+        api.evaluate(path, overrides, sample=asked.sample, video=asked.video, progress=True, trust=trust)
+    else:
+        api.compare(
+            path,
+            asked.other,
+            overrides,
+            protocols=asked.protocols or ("own",),
+            sample=asked.sample,
+            video=asked.video,
+            out=asked.out,
+            progress=True,
+            trust=trust,
+        )
     return 0
 
 

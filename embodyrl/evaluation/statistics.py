@@ -97,4 +97,4 @@ def mcnemar_p(pairs: Pairs) -> float:
     differing = pairs.only_first + pairs.only_second
     fewer = min(pairs.only_first, pairs.only_second)
     tail = sum(math.comb(differing, number) for number in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**differing)
+    return min(1.0, float(2 * tail / 2**differing))

@@ -22,7 +22,7 @@ from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.rollout.ensemble import TemporalEnsemble
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
-from embodyrl.screen import Task, task
+from embodyrl.screen import task
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
 from embodyrl.tracking.intervals import wilson_interval
@@ -157,21 +157,18 @@ def record_of(finished: FinishedEpisode, episode: EpisodeSpec) -> EpisodeRecord:
     )
 
 
-class VideoRecorder:
-    """Steps simulators for an evaluation and records a video.
+class TileRecorder:
+    """Steps simulators for an evaluation and records its first episodes as tiles of a video.
 
     Args:
         manager: the simulators.
-        path: of the video.
-        episodes: to record, the first of the evaluation; each is a tile.
+        video: is closed by whoever opened it.
+        tiles: of the episodes to record, in their order.
     """
 
-    def __init__(self, manager: Simulators, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
-        self.count = len(episodes)
-        self.path = path
-        self._manager = manager
-        titles = [f"{episode.task}  start {episode.start_state}" for episode in episodes]
-        self._video = TiledVideo(path, titles, fps=manager.spec.control_frequency)
+    def __init__(self, manager: Simulators, video: TiledVideo, tiles: Sequence[int]) -> None:
+        self.count = len(tiles)
+        self._manager, self._video, self._tiles = manager, video, tiles
         self._success = [False] * self.count
 
     def step(
@@ -184,11 +181,27 @@ class VideoRecorder:
         """Step and record images; see `Step`. Slot `slots[i]` plays episode `numbers[i]` of those to record."""
         result, images = self._manager.step_recorded(slots, actions, following)
         for row, number in enumerate(numbers.tolist()):
-            self._video.add(number, images[row])
+            self._video.add(self._tiles[number], images[row])
             self._success[number] |= bool(result.success[row].any())
             if result.ended[row]:
-                self._video.end(number, success=self._success[number])
+                self._video.end(self._tiles[number], success=self._success[number])
         return result
+
+
+class VideoRecorder(TileRecorder):
+    """Records a video of its own.
+
+    Args:
+        manager: the simulators.
+        path: of the video.
+        episodes: to record, the first of the evaluation; each is a tile.
+    """
+
+    def __init__(self, manager: Simulators, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
+        self.path = path
+        titles = [f"{episode.task}  start {episode.start_state}" for episode in episodes]
+        video = TiledVideo(path, titles, fps=manager.spec.control_frequency)
+        super().__init__(manager, video, range(len(episodes)))
 
     def __enter__(self) -> Self:
         self._video.__enter__()
@@ -223,13 +236,21 @@ def evaluate(
     manager: Simulators,
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
-    video: VideoRecorder | None = None,
+    video: TileRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
     ensemble: float | None = None,
+    told: Callable[[EpisodeRecord], None] | None = None,
 ) -> Evaluation:
-    """Play `episodes` in this process alone and return the result; see `play_share`."""
+    """Play `episodes` in this process alone and return the result; see `play_share`. `told` hears of each episode as
+    soon as it ended."""
     start = time.perf_counter()
-    finished = play_share(manager, engine, episodes, 0 if video is None else video.count, video, noise, ensemble)
+    recorded = 0 if video is None else video.count
+
+    def tell(finished: FinishedEpisode) -> None:
+        if told is not None:
+            told(record_of(finished, episodes[finished.number]))
+
+    finished = play_share(manager, engine, episodes, recorded, video, noise, ensemble, tell)
     seconds = time.perf_counter() - start
     return Evaluation.of_episodes(finished, episodes, seconds=seconds, sampled=noise is not None)
 
@@ -239,9 +260,10 @@ def play_share(
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
     recorded: int = 0,
-    video: VideoRecorder | None = None,
+    video: TileRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
     ensemble: float | None = None,
+    told: Callable[[FinishedEpisode], None] = lambda finished: None,
 ) -> list[FinishedEpisode]:
     """Play those of `episodes` that the blocks of this process are dealt. A slot that finishes begins the next episode;
     slots without an episode left are neither stepped nor inferred. An episode that is lost with its simulator is played
@@ -258,6 +280,7 @@ def play_share(
         video: records them, in the process that has the first block.
         noise: random streams of the actions of each block.
         ensemble: `eval.ensemble`.
+        told: hears of each episode as soon as it ended.
     """
     dealt = share_of_episodes(len(episodes), recorded, engine.blocks)
     choose = _Choice(engine, manager, noise, ensemble)
@@ -268,13 +291,17 @@ def play_share(
         engine.clock.measure(Phase.record),
         task("evaluating", count, "episodes") as progress,
     ):
+
+        def hear(ended: FinishedEpisode) -> None:
+            progress.advance()
+            told(ended)
+
         # Recorded episodes are stepped one action at a time with an image each; the others at full speed afterwards.
         if video is not None:
-            finished += _play(manager, choose, episodes, {0: dealt[0][:recorded]}, video.step, progress)
+            finished += _play(manager, choose, episodes, {0: dealt[0][:recorded]}, video.step, hear)
             dealt[0] = dealt[0][recorded:]
-        return finished + _play(
-            manager, choose, episodes, dealt, lambda slots, _, *chunk: manager.step(slots, *chunk), progress
-        )
+        step: Step = lambda slots, _, *chunk: manager.step(slots, *chunk)  # noqa: E731
+        return finished + _play(manager, choose, episodes, dealt, step, hear)
 
 
 def share_of_episodes(count: int, recorded: int, blocks: Blocks) -> dict[int, list[int]]:
@@ -293,7 +320,7 @@ def _play(
     episodes: Sequence[EpisodeSpec],
     dealt: Mapping[int, Sequence[int]],
     step: Step,
-    progress: Task,
+    told: Callable[[FinishedEpisode], None],
 ) -> list[FinishedEpisode]:
     """Play the episodes with these numbers, by block."""
     size, clock = choose.block_size, choose.engine.clock
@@ -320,7 +347,8 @@ def _play(
         with clock.measure(Phase.simulate):
             result = step(slots, playing[slots], actions, following)
         ended = [replace(each, number=int(playing[each.slot])) for each in tracker.update(slots, result)]
-        progress.advance(len(ended))
+        for each in ended:
+            told(each)
         finished += ended
         for slot in slots[result.lost]:
             lost[slot // size].append(int(playing[slot]))
@@ -331,7 +359,7 @@ def _play(
         for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
         slots, observation = slots[running], result.observation.take(running)
-    return finished + _play(manager, choose, episodes, lost, step, progress)
+    return finished + _play(manager, choose, episodes, lost, step, told)
 
 
 class _Choice:

@@ -33,12 +33,13 @@ class TiledVideo:
         path: of the file; parent folders are created.
         titles: of the tiles, in a few words.
         fps: images per second; the simulator's control frequency plays in real time.
+        columns: of tiles; None: as many as rows.
     """
 
-    def __init__(self, path: Path, titles: Sequence[str], *, fps: float) -> None:
+    def __init__(self, path: Path, titles: Sequence[str], *, fps: float, columns: int | None = None) -> None:
         self.path = path
         self._tiles = [_Tile(title) for title in titles]
-        self._columns = ceil(sqrt(len(titles)))
+        self._columns = columns or ceil(sqrt(len(titles)))
         self._partial = path.with_name(f".{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._container = av.open(str(self._partial), "w", format="mp4")

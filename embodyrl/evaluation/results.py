@@ -1,0 +1,273 @@
+"""Results of evaluations that are compared: tables for people, and results.json with every episode for others."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embodyrl.evaluation.protocols import Criterion, Protocol
+from embodyrl.evaluation.statistics import Pairs
+from embodyrl.files import write_whole
+from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.version import __version__
+
+if TYPE_CHECKING:  # imports torch
+    from embodyrl.runner.evaluation import EpisodeRecord
+
+FILE = "results.json"
+"""Name of the results in their folder."""
+SHOWN = 10
+"""Most episodes that are listed on the screen."""
+
+Episode = tuple[str, int, int]
+"""Task, number of the initial state, and how often it was played before in the same evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One evaluation among those that are compared."""
+
+    label: str
+    """Name in tables."""
+    policy: str
+    """Place of its weights."""
+    protocol: Protocol | None
+    """None: the checkpoint's own settings."""
+    records: tuple[EpisodeRecord, ...]
+    initial_states: tuple[int, ...]
+    """Of each record, numbers that mean the same in every row."""
+    sampled: bool
+    seconds: float
+    settings: tuple[Mapping[str, Any], ...]
+    """Sections seed, env, eval, rollout and model of its config; several if tasks have different ones."""
+    complete: bool = True
+    """False: it was interrupted, and some episodes are missing."""
+
+    @property
+    def criterion(self) -> Criterion:
+        """Which episodes count as solved."""
+        return Criterion.once if self.protocol is None else self.protocol.criterion
+
+    @property
+    def solved(self) -> list[bool]:
+        """Outcome of each record."""
+        return [self.is_solved(record) for record in self.records]
+
+    def is_solved(self, record: EpisodeRecord) -> bool:
+        """Return whether an episode counts as solved."""
+        return record.success if self.criterion is Criterion.once else record.success_at_end
+
+    @property
+    def rate(self) -> float:
+        """Success rate, 0 .. 1."""
+        return sum(self.solved) / len(self.records)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the success rate."""
+        return wilson_interval(sum(self.solved), len(self.records))
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return."""
+        return sum(sorted(record.total_reward for record in self.records)) / len(self.records)
+
+    @property
+    def mean_length(self) -> float:
+        """Mean length [control steps]."""
+        return sum(record.length for record in self.records) / len(self.records)
+
+    def by_episode(self) -> dict[Episode, EpisodeRecord]:
+        """Return the records by what was played."""
+        seen: Counter[tuple[str, int]] = Counter()
+        found: dict[Episode, EpisodeRecord] = {}
+        for record, state in zip(self.records, self.initial_states, strict=True):
+            found[record.task, state, seen[record.task, state]] = record
+            seen[record.task, state] += 1
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differing:
+    """An episode that one of two evaluations solved."""
+
+    task: str
+    initial_state: int
+    first: EpisodeRecord
+    second: EpisodeRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Evaluations that are compared with the first of them."""
+
+    rows: tuple[Row, ...]
+    complete: bool = True
+    """False: further evaluations were planned, and not played yet."""
+
+    def shared(self, row: Row) -> list[tuple[Episode, EpisodeRecord, EpisodeRecord]]:
+        """Return the episodes that the first row and another one both played, with both records."""
+        first, second = self.rows[0].by_episode(), row.by_episode()
+        return [(episode, first[episode], second[episode]) for episode in first if episode in second]
+
+    def pairs(self, row: Row) -> Pairs:
+        """Count the episodes that the first row and another one both played, by outcome."""
+        return Pairs.of((self.rows[0].is_solved(one), row.is_solved(other)) for _, one, other in self.shared(row))
+
+    def differing(self, row: Row) -> list[Differing]:
+        """Return the episodes that only one of the first row and another one solved."""
+        return [
+            Differing(task=episode[0], initial_state=episode[1], first=one, second=other)
+            for episode, one, other in self.shared(row)
+            if self.rows[0].is_solved(one) != row.is_solved(other)
+        ]
+
+    def tasks(self) -> list[str]:
+        """Return the tasks in the order in which they were first played."""
+        return list(dict.fromkeys(record.task for row in self.rows for record in row.records))
+
+    # ---- for people
+
+    def text(self) -> str:
+        """Return the tables."""
+        blocks = [self._rates()]
+        if len(self.rows) > 1:
+            blocks.append(self._differences())
+        if len(self.tasks()) > 1:
+            blocks.append(self._by_task())
+        return "\n\n".join(blocks)
+
+    def _rates(self) -> str:
+        lines = [("", "episodes", "success", "95 % interval", "at end", "return", "length")]
+        for row in self.rows:
+            low, high = row.interval
+            at_end = sum(record.success_at_end for record in row.records) / len(row.records)
+            lines.append(
+                (
+                    row.label + ("" if row.complete else " (interrupted)"),
+                    str(len(row.records)),
+                    f"{row.rate:.2f}",
+                    f"{low:.2f} .. {high:.2f}",
+                    f"{at_end:.2f}",
+                    f"{row.mean_return:.2f}",
+                    f"{row.mean_length:.0f}",
+                )
+            )
+        return table(lines)
+
+    def _differences(self) -> str:
+        first = self.rows[0].label
+        lines = [(f"against {first}", "pairs", "difference", "95 % interval", "only it", "only other", "p")]
+        for row in self.rows[1:]:
+            pairs = self.pairs(row)
+            if pairs.count:
+                low, high = pairs.interval
+                numbers = (f"{pairs.difference:+.2f}", f"{low:+.2f} .. {high:+.2f}")
+                counts = (str(pairs.only_second), str(pairs.only_first), f"{pairs.p_value:.2g}")
+                lines.append((row.label, str(pairs.count), *numbers, *counts))
+            else:
+                lines.append((row.label, "0", "no initial state in common", "", "", "", ""))
+        return table(lines)
+
+    def _by_task(self) -> str:
+        lines = [("task", *(row.label for row in self.rows))]
+        for task in self.tasks():
+            cells = []
+            for row in self.rows:
+                own = [row.is_solved(record) for record in row.records if record.task == task]
+                cells.append(f"{sum(own)}/{len(own)}" if own else "-")
+            lines.append((task, *cells))
+        return table(lines)
+
+    def differing_text(self, row: Row) -> str:
+        """Return the first of the episodes that only one of two evaluations solved, a line each."""
+        found = self.differing(row)
+        if not found:
+            return "no episode differs"
+        lines = [("only solved by", "task", "initial state")]
+        for each in found[:SHOWN]:
+            solver = self.rows[0] if self.rows[0].is_solved(each.first) else row
+            lines.append((solver.label, each.task, str(each.initial_state)))
+        rest = f"\n... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        return table(lines) + rest
+
+    # ---- for others
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, as results.json has it; `docs/evaluation.md` describes the entries."""
+        return {
+            "embodyrl": __version__,
+            "complete": self.complete and all(row.complete for row in self.rows),
+            "evaluations": [_row_as_json(row) for row in self.rows],
+            "differences": [_pairs_as_json(self.rows[0], row, self.pairs(row)) for row in self.rows[1:]],
+        }
+
+    def write(self, folder: Path) -> Path:
+        """Write results.json into a folder, which is made if it is missing; returns its path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE
+        write_whole(path, json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
+        return path
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    low, high = row.interval if row.records else (0.0, 1.0)
+    return {
+        "name": row.label,
+        "policy": row.policy,
+        "protocol": None if row.protocol is None else protocol_as_json(row.protocol),
+        "complete": row.complete,
+        "sampled": row.sampled,
+        "counts_as_success": row.criterion.value,
+        "episodes": len(row.records),
+        "successes": sum(row.solved),
+        "success": row.rate if row.records else None,
+        "success_low": low,
+        "success_high": high,
+        "seconds": row.seconds,
+        "settings": list(row.settings),
+        "records": [
+            _renamed(asdict(record), state) for record, state in zip(row.records, row.initial_states, strict=True)
+        ],
+    }
+
+
+def _renamed(record: dict[str, Any], initial_state: int) -> dict[str, Any]:
+    record["return"] = record.pop("total_reward")
+    return record | {"initial_state": initial_state}
+
+
+def protocol_as_json(protocol: Protocol) -> dict[str, Any]:
+    """Return what identifies a protocol, and what embodyrl does not do as it says."""
+    return {
+        "name": protocol.name,
+        "repository": protocol.repository,
+        "commit": protocol.commit,
+        "differs": {aspect.name: aspect.differs for aspect in protocol.aspects if aspect.differs},
+    }
+
+
+def _pairs_as_json(first: Row, second: Row, pairs: Pairs) -> dict[str, Any]:
+    counts = {"first": first.label, "second": second.label, "pairs": pairs.count, **asdict(pairs)}
+    if not pairs.count:
+        return counts
+    low, high = pairs.interval
+    return counts | {"difference": pairs.difference, "low": low, "high": high, "p_value": pairs.p_value}
+
+
+def table(lines: Sequence[Iterable[str]]) -> str:
+    """Return rows of texts as columns: the first column starts at the left, the others end at the right."""
+    rows = [list(line) for line in lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    texts = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(text.rstrip() for text in texts)

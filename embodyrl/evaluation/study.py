@@ -1,0 +1,568 @@
+"""Plays evaluations that are compared: one policy under several protocols, or two policies on the same episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from embodyrl.config import ConfigError, LoadedConfig, to_plain
+from embodyrl.config.build import differences
+from embodyrl.config.issues import COMMAND_LINE, Location, dotted
+from embodyrl.config.schema import Config
+from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overrides, find, parts_of
+from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
+from embodyrl.registry import SIMULATORS, load_target
+from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
+from embodyrl.tracking.sinks import METRICS_FILE, read_rows
+
+if TYPE_CHECKING:  # these import torch
+    from embodyrl.engine.hybrid import HybridEngine
+    from embodyrl.envs import EpisodeSpec
+    from embodyrl.envs.manager import Simulators
+    from embodyrl.runner.evaluation import EpisodeRecord, Evaluation, TileRecorder
+
+Load = Callable[[Sequence[str]], tuple[LoadedConfig, Path | None]]
+"""Loads a policy's config with overrides; returns it and the folder of the weights (None: the config names it)."""
+
+SHARED = (
+    "seed",
+    "env.tasks",
+    "env.max_episode_steps",
+    "env.start_states",
+    "env.share_start_states",
+    "env.end_at_success",
+    "env.settle_steps",
+    "env.settle_gripper",
+    "eval.episodes",
+    "eval.first_start_state",
+    "eval.sample",
+)
+"""Settings that decide on what is played and what counts. A second policy is given those of the first; how it sees and
+acts is its own."""
+OF_THE_MACHINE = ("num_envs", "workers", "numa", "start_method", "startup_timeout_s", "step_timeout_s", "offload")
+"""Settings of the section `env` that change no result without --sample."""
+RECORDED = 4
+"""Episodes on a video of those that differ, if the config records none."""
+KEPT = ("seed", "env", "eval", "rollout", "model")
+"""Sections of a config that results.json has."""
+PHASES = ("time/simulate", "time/render", "time/infer", "time/preprocess", "time/record")
+"""Times of an iteration that an evaluation needs as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Tasks of an evaluation that have the same settings."""
+
+    loaded: LoadedConfig
+    weights: Path | None
+
+    @property
+    def config(self) -> Config:
+        """Its config."""
+        return self.loaded.config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An evaluation to play."""
+
+    label: str
+    policy: str
+    protocol: Protocol | None
+    base: Config
+    """The policy's config without the protocol."""
+    parts: tuple[Part, ...]
+    given: frozenset[str] = frozenset()
+    """Settings that the user gave, which win over the protocol's."""
+    alike: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Settings that it takes from another policy's config, so that both play the same: its own value, and that."""
+
+    @property
+    def episodes(self) -> int:
+        """Number of its episodes."""
+        return sum(part.config.eval.episodes for part in self.parts)
+
+    @property
+    def most_steps(self) -> int:
+        """Control steps, if every episode lasts as long as it may."""
+        return sum(part.config.eval.episodes * part.config.env.max_episode_steps for part in self.parts)
+
+    def same_as(self, other: Plan) -> bool:
+        """Return whether another evaluation plays the same episodes with the same policy and settings."""
+        return self.policy == other.policy and [part.config for part in self.parts] == [
+            part.config for part in other.parts
+        ]
+
+
+# ------------------------------------------------------------------------------------------------------------- planning
+
+
+def plan(load: Load, overrides: Sequence[str], policy: str, protocol: str, *, label: str | None = None) -> Plan:
+    """Plan an evaluation.
+
+    Args:
+        load: loads the policy's config.
+        overrides: settings that the user gave; they win over the protocol's.
+        policy: place of its weights.
+        protocol: name, path of a file, or `own` for the policy's own settings.
+        label: name in tables; None: the protocol's.
+
+    Raises:
+        ProtocolError: there is no such protocol, it is for another simulator, or does not know a task.
+        ConfigError: this policy cannot follow it.
+    """
+    base, weights = load(overrides)
+    config = base.config
+    given = frozenset(text.partition("=")[0] for text in overrides)
+    if protocol == OWN:
+        own = Part(loaded=base, weights=weights)
+        return Plan(label=label or OWN, policy=policy, protocol=None, base=config, parts=(own,), given=given)
+    found = find(protocol, config.env.name)
+    parts = []
+    tasks = config.env.tasks
+    for each in parts_of(found, tasks, config.model.name, sees_images=bool(config.env.cameras)):
+        settings = {name: value for name, value in each.settings.items() if name not in given}
+        settings["eval.episodes"] = _episodes_of(each.tasks, config, found, given)
+        if len(each.tasks) < len(tasks):
+            settings["env.tasks"] = list(each.tasks)
+        if settings["eval.episodes"]:
+            loaded, weights = _following(load, overrides, settings, found)
+            parts.append(Part(loaded=loaded, weights=weights))
+    return Plan(
+        label=label or found.short_name, policy=policy, protocol=found, base=config, parts=tuple(parts), given=given
+    )
+
+
+def _episodes_of(tasks: Sequence[str], config: Config, protocol: Protocol, given: frozenset[str]) -> int:
+    """Return the episodes of some of the tasks: the protocol's number, or their share of what the user asked for."""
+    if "eval.episodes" not in given:
+        return protocol.episodes_per_task * len(tasks)
+    every, count = config.env.tasks, config.eval.episodes
+    return sum(
+        count // len(every) + (number < count % len(every)) for number, task in enumerate(every) if task in tasks
+    )
+
+
+def _following(
+    load: Load, overrides: Sequence[str], settings: Mapping[str, Any], protocol: Protocol
+) -> tuple[LoadedConfig, Path | None]:
+    """Load the config with a protocol's settings; faults of these are the protocol's."""
+    kept = [text for text in overrides if text.partition("=")[0] not in settings]
+    try:
+        return load([*kept, *as_overrides(settings)])
+    except ConfigError as error:
+        place = Location(f"protocol {protocol.name} (this checkpoint cannot follow it)")
+        raise ConfigError(
+            [
+                dataclasses.replace(fault, location=place)
+                if fault.location is None
+                or (fault.location.file == COMMAND_LINE and any(dotted(path) in settings for path in fault.paths))
+                else fault
+                for fault in error.faults
+            ]
+        ) from None
+
+
+def beside(first: Plan, load: Load, overrides: Sequence[str], policy: str, protocol: str) -> Plan:
+    """Plan the same episodes for a second policy, which gets the settings of the first that decide on what is played.
+
+    Args:
+        first: evaluation of the first policy.
+        load: loads the second policy's config.
+        overrides: settings that the user gave, for both.
+        policy: place of its weights.
+        protocol: that of the first.
+
+    Raises:
+        ProtocolError: it plays another simulator, or is no other policy.
+    """
+    config, _ = load(())
+    name = config.config.env.name
+    if name != first.base.env.name:
+        raise ProtocolError(
+            f"{first.policy} plays {first.base.env.name} and {policy} plays {name}: compare policies of one simulator"
+        )
+    has = _flat(config.config)
+    given = {text.partition("=")[0] for text in overrides}
+    shared = {
+        key: value
+        for key, value in _flat(first.base).items()
+        if key in SHARED and key in has and key not in given and has[key] != value
+    }
+
+    def load_alike(texts: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
+        named = {text.partition("=")[0] for text in texts}
+        return load([*as_overrides({key: value for key, value in shared.items() if key not in named}), *texts])
+
+    second = plan(load_alike, overrides, policy, protocol, label=policy)
+    return dataclasses.replace(second, alike={key: (has[key], value) for key, value in shared.items()})
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Return the single settings of a config by their full names, and lists as a whole."""
+    found: dict[str, Any] = {}
+    for section, content in to_plain(config).items():
+        if isinstance(content, dict):
+            found |= {f"{section}.{key}": value for key, value in content.items()}
+        else:
+            found[section] = content
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- announcing
+
+
+def announcement(plan: Plan) -> str:
+    """Return what an evaluation is about to play: the changes against the policy's own settings, what is not done as
+    the protocol says, and how many episodes."""
+    lines = []
+    if plan.protocol is None:
+        lines.append(f"{plan.label}: the checkpoint's own settings")
+    else:
+        lines.append(f"{plan.label}: {_origin(plan.protocol)}")
+        lines += _changes(plan)
+        lines += _remarks(plan, plan.protocol)
+    for name, (own, shared) in plan.alike.items():
+        lines.append(f"  as for the first policy: {name} = {_written(shared)} (its own: {_written(own)})")
+    tasks = [task for part in plan.parts for task in part.config.env.tasks]
+    what = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
+    lines.append(f"  {plan.episodes} episodes of {what}, {plan.most_steps:,} control steps at most")
+    return "\n".join(lines)
+
+
+def _origin(protocol: Protocol) -> str:
+    where = f" ({protocol.repository} {protocol.commit[:7]})" if protocol.repository else f" ({protocol.name})"
+    return f"{protocol.title or protocol.short_name}{where}"
+
+
+def _changes(plan: Plan) -> list[str]:
+    """Return the table of settings that the protocol changes."""
+    changed: dict[str, tuple[Any, list[Any]]] = {}
+    for part in plan.parts:
+        for name, (own, new) in differences(plan.base, part.config).items():
+            if name != "env.tasks":
+                changed.setdefault(name, (own, []))[1].append(new)
+    if not changed:
+        return ["  changes nothing in this checkpoint's settings"]
+    rows = [("  setting", "own", "protocol")]
+    for name, (own, values) in changed.items():
+        rows.append((f"  {name}", _written(own), " or ".join(dict.fromkeys(map(_written, values)))))
+    return table(rows).splitlines()
+
+
+def _written(value: Any) -> str:
+    """Return a value as YAML has it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _remarks(plan: Plan, protocol: Protocol) -> list[str]:
+    model, sees_images = plan.base.model.name, bool(plan.base.env.cameras)
+    lines = []
+    if protocol.models and model not in protocol.models:
+        lines.append(f"  note: published for {', '.join(protocol.models)}, this policy is {model}")
+    overruled = sorted(
+        plan.given
+        & {
+            "eval.episodes",
+            *(name for aspect in protocol.aspects for name in aspect.settings),
+            *(name for aspect in protocol.aspects for each in aspect.by_task.values() for name in each),
+        }
+    )
+    if overruled:
+        lines.append(f"  note: your own instead of the protocol's: {', '.join(overruled)}")
+    different = (each for each in protocol.aspects if each.differs and each.concerns(model, sees_images=sees_images))
+    return [*lines, *(f"  not the same, {each.name}: {each.differs}" for each in different)]
+
+
+def expected_seconds(plans: Sequence[Plan], checkpoint: Path) -> float | None:
+    """Return roughly how long evaluations take if every episode lasts as long as it may, by the speed of the run that
+    saved the checkpoint (`<run>/checkpoints/<iteration>`); None if it kept no times."""
+    metrics = checkpoint.parent.parent / METRICS_FILE
+    if not metrics.is_file():
+        return None
+    speeds: list[float] = []
+    for row in read_rows(metrics)[0]:
+        busy = sum(row.get(phase) or 0.0 for phase in PHASES)
+        if row.get("env/steps") and busy:
+            speeds.append(busy / row["env/steps"])
+    if not speeds:
+        return None
+    return float(median(speeds)) * sum(each.most_steps for each in plans)
+
+
+def remaining_differences(first: Plan, second: Plan) -> list[str]:
+    """Return the settings of the simulators in which two evaluations still differ, apart from those of the machine."""
+    found = differences(first.parts[0].config, second.parts[0].config)
+    names = (name for name in found if name.startswith("env.") and name.split(".")[1] not in OF_THE_MACHINE)
+    return [f"{name} ({_written(found[name][0])} and {_written(found[name][1])})" for name in names]
+
+
+# -------------------------------------------------------------------------------------------------------------- playing
+
+
+@contextmanager
+def acting(part: Part) -> Iterator[tuple[Simulators, HybridEngine]]:
+    """Start the simulators of an evaluation and load its policy."""
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        open_simulators(part.loaded, Path(logs)) as manager,
+        settings_of_torch_kept(),
+    ):
+        yield manager, build_acting(part.config, manager, part.weights)
+
+
+def play_in(
+    manager: Simulators,
+    engine: HybridEngine,
+    config: Config,
+    episodes: Sequence[EpisodeSpec],
+    told: Callable[[EpisodeRecord], None] | None = None,
+    video: TileRecorder | None = None,
+) -> Evaluation:
+    """Play episodes in simulators that run.
+
+    Args:
+        manager: the simulators.
+        engine: the policy.
+        config: says whether actions are drawn, and how chunks are averaged.
+        episodes: to play.
+        told: hears of each episode as soon as it ended.
+        video: records the first episodes.
+    """
+    from embodyrl.runner.evaluation import evaluate, evaluation_noise
+
+    noise = evaluation_noise(config, engine)
+    return evaluate(manager, engine, episodes, video, noise, config.eval.ensemble, told)
+
+
+@dataclass(kw_only=True)
+class Playing:
+    """An evaluation in progress; its row has the episodes that ended so far."""
+
+    plan: Plan
+    _records: list[EpisodeRecord] = field(default_factory=list)
+    _states: list[int] = field(default_factory=list)
+    _seconds: float = 0.0
+    _done: bool = False
+
+    def run(self) -> Row:
+        """Play all parts; returns the row."""
+        from embodyrl.runner.evaluation import held_out_episodes
+
+        for part in self.plan.parts:
+            before = len(self._records)
+            with acting(part) as (manager, engine):
+                result = play_in(manager, engine, part.config, held_out_episodes(part.config), self._hear_of(part))
+            # In the order of the plan, not in that in which episodes happened to end.
+            self._records[before:] = result.records
+            self._states[before:] = [initial_state(part.config, record.start_state) for record in result.records]
+            self._seconds += result.seconds
+        self._done = True
+        return self.row()
+
+    def _hear_of(self, part: Part) -> Callable[[EpisodeRecord], None]:
+        def hear(record: EpisodeRecord) -> None:
+            self._records.append(record)
+            self._states.append(initial_state(part.config, record.start_state))
+
+        return hear
+
+    @property
+    def has_episodes(self) -> bool:
+        """Whether an episode has ended."""
+        return bool(self._records)
+
+    def row(self) -> Row:
+        """Return what there is."""
+        return Row(
+            label=self.plan.label,
+            policy=self.plan.policy,
+            protocol=self.plan.protocol,
+            records=tuple(self._records),
+            initial_states=tuple(self._states),
+            sampled=self.plan.parts[0].config.eval.sample,
+            seconds=self._seconds,
+            settings=tuple(kept_settings(part.loaded) for part in self.plan.parts),
+            complete=self._done,
+        )
+
+
+def initial_state(config: Config, start_state: int) -> int:
+    """Return the number of the initial state that a start state stands for under a config."""
+    target = SIMULATORS.entry(config.env.name).initial_state
+    return start_state if target is None else int(load_target(target)(start_state, config.env))
+
+
+def kept_settings(loaded: LoadedConfig) -> dict[str, Any]:
+    """Return what results.json has of a config, without the values of environment variables."""
+    plain = to_plain(loaded.written)
+    return {name: plain[name] for name in KEPT}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a study is asked for."""
+
+    overrides: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = (OWN,)
+    video: Path | None = None
+    """Video of the episodes that differ between two policies."""
+    out: Path | None = None
+    """Folder for results.json."""
+
+
+class Study:
+    """Evaluations that are planned together, so that a fault of the last is found before the first begins.
+
+    Args:
+        asked: what is asked for.
+        policy: place of the weights, and what loads their config.
+        other: the same of a second policy, or None.
+        say: prints a text for people.
+
+    Raises:
+        ProtocolError, ConfigError: see `plan`; nothing has started.
+    """
+
+    def __init__(
+        self, asked: Asked, policy: tuple[str, Load], other: tuple[str, Load] | None, say: Callable[[str], None]
+    ) -> None:
+        self._asked, self._say = asked, say
+        _check(asked, has_other=other is not None)
+        place, load = policy
+        self._plans = [plan(load, asked.overrides, place, name) for name in asked.protocols]
+        if other is not None:
+            first = dataclasses.replace(self._plans[0], label=place)
+            self._plans = [first, beside(first, other[1], asked.overrides, other[0], asked.protocols[0])]
+            self._plans = _named_apart(self._plans)
+        self._compares_policies = other is not None
+
+    def run(self) -> Comparison:
+        """Play everything; returns what came of it. An interruption says what there is, and writes it, first."""
+        self._announce()
+        rows: list[Row] = []
+        playing: Playing | None = None
+        try:
+            for number, each in enumerate(self._plans):
+                same = next((row for row, other in zip(rows, self._plans, strict=False) if each.same_as(other)), None)
+                if same is not None:
+                    self._say(f"{each.label}: the same settings as {same.label}, so its episodes count")
+                    rows.append(dataclasses.replace(same, label=each.label, protocol=each.protocol))
+                    continue
+                playing = Playing(plan=each)
+                self._say(f"playing {each.label} ({number + 1} of {len(self._plans)})")
+                rows.append(playing.run())
+                playing = None
+                self._write(rows)
+        except BaseException:
+            self._give_up([*rows, playing.row()] if playing is not None and playing.has_episodes else rows)
+            raise
+        found = Comparison(rows=tuple(rows))
+        self._show(found)
+        return found
+
+    def _announce(self) -> None:
+        for each in self._plans:
+            self._say(announcement(each))
+        if self._compares_policies and (left := remaining_differences(*self._plans)):
+            self._say(f"note: they still differ in {', '.join(left)}")
+        seconds = expected_seconds(self._plans, Path(self._plans[0].policy))
+        if seconds is not None:
+            self._say(f"at most about {readable(seconds)}, by the speed of the run that trained it")
+
+    def _give_up(self, rows: Sequence[Row]) -> None:
+        """Say and write what an interrupted study has."""
+        if rows:
+            self._say(f"interrupted; what there is:\n{Comparison(rows=tuple(rows)).text()}")
+            self._write(rows)
+
+    def _write(self, rows: Sequence[Row]) -> Path | None:
+        missing = len(rows) < len(self._plans)
+        found = Comparison(rows=tuple(rows), complete=not missing)
+        return None if self._asked.out is None else found.write(self._asked.out)
+
+    def _show(self, found: Comparison) -> None:
+        self._say(found.text())
+        if self._compares_policies:
+            self._say(found.differing_text(found.rows[1]))
+            if self._asked.video is not None:
+                self._record(found, self._asked.video)
+        if self._asked.out is not None:
+            self._say(f"written to {self._write(found.rows)}")
+
+    def _record(self, found: Comparison, video: Path) -> None:
+        """Play episodes that only one policy solved again, and record both side by side."""
+        chosen = found.differing(found.rows[1])[: self._plans[0].base.tracking.video.episodes or RECORDED]
+        if not chosen:
+            self._say(f"no video: no episode differs, so {video} was not written")
+            return
+        record_side_by_side(self._plans, chosen, video)
+        self._say(f"recorded {len(chosen)} of the episodes that differ: {video}")
+
+
+def _check(asked: Asked, *, has_other: bool) -> None:
+    """Refuse what cannot be played before anything is loaded."""
+    repeated = [name for name in asked.protocols if asked.protocols.count(name) > 1]
+    if repeated:
+        raise ProtocolError(f"protocol {repeated[0]!r} is named twice")
+    if not asked.protocols:
+        raise ProtocolError(f"no protocol: name one, or {OWN!r} for the checkpoint's own settings")
+    if has_other and len(asked.protocols) > 1:
+        raise ProtocolError("two policies are compared under one protocol: name one, or compare them one by one")
+    if asked.video is not None and not has_other:
+        raise ProtocolError("a video of protocols shows nothing new: give it without --protocol, or with --compare")
+    if asked.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in asked.overrides):
+        raise ProtocolError(
+            "a video of the episodes that differ plays them again, and with sampled actions they would end otherwise: "
+            "leave out the video or --sample"
+        )
+    if asked.out is not None and (asked.out / FILE).exists():
+        raise ProtocolError(f"{asked.out / FILE} exists, and results are never overwritten: name another folder")
+
+
+def _named_apart(plans: Sequence[Plan]) -> list[Plan]:
+    """Return the evaluations of two policies with short names that differ: the last parts of their paths that do."""
+    paths = [Path(each.policy).parts for each in plans]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return [dataclasses.replace(each, label=name) for each, name in zip(plans, names, strict=True)]
+    return [dataclasses.replace(each, label=f"{each.policy} ({number})") for number, each in enumerate(plans, 1)]
+
+
+def record_side_by_side(plans: Sequence[Plan], episodes: Sequence[Differing], video: Path) -> None:
+    """Record episodes of two policies: a row of tiles for each, one for each policy."""
+    from embodyrl.envs import EpisodeSpec
+    from embodyrl.runner.evaluation import TileRecorder
+    from embodyrl.tracking.video import TiledVideo
+
+    titles = [f"{plan.label}: {each.task} {each.initial_state}" for each in episodes for plan in plans]
+    tiles: TiledVideo | None = None
+    with ExitStack() as stack:
+        for column, part in ((column, part) for column, each in enumerate(plans) for part in each.parts):
+            # An episode belongs to the part that plays its task.
+            rows = [row for row, each in enumerate(episodes) if each.task in part.config.env.tasks]
+            records = [episodes[row].first if column == 0 else episodes[row].second for row in rows]
+            specs = [EpisodeSpec(task=each.task, start_state=each.start_state, seed=each.seed) for each in records]
+            if not specs:
+                continue
+            with acting(part) as (manager, engine):
+                if tiles is None:
+                    fps = manager.spec.control_frequency
+                    tiles = stack.enter_context(TiledVideo(video, titles, fps=fps, columns=len(plans)))
+                recorder = TileRecorder(manager, tiles, [len(plans) * row + column for row in rows])
+                play_in(manager, engine, part.config, specs, video=recorder)
+
+
+def readable(seconds: float) -> str:
+    """Return a time in words: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
