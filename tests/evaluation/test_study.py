@@ -1,0 +1,208 @@
+"""Evaluations that are compared: protocols and policies on the same episodes, in real simulators."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+import embodyrl
+from embodyrl.cli import train
+from embodyrl.config import ConfigError, load_config
+from embodyrl.errors import UserError
+from embodyrl.evaluation import study
+from embodyrl.evaluation.protocols import ProtocolError
+from embodyrl.evaluation.statistics import Pairs
+
+SMALL = [
+    "env.num_envs=4",
+    "env.workers=1",
+    "env.max_episode_steps=60",
+    "env.success_return=30",
+    "rollout.num_chunks=64",
+    "model.hidden_sizes=[16]",
+    "run.iterations=6",
+    "run.eval_every=0",
+    "run.save_every=1",
+    "tracking.sinks=[jsonl]",
+]
+"""CartPole: solved by balancing for 30 steps. A policy learns that halfway in six iterations."""
+SHORT = """
+title: Short episodes
+simulator: gymnasium
+models: [cnn]
+episodes_per_task: 12
+aspects:
+  horizon: {says: 20 steps, set: {env.max_episode_steps: 20}, differs: nothing}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a checkpoint for each iteration."""
+    path = tmp_path_factory.mktemp("study") / "run"
+    assert train.run(load_config("experiment/gym_cartpole", [*SMALL, f"run.dir={path}"])) == 0
+    return path
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> str:
+    """A protocol with episodes that are too short for success."""
+    path = tmp_path / "short.yaml"
+    path.write_text(SHORT)
+    return str(path)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """Read results.json."""
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+def test_one_policy_under_two_protocols_plays_the_same_initial_states(
+    run: Path, short: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    asked = train.Evaluated(protocols=["own", short], out=out)
+    assert train.evaluate(str(run), ["env.num_envs=2", "eval.episodes=8"], asked) == 0
+    printed = capsys.readouterr().out
+    assert "short.yaml" in printed and re.search(r"env.max_episode_steps +60 +20\n", printed)
+    assert "published for cnn, this policy is mlp" in printed and "not the same, horizon: nothing" in printed
+    assert "your own instead of the protocol's: eval.episodes" in printed
+    found = results(out)
+    own, other = found["evaluations"]
+    assert found["complete"] and (own["episodes"], other["episodes"]) == (8, 8)
+    assert [each["initial_state"] for each in own["records"]] == [each["initial_state"] for each in other["records"]]
+    assert max(each["length"] for each in other["records"]) == 20 and other["successes"] == 0
+    assert own["successes"] == sum(each["success"] for each in own["records"]) > 0
+    [difference] = found["differences"]
+    pairs = Pairs(both=0, only_first=own["successes"], only_second=0, neither=8 - own["successes"])
+    assert (difference["pairs"], difference["only_first"]) == (8, own["successes"])
+    assert (difference["low"], difference["high"]) == pairs.interval and difference["p_value"] == pairs.p_value
+    # The episodes are those of a plain evaluation with the same settings.
+    alone = embodyrl.evaluate(run, ["env.num_envs=2", "env.max_episode_steps=20"], episodes=8)
+    assert [each.length for each in alone.records] == [each["length"] for each in other["records"]]
+
+
+def test_two_policies_play_the_same_episodes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = run / "checkpoints" / "000001", run / "checkpoints" / "000006"
+    video = tmp_path / "side by side.mp4"
+    asked = train.Evaluated(other=str(second), video=video, out=tmp_path / "out")
+    assert train.evaluate(str(first), ["eval.episodes=24"], asked) == 0
+    printed = capsys.readouterr().out
+    found = results(tmp_path / "out")
+    [difference] = found["differences"]
+    assert (difference["first"], difference["second"]) == ("000001", "000006")
+    one, other = ([each["success"] for each in row["records"]] for row in found["evaluations"])
+    cells = [(True, True), (True, False), (False, True), (False, False)]
+    counted = [list(zip(one, other, strict=True)).count(cell) for cell in cells]
+    assert [difference[name] for name in ("both", "only_first", "only_second", "neither")] == counted
+    assert counted[1] + counted[2] > 0, "a comparison without a difference shows nothing"
+    assert f"recorded {min(4, counted[1] + counted[2])} of the episodes that differ" in printed
+    with av.open(str(video)) as film:
+        frame = next(film.decode(film.streams.video[0]))
+    assert frame.width == 2 * 256, "two policies side by side"
+    for row, place in zip(found["evaluations"], (first, second), strict=True):
+        alone = embodyrl.evaluate(place, episodes=24)
+        assert [each.total_reward for each in alone.records] == [each["return"] for each in row["records"]]
+
+
+@pytest.mark.slow
+def test_a_second_policy_gets_the_episodes_of_the_first(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shorter = [*SMALL, "run.iterations=1", "env.max_episode_steps=50", "eval.first_start_state=20000", "seed=3"]
+    assert train.run(load_config("experiment/gym_cartpole", [*shorter, f"run.dir={other}"])) == 0
+    found = embodyrl.compare(run, other, episodes=3)
+    assert found.pairs(found.rows[1]).count == 3
+    (settings,) = found.rows[1].settings
+    assert (settings["env"]["max_episode_steps"], settings["eval"]["first_start_state"]) == (60, 10000)
+
+
+def test_equal_settings_are_played_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "same.yaml"
+    path.write_text(SHORT.replace("20}", "60}"))
+    begun: list[str] = []
+    opened = study.acting
+    monkeypatch.setattr(study, "acting", lambda part: (begun.append("part"), opened(part))[1])
+    found = embodyrl.compare(run, protocols=["own", str(path)], episodes=4, progress=True)
+    assert begun == ["part"] and "the same settings as own" in capsys.readouterr().out
+    assert found.rows[0].records == found.rows[1].records
+
+
+def test_an_interruption_says_and_writes_what_there_is(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_at_the_third(self: study.Playing, part: study.Part) -> Callable[[Any], None]:
+        hear = original(self, part)
+        heard: list[object] = []
+
+        def stopping(record: Any) -> None:
+            hear(record)
+            heard.append(record)
+            if len(heard) == 3:
+                raise KeyboardInterrupt
+
+        return stopping
+
+    original = study.Playing._hear_of
+    monkeypatch.setattr(study.Playing, "_hear_of", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        embodyrl.compare(run, protocols=["own"], episodes=8, out=tmp_path, progress=True)
+    assert "own (interrupted)" in capsys.readouterr().out
+    found = results(tmp_path)
+    assert not found["complete"] and found["evaluations"][0]["episodes"] == 3
+
+
+def wrong_ways(run: Path, short: str, tmp_path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "results.json").write_text("{}")
+    (tmp_path / "chunks.yaml").write_text(SHORT.replace("env.max_episode_steps: 20", "eval.actions: 8"))
+    (tmp_path / "typo.yaml").write_text(SHORT.replace("env.max_episode_steps", "env.max_episode_step"))
+    yield {"protocols": ["openpi"]}, "protocol 'openpi' is for libero, but this checkpoint plays gymnasium"
+    yield {"protocols": [short, short]}, "is named twice"
+    yield {"protocols": ["own", short], "other": run}, "two policies are compared under one protocol"
+    yield {"protocols": [short], "video": tmp_path / "x.mp4"}, "a video of protocols shows nothing new"
+    yield {"other": run, "sample": True, "video": tmp_path / "x.mp4"}, "they would end otherwise"
+    yield {"out": tmp_path / "old"}, "results are never overwritten"
+    yield {"protocols": [str(tmp_path / "chunks.yaml")]}, "(this checkpoint cannot follow it): eval.actions = 8"
+    yield {"protocols": [str(tmp_path / "typo.yaml")]}, "did you mean 'env.max_episode_steps'"
+
+
+def test_what_cannot_be_played_is_refused_before_anything_starts(
+    run: Path, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "acting", lambda part: pytest.fail("simulators were started"))
+    for arguments, expected in wrong_ways(run, short, tmp_path):
+        with pytest.raises(UserError, match=re.escape(expected)) as caught:
+            embodyrl.compare(run, **arguments)
+        assert isinstance(caught.value, ProtocolError | ConfigError) and caught.value.exit_code == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("metaworld") is None, reason="MetaWorld is not installed")
+def test_settling_in_metaworld_is_steps_of_zeros_that_do_not_count() -> None:
+    import numpy as np
+
+    from embodyrl.envs import EpisodeSpec
+    from embodyrl.envs.metaworld.simulator import MetaWorld
+    from embodyrl.envs.options import MetaWorldConfig
+
+    def simulator(settle_steps: int) -> MetaWorld:
+        return MetaWorld(MetaWorldConfig(name="metaworld", tasks=["push-v3"], settle_steps=settle_steps), 1)
+
+    episode = EpisodeSpec(task="push-v3", start_state=4, seed=0)
+    settled, plain = simulator(3), simulator(0)
+    first = settled.reset([0], [episode])
+    plain.reset([0], [episode])
+    rested = plain.step_chunk([0], np.zeros((1, 3, 4), np.float32))
+    assert first.proprio is not None and rested.observation.proprio is not None
+    assert np.array_equal(first.proprio, rested.observation.proprio)
+    settled.close()
+    plain.close()
