@@ -129,11 +129,16 @@ def test_equal_settings_are_played_once(
 ) -> None:
     path = tmp_path / "same.yaml"
     path.write_text(SHORT.replace("20}", "60}"))
-    begun: list[str] = []
+    begun: list[study.Part] = []
     opened = study.acting
-    monkeypatch.setattr(study, "acting", lambda part: (begun.append("part"), opened(part))[1])
+
+    def counted(part: study.Part) -> Any:
+        begun.append(part)
+        return opened(part)
+
+    monkeypatch.setattr(study, "acting", counted)
     found = embodyrl.compare(run, protocols=["own", str(path)], episodes=4, progress=True)
-    assert begun == ["part"] and "the same settings as own" in capsys.readouterr().out
+    assert len(begun) == 1 and "the same settings as own" in capsys.readouterr().out
     assert found.rows[0].records == found.rows[1].records
 
 
