@@ -21,6 +21,7 @@ from embodyrl.cli.collect import not_needed
 from embodyrl.config import ConfigUse, LoadedConfig, list_experiments, load_config, to_plain
 from embodyrl.config.fields import all_paths, defaults_below, find_setting
 from embodyrl.config.schema import Config
+from embodyrl.evaluation.protocols import find as find_protocol
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").rglob("*.md")])
@@ -115,15 +116,26 @@ CONFIGS = [(block, yaml.safe_load(block.code)) for block in blocks("yaml")]
 OWN = [
     (block, data)
     for block, data in CONFIGS
-    if not re.match(r"# [\w/]+\.yaml$", block.code, re.M) and "plugins" not in data
+    if not re.match(r"# [\w/]+\.yaml$", block.code, re.M) and "plugins" not in data and "aspects" not in data
 ]
-"""Without those of plug-ins and of files that the page names, which `tests/cli/test_examples.py` reads."""
+"""Without protocols, those of plug-ins and of files that the page names, which `tests/cli/test_examples.py` reads."""
 WHOLE = [
     block
     for block, data in OWN
     if groups_of(data) >= {"env", "model", "algorithm"} and "my" not in block.code.replace("my-", "")
 ]
 """Configs that need no file of the reader's own."""
+
+
+def test_protocols_can_be_read_and_their_settings_exist(tmp_path: Path, known: set[str]) -> None:
+    protocols = [block for block, data in CONFIGS if "aspects" in data]
+    assert protocols
+    for block in protocols:
+        path = tmp_path / "protocol.yaml"
+        path.write_text(block.code)
+        read = find_protocol(str(path), yaml.safe_load(block.code)["simulator"])
+        settings = read.settings_of("libero_10/0", read.aspects[2].models[0], sees_images=True)
+        assert settings and set(settings) <= known, str(block)
 
 
 @pytest.mark.parametrize("block", WHOLE, ids=str)
