@@ -39,7 +39,7 @@ from embodyrl.runner.rundir import SOURCES, RunDir, read_config, restore_files, 
 from embodyrl.runner.stopping import Interrupted
 from embodyrl.runner.workers import RolloutWorkers
 from embodyrl.screen import say
-from embodyrl.tracking.report import SummaryError, read_summary
+from embodyrl.tracking.report import REPORT_FILE, SummaryError, read_summary
 from embodyrl.tracking.sinks import TENSORBOARD
 from embodyrl.version import __version__
 
@@ -289,10 +289,12 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
         steps.append(f"tensorboard --logdir {folder}")
     if stopped is not None:
         steps = [f"embodyrl resume {folder}"]
+    page = run_dir / REPORT_FILE
+    report = f"report: {page}\n" if page.is_file() else ""  # a warning has said why there is none
     return (
         f"{'done' if stopped is None else f'stopped by {stopped}, saved'} in {summary['wall_s']:.1f} s   "
         f"{summary['env_steps']:,} env steps, {summary['env_steps_per_s']:,.0f} per second{success}\n"
-        f"report: {run_dir / 'report.html'}\n"
+        f"{report}"
         "next: " + "\n      ".join(steps)
     )
 

@@ -49,8 +49,11 @@ def chart(series: Sequence[Series], *, x_label: str, percent: bool = False, whol
         whole: the vertical axis goes from 0 to 1 whatever the values are.
     """
     plot = _figure(x_label, percent=percent)
+    values = {value for each in series for value in each.y}
     if whole:
         plot.y_range = Range1d(-0.02, 1.02, bounds=(-0.05, 1.05))
+    elif len(values) == 1 and (value := values.pop()):  # else a constant of 0.001 would be drawn at 0, between -1 and 1
+        plot.y_range = Range1d(min(0.0, 2.0 * value), max(0.0, 2.0 * value))
     legends = []
     for each in series:
         shapes = _points(plot, each) if each.points else _line(plot, each)
@@ -81,6 +84,7 @@ def stacks(groups: Sequence[Mapping[Phase, float]], iterations: Sequence[int], p
     parts = [(phase.value, f"@{phase.value}{{0.000}} s") for phase in phases]
     plot.add_tools(HoverTool(tooltips=[("iteration", "@x"), ("all", "@all{0.000} s"), *parts], mode="mouse"))
     plot.add_layout(_legend([(phase.value, [shape]) for phase, shape in zip(phases, drawn, strict=True)]), "above")
+    plot.legend.ncols = 5  # all in a row are wider than the chart
     plot.yaxis.axis_label = "seconds"
     plot.y_range.start = 0.0
     return _item(plot)
