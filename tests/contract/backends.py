@@ -24,7 +24,7 @@ LIBERO_ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT = 12
 """Time limit of the suite's episodes [control steps]."""
-ON_MUJOCO = ("metaworld", "libero", "mujoco")
+ON_MUJOCO = ("metaworld", "libero", "mujoco", "robotics", "aloha", "hil", "dm_control", "robosuite")
 """Backends whose images MuJoCo draws."""
 
 
@@ -159,6 +159,55 @@ BACKENDS = [
         name="pusht",
         tasks=("gym_pusht/PushT-v0",),
         options={"kwargs": {"obs_type": "pixels_agent_pos"}, "cameras": ["pixels"], "image_size": [96, 96]},
+    ),
+    Backend(label="robotics-fetch", name="robotics", tasks=("FetchPush-v4", "FetchPickAndPlace-v4")),
+    Backend(
+        label="robotics-rgb",
+        name="robotics",
+        tasks=("FetchReach-v4",),
+        options={
+            "cameras": ["external_camera_0", "head_camera_rgb"],
+            "image_size": [48, 64],
+            "render_quality": RenderQuality.fast,
+        },
+    ),
+    Backend(label="robotics-adroit", name="robotics", tasks=("AdroitHandDoor-v1",)),
+    Backend(
+        label="robotics-kitchen",
+        name="robotics",
+        tasks=("FrankaKitchen-v1",),
+        options={"kwargs": {"tasks_to_complete": ["microwave"]}},
+    ),
+    Backend(label="aloha", name="aloha", tasks=("gym_aloha/AlohaInsertion-v0",)),
+    Backend(
+        label="aloha-rgb",
+        name="aloha",
+        tasks=("gym_aloha/AlohaTransferCube-v0",),
+        options={
+            "kwargs": {"proprio": "robot"},
+            "cameras": ["top", "left_wrist"],
+            "image_size": [48, 64],
+            "render_quality": RenderQuality.fast,
+        },
+    ),
+    Backend(label="hil", name="hil", tasks=("gym_hil/PandaArrangeBoxes-v0",)),
+    Backend(
+        label="hil-rgb",
+        name="hil",
+        tasks=("gym_hil/PandaPickCube-v0",),
+        options={
+            "cameras": ["front", "handcam_rgb"],
+            "image_size": [48, 64],
+            "render_quality": RenderQuality.fast,
+        },
+    ),
+    Backend(label="dm_control", name="dm_control", tasks=("ball_in_cup-catch",)),
+    Backend(label="dm_control-mixed", name="dm_control", tasks=("walker-walk", "walker-run")),
+    Backend(
+        label="dm_control-rgb",
+        name="dm_control",
+        tasks=("cartpole-swingup",),
+        options={"cameras": ["fixed"], "image_size": [48, 64], "render_quality": RenderQuality.fast},
     ),
     Backend(label="custom", name="point_mass", tasks=("reach",)),
     Backend(label="custom-mixed", name="point_mass", tasks=("reach", "oppose")),

@@ -24,9 +24,10 @@ def reported(info: Mapping[str, Any]) -> bool:
     return bool(next((info[key] for key in SUCCESS_KEYS if key in info), False))
 
 
-def nothing_left(info: Mapping[str, Any]) -> bool:
-    """Return whether all subtasks of a kitchen episode are completed, now or earlier in the episode."""
-    return not info["tasks_to_complete"]
+def completed(info: Mapping[str, Any]) -> bool:
+    """Return whether a kitchen has no subtask left, each completed at some time of the episode; elsewhere what is
+    reported."""
+    return not info["tasks_to_complete"] if "tasks_to_complete" in info else reported(info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,12 @@ def _extra(name: str, *modules: str) -> tuple[Requirement, ...]:
     return tuple(Requirement(module=module, install=f"pip install 'embodyrl[{name}]'") for module in modules)
 
 
+def _without_dependencies(extra: str, package: str, *modules: str) -> tuple[Requirement, ...]:
+    """Return the requirements of a package that is installed without its own, see pyproject.toml."""
+    command = f"make simulators   (or: pip install 'embodyrl[{extra}]', and then pip install --no-deps {package})"
+    return tuple(Requirement(module=module, install=command) for module in modules)
+
+
 FAMILIES: dict[str, Family] = {
     "mujoco": Family(
         summary="MuJoCo locomotion and control of Gymnasium (v5): HalfCheetah, Ant, Humanoid, Reacher, ...",
@@ -103,17 +110,78 @@ FAMILIES: dict[str, Family] = {
     ),
     "pusht": Family(
         summary="gym-pusht: push a T-shaped block onto its mark with a round finger (pymunk)",
-        requires=tuple(
-            Requirement(
-                module=module,
-                install="pip install 'embodyrl[pusht]' && pip install --no-deps gym-pusht==0.1.8   (in a checkout: "
-                "make pusht)",
-            )
-            for module in ("gym_pusht", "pymunk")
-        ),
+        requires=_without_dependencies("pusht", "gym-pusht==0.1.8", "gym_pusht", "pymunk"),
         modules=("gym_pusht",),
         ids="gym_pusht/.*",
         descriptions={"gym_pusht/PushT": "push the T-shaped block onto the green T"},
+    ),
+    "robotics": Family(
+        summary="gymnasium-robotics: Fetch arm, Adroit and Shadow hands, Franka kitchen, mazes (MuJoCo)",
+        requires=_extra("robotics", "gymnasium_robotics"),
+        modules=(MUJOCO, "gymnasium_robotics"),
+        ids=r"Fetch\w+-v[34]|AdroitHand\w+-v\d|FrankaKitchen-v\d|Hand(Reach|Manipulate)\w*-v[13]"
+        r"|(PointMaze|AntMaze)_\w+-v[345]",
+        descriptions={
+            "FetchReach": "move the gripper to the target",
+            "FetchPush": "push the block to the target",
+            "FetchSlide": "hit the puck so that it slides to the target",
+            "FetchPickAndPlace": "pick up the block and move it to the target",
+            "AdroitHandDoor": "turn the latch and open the door",
+            "AdroitHandHammer": "pick up the hammer and drive the nail into the board",
+            "AdroitHandPen": "turn the pen in the hand to the target orientation",
+            "AdroitHandRelocate": "pick up the ball and move it to the target",
+            "HandReach": "move the fingertips to their targets",
+            "FrankaKitchen": "complete the tasks of the kitchen",
+        },
+        success=completed,
+    ),
+    "aloha": Family(
+        summary="gym-aloha: two ViperX arms that hand over a cube or insert a peg (dm_control, MuJoCo)",
+        requires=_extra("aloha", "gym_aloha", "dm_control"),
+        modules=("embodyrl.envs.gymnasium.adapters.aloha:load",),
+        tasks="embodyrl.envs.gymnasium.adapters.aloha:known_tasks",
+        make="embodyrl.envs.gymnasium.adapters.aloha:make",
+        descriptions={
+            "gym_aloha/AlohaTransferCube": "pick up the cube with the right arm and transfer it to the left arm",
+            "gym_aloha/AlohaInsertion": "insert the peg into the socket",
+        },
+    ),
+    "hil": Family(
+        summary="gym-hil: a Panda arm picks up a cube or arranges boxes (MuJoCo)",
+        requires=_without_dependencies("hil", "gym-hil==0.1.14", "gym_hil", "mujoco"),
+        modules=(MUJOCO, "gym_hil"),
+        tasks="embodyrl.envs.gymnasium.adapters.hil:known_tasks",
+        make="embodyrl.envs.gymnasium.adapters.hil:make",
+        descriptions={
+            "gym_hil/PandaPickCube": "pick up the cube",
+            "gym_hil/PandaArrangeBoxes": "push every box onto the target of its colour",
+        },
+    ),
+    "dm_control": Family(
+        summary="dm_control suite: cartpole-swingup, walker-run, ball_in_cup-catch, ... (MuJoCo)",
+        requires=_extra("dm_control", "dm_control"),
+        modules=("embodyrl.envs.gymnasium.adapters.control:load",),
+        tasks="embodyrl.envs.gymnasium.adapters.control:known_tasks",
+        make="embodyrl.envs.gymnasium.adapters.control:make",
+        descriptions={
+            "ball_in_cup-catch": "swing the ball into the cup",
+            "cartpole-balance": "balance the pole on the cart",
+            "cartpole-swingup": "swing the pole up and balance it on the cart",
+            "cheetah-run": "run forward",
+            "finger-spin": "spin the body with the finger",
+            "hopper-hop": "hop forward on one leg",
+            "hopper-stand": "stand on one leg",
+            "humanoid-run": "run forward on two legs",
+            "humanoid-stand": "stand on two legs",
+            "humanoid-walk": "walk forward on two legs",
+            "pendulum-swingup": "swing the pendulum up",
+            "point_mass-easy": "move the point to the target",
+            "reacher-easy": "move the fingertip to the target",
+            "reacher-hard": "move the fingertip to the target",
+            "walker-run": "run forward on two legs",
+            "walker-stand": "stand on two legs",
+            "walker-walk": "walk forward on two legs",
+        },
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -102,7 +103,8 @@ class Views:
         if self._env.unwrapped.render_mode != "rgb_array":
             raise RenderError(f"the Gymnasium environment {self._task!r} has no render mode 'rgb_array'")
         try:
-            image = np.asarray(self._env.render(), np.uint8)
+            with physics_kept(self._env):
+                image = np.asarray(self._env.render(), np.uint8)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise RenderError(f"the Gymnasium environment {self._task!r} cannot render: {why}") from error
@@ -122,7 +124,10 @@ class Views:
         env = self._env.unwrapped
         key = self._task, height, width
         renderer = self._renderers.get(key, lambda: Renderer(env.model, height, width, self._quality))
-        return renderer.render(env.data, camera)
+        with physics_kept(self._env):
+            if (mark_goals := getattr(env, "_render_callback", None)) is not None:
+                mark_goals()
+            return renderer.render(env.data, camera)
 
     def _part(self, observation: Any, name: str) -> Any:
         """Return the part of an observation that `_parts` calls `name`."""
@@ -131,6 +136,27 @@ class Views:
         for key in name.split("."):
             observation = observation[key]
         return observation
+
+
+@contextlib.contextmanager
+def physics_kept(env: Any) -> Iterator[None]:
+    """Undo what rendering does to the physics of gymnasium-robotics, so that episodes do not depend on who watches: it
+    moves the marks of goals to their places first, and has MuJoCo compute all forces anew."""
+    inner = env.unwrapped
+    if not hasattr(inner, "_render_callback"):
+        yield
+        return
+    data, sites = inner.data, inner.model.site_pos.copy()
+    values = {name: getattr(data, name) for name in dir(data) if not name.startswith("_")}
+    kept = {name: value.copy() for name, value in values.items() if isinstance(value, np.ndarray)}
+    try:
+        yield
+    finally:
+        inner.model.site_pos[:] = sites
+        for name, before in kept.items():
+            now = getattr(data, name)
+            if now.shape == before.shape:  # else an array of contacts, which the next step computes anew
+                now[...] = before
 
 
 def scene_cameras(env: Any) -> list[str]:
