@@ -118,7 +118,7 @@ FAMILIES: dict[str, Family] = {
     "robotics": Family(
         summary="gymnasium-robotics: Fetch arm, Adroit and Shadow hands, Franka kitchen, mazes (MuJoCo)",
         requires=_extra("robotics", "gymnasium_robotics"),
-        modules=(MUJOCO, "gymnasium_robotics"),
+        modules=("embodyrl.envs.gymnasium.adapters.robotics:load",),
         ids=r"Fetch\w+-v[34]|AdroitHand\w+-v\d|FrankaKitchen-v\d|Hand(Reach|Manipulate)\w*-v[13]"
         r"|(PointMaze|AntMaze)_\w+-v[345]",
         descriptions={

@@ -15,7 +15,7 @@ from embodyrl.envs.base import RenderError, check_cameras
 from embodyrl.envs.images import resize
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
-from embodyrl.envs.options import GymnasiumConfig
+from embodyrl.envs.options import GymnasiumConfig, RenderQuality
 from embodyrl.errors import UserError
 
 RENDER = "render"
@@ -98,8 +98,10 @@ class Views:
         """
         if (film_camera := getattr(self._env.unwrapped, "film_camera", None)) is not None:
             return self._scene_image(film_camera, *FOR_PEOPLE)
-        if hasattr(self._env.unwrapped, "mujoco_renderer"):
+        if (own := getattr(self._env.unwrapped, "mujoco_renderer", None)) is not None:
             rendering.choose()
+            if own.viewer is not None:  # which else draws in the OpenGL context of whatever was rendered last
+                own.viewer.make_context_current()
         if self._env.unwrapped.render_mode != "rgb_array":
             raise RenderError(f"the Gymnasium environment {self._task!r} has no render mode 'rgb_array'")
         try:
@@ -123,7 +125,7 @@ class Views:
         """Render the MuJoCo scene from one of its cameras."""
         env = self._env.unwrapped
         key = self._task, height, width
-        renderer = self._renderers.get(key, lambda: Renderer(env.model, height, width, self._quality))
+        renderer = self._renderers.get(key, lambda: _renderer(env.model, height, width, self._quality))
         with physics_kept(self._env):
             if (mark_goals := getattr(env, "_render_callback", None)) is not None:
                 mark_goals()
@@ -136,6 +138,16 @@ class Views:
         for key in name.split("."):
             observation = observation[key]
         return observation
+
+
+def _renderer(model: Any, height: int, width: int, quality: RenderQuality) -> Renderer:
+    """Make a renderer of a scene, and leave the scene's settings to the package's own renderer."""
+    size, detail = model.vis.global_, model.vis.quality
+    before = size.offheight, size.offwidth, detail.shadowsize, detail.offsamples
+    try:
+        return Renderer(model, height, width, quality)
+    finally:
+        size.offheight, size.offwidth, detail.shadowsize, detail.offsamples = before
 
 
 @contextlib.contextmanager
