@@ -209,6 +209,17 @@ BACKENDS = [
         tasks=("cartpole-swingup",),
         options={"cameras": ["fixed"], "image_size": [48, 64], "render_quality": RenderQuality.fast},
     ),
+    Backend(
+        label="robosuite-rgb",
+        name="robosuite",
+        tasks=("Lift",),
+        options={
+            "kwargs": {"proprio": "robot"},
+            "cameras": ["agentview", "robot0_eye_in_hand"],
+            "image_size": [48, 64],
+            "render_quality": RenderQuality.fast,
+        },
+    ),
     Backend(label="custom", name="point_mass", tasks=("reach",)),
     Backend(label="custom-mixed", name="point_mass", tasks=("reach", "oppose")),
 ]

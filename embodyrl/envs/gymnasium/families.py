@@ -183,6 +183,23 @@ FAMILIES: dict[str, Family] = {
             "walker-walk": "walk forward on two legs",
         },
     ),
+    "robosuite": Family(
+        summary="robosuite 1.4: Lift, Stack, Can, Square, Door, and tasks of two Panda arms (MuJoCo)",
+        requires=_without_dependencies("robosuite", "robosuite==1.4.0", "robosuite", "mujoco"),
+        modules=("embodyrl.envs.gymnasium.adapters.robosuite:load",),
+        tasks="embodyrl.envs.gymnasium.adapters.robosuite:known_tasks",
+        make="embodyrl.envs.gymnasium.adapters.robosuite:make",
+        descriptions={
+            "Lift": "lift the cube",
+            "Stack": "put the red cube onto the green cube",
+            "PickPlaceCan": "pick up the can and place it in its bin",
+            "NutAssemblySquare": "put the square nut onto the square peg",
+            "Door": "turn the handle and open the door",
+            "TwoArmLift": "lift the pot with both arms",
+            "TwoArmHandover": "pick up the hammer and hand it to the other arm",
+            "TwoArmPegInHole": "put the peg into the hole",
+        },
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact, of_newest_rollouts
 from embodyrl.envs.gymnasium.families import FAMILIES, family
 from embodyrl.errors import UserError, did_you_mean, near_match
-from embodyrl.registry import ALGORITHMS
+from embodyrl.registry import ALGORITHMS, load_target
 
 if TYPE_CHECKING:
     from embodyrl.config.schema import Config
@@ -67,7 +67,7 @@ def _unknown_arguments(env: Any) -> Iterator[ConfigIssue]:
     """Yield an issue for each of env.kwargs that some task's constructor does not take."""
     for key in env.kwargs:
         for task in env.tasks:
-            legal = _arguments(task)
+            legal = _arguments(env.name, task)
             if legal is not None and key not in legal:
                 listed = f"it takes {', '.join(sorted(legal))}" if legal else "it takes none"
                 hint = did_you_mean(key, legal, otherwise=listed)
@@ -108,15 +108,18 @@ def _shape(shape: tuple[int, int, bool]) -> str:
     return f"{states} observation numbers and " + ("a choice for action" if discrete else f"{actions} action numbers")
 
 
-def _arguments(task: str) -> set[str] | None:
+def _arguments(simulator: str, task: str) -> set[str] | None:
     """Return the arguments that the constructor of an environment takes; None if it does not say so."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
-    entry = gymnasium.spec(task).entry_point
     try:
-        creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
-        there = inspect.signature(creator).parameters.values()
+        if (of := family(simulator)) is not None and of.make is not None:
+            _, *there = inspect.signature(load_target(of.make)).parameters.values()
+        else:
+            entry = gymnasium.spec(task).entry_point
+            creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+            there = list(inspect.signature(creator).parameters.values())
     except Exception:  # of any kind, by code of its own, which the simulator will tell of
         return None
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in there):

@@ -126,6 +126,8 @@ class Views:
         env = self._env.unwrapped
         key = self._task, height, width
         renderer = self._renderers.get(key, lambda: _renderer(env.model, height, width, self._quality))
+        for group in getattr(env, "hidden_groups", ()):
+            renderer.options.geomgroup[group] = 0
         with physics_kept(self._env):
             if (mark_goals := getattr(env, "_render_callback", None)) is not None:
                 mark_goals()

@@ -43,7 +43,7 @@ PLACEMENT_ATTEMPTS = 1000
 """Most attempts to draw a random layout without collisions."""
 
 
-def _quiet_robosuite() -> None:
+def quiet_robosuite() -> None:
     """Set robosuite's settings before it is imported: no log file in /tmp, no warnings, no OpenGL of its own."""
     if "robosuite" in sys.modules:
         return
@@ -82,7 +82,7 @@ def load() -> Any:
     folder; a user's ~/.libero is neither read nor written.
     """
     rendering.import_mujoco()
-    _quiet_robosuite()
+    quiet_robosuite()
     root = package()
     places = {"benchmark_root": ".", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
     places["datasets"] = "datasets"

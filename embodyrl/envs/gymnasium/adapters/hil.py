@@ -59,13 +59,13 @@ class Seeded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
-        with _global_numbers(seed):
+        with global_numbers(seed):
             seen, info = self.env.reset(seed=seed)
         return seen, dict(info)
 
 
 @contextlib.contextmanager
-def _global_numbers(seed: int | None) -> Iterator[None]:
+def global_numbers(seed: int | None) -> Iterator[None]:
     """Seed numpy's global generator within a block."""
     before = np.random.get_state()
     if seed is not None:
