@@ -413,7 +413,13 @@ def nearest_option(option: str, options: list[str]) -> str:
     return _suggest(near_option(option, options), "options", options)
 
 
+MOST_LISTED = 12
+"""Longest list of names that follows a near match."""
+
+
 def _suggest(near: str | None, what: str, names: list[str]) -> str:
+    if near and len(names) > MOST_LISTED:
+        return f"did you mean {near!r}? (`embodyrl list configs` shows all {what})"
     listed = ", ".join(names)
     return f"did you mean {near!r}? ({what}: {listed})" if near else f"choose one of: {listed}"
 

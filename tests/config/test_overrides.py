@@ -68,7 +68,7 @@ FAULTS = {
     "algorithm.gamma=nan": "algorithm.gamma must be a finite number, got .nan - write a number, as in 0.99",
     "engine.device=cudda": "engine.device must be one of auto, cpu, cuda; got \"cudda\" - did you mean 'cuda'?",
     "env.name=gymansium": "simulator 'gymansium' is not registered - did you mean 'gymnasium'? (registered: ",
-    "env=gym/pendulmu": "config group 'env' has no option 'gym/pendulmu' - did you mean 'gym/pendulum'? (options: ",
+    "env=gym/pendulmu": "config group 'env' has no option 'gym/pendulmu' - did you mean 'gym/pendulum'? (`embodyrl list",
     "env/gym=pendulum": "env/gym=pendulum chooses from a group that the file's defaults list does not have - add ",
     "a/b=c": "no config group 'a/b' - `embodyrl list configs` shows them",
     "env=null": "env has no settings - give it some, or remove the line",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from embodyrl.config import ConfigError, load_config
 from embodyrl.envs import ActionField, SimulatorSpec
@@ -94,3 +96,12 @@ def test_a_run_is_no_checkpoint_but_holds_one(tmp_path: Path) -> None:
 def test_a_damaged_description_is_told(folder: Path) -> None:
     (folder / "policy.json").write_text("{")
     assert "model.checkpoint: " in faults(folder) and "policy.json is damaged" in faults(folder)
+
+
+def test_weights_that_are_cut_short_or_of_something_else(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-4])
+    assert "model.safetensors is damaged or cut short" in faults(folder)
+    save_file({"lm_head.weight": np.zeros(2, np.float32)}, weights)
+    assert "model.safetensors holds lm_head.weight, and no weight of model 'mlp' (actor.*)" in faults(folder)

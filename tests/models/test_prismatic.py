@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
-from embodyrl.config import load_config
+from embodyrl.config import ConfigError, ConfigUse, load_config
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
 from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig, check
@@ -177,15 +177,21 @@ def cut(path: Path) -> None:
     [(SHARD, cut), (SHARD, Path.unlink), ("config.json", cut), ("action_head--latest_checkpoint.pt", Path.unlink)],
 )
 def test_a_config_is_checked_against_its_checkpoint(folder: Path, name: str, spoil: Any) -> None:
-    settings = ["env=gym/pendulum_rgb"]
+    settings = ["env=libero/goal", "env.cameras=[agentview]", "env.start_states=40", "eval.episodes=10"]
     settings += ["model=openvla_oft", f"model.checkpoint={folder}", "model.unnorm_key=first"]
-    config = load_config("gym_cartpole", settings).config
+    config = load_config("gym_cartpole", settings, use=ConfigUse.elsewhere).config
     model = dataclasses.replace(config.model, action_head=ActionHead.l1)  # type: ignore[call-arg]
     config = dataclasses.replace(config, model=model, algorithm=dataclasses.replace(config.algorithm, name="sft"))
     assert list(check(config)) == []
     spoil(folder / name)
     [issue] = check(config)
     assert issue.where == "model.checkpoint" and name.partition("--")[0] in issue.message
+
+
+def test_statistics_of_another_robot_are_refused_before_anything_starts(folder: Path) -> None:
+    settings = ["env=gym/pendulum_rgb", "model=openvla_oft", f"model.checkpoint={folder}", "model.unnorm_key=first"]
+    with pytest.raises(ConfigError, match="the statistics are of actions with 7 numbers, the simulator has 1 - choose"):
+        load_config("gym_cartpole", settings)
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json", "tokenizer.json", "preprocessor_config.json"])

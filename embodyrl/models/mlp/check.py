@@ -13,9 +13,11 @@ from embodyrl.config.rules import action_dim, acts_by_choice, fact, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.hub import is_hub_name
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model
+from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model, weight_names
 from embodyrl.registry import ALGORITHMS, SupportedModel
 
+ACTOR = "actor."
+"""Beginning of the names of weights that every such policy has."""
 FREE = ("activation", "log_std_init", "critic_gradient", "cameras")
 """Options that change no name and no shape of a weight."""
 
@@ -35,6 +37,7 @@ def check_saved(config: Config) -> Iterator[ConfigIssue]:
         return
     try:
         other = saved_model(folder)
+        names = weight_names(folder)
         saved, chunk_size = read_description(folder, name)
     except PolicyError as error:
         yield error.issue("model.checkpoint")
@@ -45,6 +48,14 @@ def check_saved(config: Config) -> Iterator[ConfigIssue]:
             ("model.checkpoint", "model.name"),
             f"model.checkpoint = {str(folder)!r} holds a policy of model {other!r}, and model is {name!r}",
             f"name one of model {name!r}, " + (f"set model to {other}, " if serves else "") + "or set it to null",
+        )
+    elif not any(each.startswith(ACTOR) for each in names):
+        first = ", ".join(sorted(names)[:3])
+        yield ConfigIssue(
+            "model.checkpoint",
+            f"{folder / SINGLE_FILE} holds {first or 'nothing'}{', ...' if len(names) > 3 else ''}, and no weight of "
+            f"model {name!r} ({ACTOR}*)",
+            "name the folder `policy` of a checkpoint of this model",
         )
     elif chunk_size is not None:
         yield from _options(config, saved)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import action_dim, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.prismatic.checkpoint import CheckpointFiles, head_file
 from embodyrl.models.prismatic.config import PrismaticConfig
 from embodyrl.models.saved import open_shard, shard_files
 from embodyrl.models.vla.checkpoint import choose_key
-from embodyrl.models.vla.config import check_without_checkpoint
+from embodyrl.models.vla.config import check_robot, check_without_checkpoint
 
 
 def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Iterator[ConfigIssue]:
@@ -38,10 +40,12 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
     if model.checkpoint is None:
         yield from check_without_checkpoint(model, "adapter")
     if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        yield from _check_folder(model, Path(model.checkpoint), heads)
+        yield from _check_folder(config, model, Path(model.checkpoint), heads)
 
 
-def _check_folder(model: PrismaticConfig, folder: Path, heads: tuple[str, ...]) -> Iterator[ConfigIssue]:
+def _check_folder(
+    config: Config, model: PrismaticConfig, folder: Path, heads: tuple[str, ...]
+) -> Iterator[ConfigIssue]:
     try:
         files = CheckpointFiles.read(folder)
         for path in shard_files(folder):
@@ -52,6 +56,15 @@ def _check_folder(model: PrismaticConfig, folder: Path, heads: tuple[str, ...]) 
         yield error.issue("model.checkpoint")
         return
     try:
-        choose_key(files.statistics, model.unnorm_key)
+        chosen = files.statistics[choose_key(files.statistics, model.unnorm_key)]
     except PolicyError as error:
         yield error.issue("model.unnorm_key")
+        return
+    sizes = {"actions": ("action", action_dim(config), "its matching controller")}
+    if getattr(model, "use_proprio", False):
+        sizes["states"] = ("proprio", state_dim(config), "other states with env.proprio")
+    for what, (name, there, instead) in sizes.items():
+        numbers = chosen.get(name, {}).get("q01")
+        if isinstance(numbers, list):
+            settings = ("model.unnorm_key",)
+            yield from check_robot(what, len(numbers), math.inf, there, settings=settings, instead=instead)

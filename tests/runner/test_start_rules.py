@@ -1,0 +1,76 @@
+"""`validate` refuses what a run cannot start with on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embodyrl.config import ConfigError, ConfigUse, load_config
+from embodyrl.runner import start_rules
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test in a folder of its own, with a file and a folder that is somebody's."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("own").mkdir()
+    Path("own/notes.txt").write_text("")
+
+
+def faults(*settings: str) -> str:
+    """What is said about a config that would start now."""
+    try:
+        load_config("gym_pendulum", settings, use=ConfigUse.check, also=[start_rules.start_rules])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["run.dir=file"], "run.dir: file is a file - choose another run.dir"),
+        (["run.dir=file/a/b"], "file/a/b cannot be made, because "),
+        (["run.dir=own"], "own exists already and is never overwritten - choose another run.dir\n"),
+        (["env=gym/pendulum_rgb"], "env.cameras = ['render'] has no use: model 'mlp' reads states alone"),
+        (
+            ["env.num_envs=100000000"],
+            "env.num_envs = 100000000 in env.workers = auto processes need 307 GB of main memory",
+        ),
+        (["env.num_envs=1000000", "env.workers=1000000"], "env.workers = 1000000, but this machine allows "),
+        (["env.kwargs.gg=9"], "'Pendulum-v1' takes no argument 'gg' (env.kwargs) - did you mean 'g'?"),
+        (["env.cameras=[rendr]", "model=cnn"], "Pendulum-v1 has no camera 'rendr' - did you mean 'render'?"),
+        (
+            ["env.tasks=[Pendulum-v1,CartPole-v1]", "env.success_return=0.0"],
+            "env.tasks mixes environments of different",
+        ),
+    ],
+)
+def test_it_is_refused_before_anything_starts(settings: list[str], message: str) -> None:
+    assert message in faults(*settings)
+    assert sorted(path.name for path in Path().rglob("*")) == ["file", "notes.txt", "own"]
+
+
+def test_what_fits_passes() -> None:
+    assert faults() == faults("run.dir=new/er") == faults("env.kwargs.g=9.8", "env.workers=2") == ""
+    assert faults("env=gym/pendulum_rgb", "model=cnn") == ""
+    Path("empty").mkdir()
+    assert faults("run.dir=empty") == ""
+
+
+def test_all_of_it_comes_at_once() -> None:
+    text = faults("run.dir=file", "env.kwargs.gg=9", "env.num_envs=100000000", "engine.optimizer.lr=-1")
+    assert text.endswith("4 faults; nothing was started.")
+
+
+def test_control_groups_and_ulimits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "this machine allows" not in faults("env.workers=8")
+    monkeypatch.setattr(start_rules, "_control_group", lambda: 3)
+    assert "this machine allows 3 processes (pids.max of the control group)" in faults("env.workers=8")
+    monkeypatch.setattr(start_rules, "_control_group", lambda: None)
+    monkeypatch.setattr(start_rules, "_limit", lambda kind: 99)
+    assert "this machine allows 7 simulator processes, for each has 7 open files (ulimit -n 99)" in faults(
+        "env.workers=8"
+    )
