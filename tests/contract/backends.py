@@ -41,10 +41,11 @@ class Backend:
 
     def config(self, max_episode_steps: int = LIMIT) -> Any:
         """Its part of a config; the example's module is imported as `plugins:` would."""
-        if self.name == "point_mass" and "custom_simulator" not in sys.modules:
-            spec = importlib.util.spec_from_file_location("custom_simulator", EXAMPLES / "custom_simulator.py")
+        module_name = "custom_simulator" if self.name == "point_mass" else "adapter_skeleton"
+        if (self.name == "point_mass" or self.label == "adapter") and module_name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(module_name, EXAMPLES / f"{module_name}.py")
             assert spec is not None and spec.loader is not None
-            sys.modules["custom_simulator"] = module = importlib.util.module_from_spec(spec)
+            sys.modules[module_name] = module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
         options = SIMULATORS.entry(self.name).load_options()
         assert options is not None
@@ -219,6 +220,12 @@ BACKENDS = [
             "image_size": [48, 64],
             "render_quality": RenderQuality.fast,
         },
+    ),
+    Backend(
+        label="adapter",
+        name="gymnasium",
+        tasks=("adapter/Push-v0",),
+        options={"cameras": ["front"], "image_size": [32, 64]},
     ),
     Backend(label="custom", name="point_mass", tasks=("reach",)),
     Backend(label="custom-mixed", name="point_mass", tasks=("reach", "oppose")),
