@@ -16,6 +16,7 @@ from embodyrl.models.saved import own_folder_settings
 from embodyrl.runner.checkpoint import find_and_tell
 from embodyrl.runner.rundir import read_saved
 from embodyrl.runner.session import go_on, start
+from embodyrl.runner.start_rules import start_rules
 from embodyrl.screen import say
 from embodyrl.sweeps.axes import split_words
 from embodyrl.sweeps.folder import is_sweep
@@ -50,7 +51,7 @@ def sweep(source: str | None, overrides: Sequence[str], *, seeds: str | None, at
     """Run all combinations of settings with several values, and seeds; returns the exit code."""
 
     def load(more: Sequence[str]) -> LoadedConfig:
-        return load_config(source, more, use=ConfigUse.run, trust=trust)
+        return load_config(source, more, use=ConfigUse.run, also=[start_rules], trust=trust)
 
     return start_sweep(load, overrides, seeds=seeds, wish=Wish(at_once=at_once, trust=trust)).exit_code
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from embodyrl.config import LoadedConfig
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.plugins import can_sign, code_of_its_own
+from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.ranks import is_launched
 from embodyrl.planning.choices import AUTO
@@ -37,6 +38,8 @@ from embodyrl.sweeps.folder import (
 from embodyrl.sweeps.progress import Line, Screen, short_names
 from embodyrl.sweeps.results import Results, read_results, remarks, results_table, write_results
 from embodyrl.sweeps.sharing import free_memory, is_elsewhere, most_at_once, plan_elsewhere, shares_of
+from embodyrl.tracking.report.record import read_run
+from embodyrl.tracking.report.summary import REPORT_FILE, needs_packages
 
 THREADS: KeyPath = ("engine", "threads")
 Speak = Callable[[str], None]
@@ -236,7 +239,22 @@ def _end(
             show(directory, f"{task.line.state}: {task.line.name}: {task.reason}; log: {task.log}", host)
     finished = sum(run.state is State.finished for run in results.runs)
     show(directory, f"{finished} of {counted(len(results.runs), 'run')} finished; results: {path}/", host)
+    try:
+        if (report := _report(path, results)) is not None:
+            show(directory, f"report: {report}", host)
+    except UserError as error:  # the results are written; `embodyrl report` tries again
+        show(directory, f"warning: no {REPORT_FILE}: {error}", host)
     if finished < len(results.runs):
         show(directory, f"next: embodyrl resume {path}", host)
     exit_code = 128 + stopped_by if stopped_by is not None else 1 if failed else 0
     return SweepEnding(path=path, exit_code=exit_code, results=results)
+
+
+def _report(path: Path, results: Results) -> Path | None:
+    """Write the page that shows all runs side by side, seeds as mean and band; returns it, None without any results."""
+    runs = [read_run(path / run.point.name) for run in results.runs if run.summary]
+    if not runs:
+        return None
+    with needs_packages():
+        from embodyrl.tracking.report.comparison import write_comparison
+    return write_comparison(runs, path / REPORT_FILE)
