@@ -775,11 +775,31 @@ class VideoConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """Tracking services: the sinks wandb, trackio, swanlab and mlflow."""
+
+    project: str | None = setting(None)
+    """Project (mlflow: experiment) of the run there; null: embodyrl."""
+    online: bool = setting(False)
+    """Send to the service while the run goes on. false: the service's own files, on this machine, which it can upload
+    later. mlflow follows `address` alone."""
+    address: str | None = setting(None)
+    """Where a service is that is not its maker's: a server of wandb, trackio or mlflow, a trackio Space (owner/name),
+    or a store of mlflow (sqlite:////DIR/mlflow.db)."""
+    artifacts: bool = setting(True)
+    """Give it config.yaml, summary.json, report.html and the videos as well, at the end of the run."""
+    timeout_s: float = setting(60.0, above=0.0)
+    """Longest wait for a service, at the beginning of the run and at its end [s]."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
     """Metrics and videos of a run."""
 
     sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS")
     """Destinations of metrics; `embodyrl list sinks` shows them."""
+    service: ServiceConfig = field(default_factory=ServiceConfig)
+    """Options of sinks that are tracking services."""
     video: VideoConfig = field(default_factory=VideoConfig)
     """Videos of evaluation episodes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from embodyrl.algorithms.off_policy_options import DSRLConfig
 from embodyrl.algorithms.options import ClassifierRewardConfig
-from embodyrl.config import LoadedConfig
+from embodyrl.config import LoadedConfig, to_plain
 from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
 from embodyrl.data.experts import Demonstrator
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager, Simulators
 from embodyrl.envs.manager.remote import RemoteManager
+from embodyrl.errors import without_controls
 from embodyrl.files import write_whole
 from embodyrl.models.saved import from_own_folder, read_steering, stands_alone, stored_type, weight_type, with_kept
 from embodyrl.models.vla.config import WeightType
@@ -31,6 +32,7 @@ from embodyrl.rollout.interventions import expert_of, shown_to_policy
 from embodyrl.runner.checkpoint import POLICY, TRAINER
 from embodyrl.runner.rundir import WORKER_LOGS, RunDir
 from embodyrl.runner.stopping import end_program
+from embodyrl.screen import say
 from embodyrl.tracking import Sink, SinkContext
 from embodyrl.tracking.report import GRAPH_FILE
 
@@ -114,7 +116,7 @@ def open_runner(
         pipeline = build_pipeline(config)
         if place.is_first:
             write_whole(directory.path / GRAPH_FILE, pipeline.to_mermaid())
-        shown = open_sinks(config, directory.path, progress.iteration, host) if place.is_first else nullcontext(())
+        shown = open_sinks(loaded, directory, progress.iteration, host) if place.is_first else nullcontext(())
         sinks: Sequence[Sink] = stack.enter_context(shown)
         runner = Runner(
             loaded,
@@ -455,13 +457,32 @@ def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: P
     )
 
 
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their full names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
 @contextmanager
-def open_sinks(config: Config, run_dir: Path, start_iteration: int, host: Host) -> Iterator[Sequence[Sink]]:
+def open_sinks(loaded: LoadedConfig, directory: RunDir, start_iteration: int, host: Host) -> Iterator[Sequence[Sink]]:
     """Open the sinks that the config names, and close them; the console only if the host shows progress."""
+    config = loaded.config
+
+    def warn(text: str) -> None:
+        directory.note(without_controls(text))
+        if host.progress:
+            say(text)
+
     context = SinkContext(
-        run_dir=run_dir,
+        run_dir=directory.path,
         iterations=config.run.iterations,
         start_iteration=start_iteration,
+        name=loaded.written.run.name,
+        settings=flattened(to_plain(loaded.written)),
+        service=config.tracking.service,
+        warn=warn,
     )
     with ExitStack() as stack:
         opened: list[Sink] = [] if host.rows is None else [host.rows]

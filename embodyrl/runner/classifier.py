@@ -105,7 +105,7 @@ def learn_classifier(loaded: LoadedConfig, directory: RunDir, host: Host) -> Non
     seen = _seen(config, dataset.spec.state_dim)
     single = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, chunk_size=1))
     last, steps = config.run.iterations, config.data.steps
-    with open_sinks(config, directory.path, 0, host) as sinks, settings_of_torch_kept():
+    with open_sinks(loaded, directory, 0, host) as sinks, settings_of_torch_kept():
         _message(directory, sinks, f"demonstrations: {shown.describe()}")
         engine = build_engine(single, Elsewhere(spec_of_answers(seen)), weights=None, folder=directory.path)
         classifier = SuccessClassifier(engine.policy)

@@ -34,7 +34,14 @@ NO_RESULTS = b"no results yet\n"
 """Contents of the lock file until the first row of metrics."""
 OF_A_START = (
     *(LOCK_FILE, CONFIG_FILE, ORIGIN_FILE, LOG_FILE, CONSOLE_FILE, GRAPH_FILE, METRICS_FILE),
-    *(f"{WORKER_LOGS}/*.log", "tensorboard/events.out.*", f"{EVALUATIONS}/*.jsonl", MEETING_FILE, ".*.tmp"),
+    *(
+        f"{WORKER_LOGS}/*.log",
+        "tensorboard/events.out.*",
+        "tracking/*",
+        f"{EVALUATIONS}/*.jsonl",
+        MEETING_FILE,
+        ".*.tmp",
+    ),
 )
 """Files of a run without results; anything else in the folder is somebody's own."""
 

@@ -20,3 +20,15 @@ SINKS.register(
     requires=[Requirement(module="tensorboard", install="pip install tensorboard")],
     summary="event files for TensorBoard",
 )
+for _name, _module, _what in (
+    ("wandb", "wandb", "Weights & Biases, offline or online"),
+    ("trackio", "trackio", "trackio, on this machine, in a Space or on a server"),
+    ("swanlab", "swanlab", "SwanLab, offline or online"),
+    ("mlflow", "mlflow", "MLflow, in a file or on a server"),
+):
+    SINKS.register(
+        _name,
+        target=f"embodyrl.tracking.services:{_name.capitalize()}Sink",
+        requires=[Requirement(module=_module, install=f"pip install 'embodyrl[{_name}]'")],
+        summary=_what,
+    )

@@ -42,6 +42,7 @@ SMALL = {
     "custom_model": POINT_MASS,
     "custom_reward": POINT_MASS,
     "custom_simulator": POINT_MASS,
+    "custom_sink": [*POINT_MASS, "env.workers=2"],
     "custom_text_model": POINT_MASS,
     "custom_stage": ["env.num_envs=2", "env.max_episode_steps=16", "rollout.num_chunks=16", "algorithm.minibatches=2"],
 }
@@ -53,6 +54,7 @@ SHOWS: dict[str, Callable[[dict[str, float], str], bool]] = {
     "custom_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      linear" in screen,
     "custom_reward": lambda row, screen: row["rollout/shaped_reward_per_step"] < row["rollout/reward_per_step"],
     "custom_simulator": lambda row, screen: row["env/steps"] == 64.0 and "simulator  point_mass" in screen,
+    "custom_sink": lambda row, screen: row["env/steps"] == 64.0 and "custom_sink" in screen,
     "custom_text_model": lambda row, screen: row["env/steps"] > 128.0 and "reach, oppose" in screen,
     "custom_stage": lambda row, screen: row["mine/effort"] > 0.0 and row["time/stage/effort"] > 0.0,
 }
@@ -350,7 +352,7 @@ SECTIONS = [
     ("algorithms.md", "A reward, filter, advantage, loss or encoder of your own"),
     ("configuration.md", "For developers"),
     ("models.md", "Adding a model"),
-    ("operations.md", "Metrics"),
+    ("tracking.md", "A sink in one file"),
     ("rollout.md", "Step an EnvManager"),
     ("simulators.md", "Writing one"),
     ("pipelines.md", "Changing the stages in YAML"),
