@@ -9,7 +9,18 @@ from embodyrl.version import __version__
 
 if TYPE_CHECKING:
     from embodyrl import envs, models
-    from embodyrl.api import ConfigSource, Run, compare, evaluate, load_config, load_policy, make_envs, resume, train
+    from embodyrl.api import (
+        ConfigSource,
+        Run,
+        compare,
+        evaluate,
+        load_config,
+        load_policy,
+        make_envs,
+        resume,
+        train,
+        verify,
+    )
     from embodyrl.config import ConfigError
     from embodyrl.envs import EpisodeSpec, Observation
     from embodyrl.errors import RunError, UserError
@@ -19,7 +30,18 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(
-        ("ConfigSource", "Run", "compare", "evaluate", "load_config", "load_policy", "make_envs", "resume", "train"),
+        (
+            "ConfigSource",
+            "Run",
+            "compare",
+            "evaluate",
+            "load_config",
+            "load_policy",
+            "make_envs",
+            "resume",
+            "train",
+            "verify",
+        ),
         "api",
     ),
     "ConfigError": "config",
@@ -53,6 +75,7 @@ __all__ = [
     "models",
     "resume",
     "train",
+    "verify",
 ]
 
 

@@ -28,7 +28,7 @@ from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.saved import from_own_folder
 from embodyrl.runner.build import Host, build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runner.callbacks import check_callbacks
-from embodyrl.runner.checkpoint import POLICY, find
+from embodyrl.runner.checkpoint import POLICY, Manifest, find
 from embodyrl.runner.rundir import SOURCES, read_config, read_saved
 from embodyrl.runner.session import Ending, go_on, start
 from embodyrl.runner.stopping import raise_interrupt
@@ -39,6 +39,7 @@ from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 if TYPE_CHECKING:  # these import torch
     from embodyrl.evaluation.results import Comparison
     from embodyrl.evaluation.study import Load
+    from embodyrl.evaluation.verification import Verification
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.playing import Envs, LoadedPolicy
 
@@ -314,6 +315,54 @@ def _video(path: str | Path | None) -> Path | None:
     if folder is not None and not folder.is_dir():
         raise UserError(f"video {path}: there is no folder {folder} - run: mkdir -p {folder}")
     return None if path is None else Path(path)
+
+
+@for_users
+def verify(path: str | Path, *, episodes: int | None = None, trust: bool = False) -> Verification:
+    """Compare what a run recorded with what this machine gives now, as `embodyrl verify` does.
+
+    Args:
+        path: a checkpoint, a run directory (its last checkpoint) or an exported policy.
+        episodes: episodes of its evaluation to play again, 0: none; None: a few where a layer differs, else none.
+        trust: see `evaluate`.
+
+    Raises:
+        LockError: there is no lock, it is damaged, or it belongs to something else.
+        UserError, RunError: see `train`.
+    """
+    loaded, weights, place = _saved(path, (), None, trust=trust, progress=False)
+
+    from embodyrl.evaluation.verification import verify as compare
+    from embodyrl.runner.reproduction import Lock, find_lock
+
+    lock = find_lock(Path(place))
+    return compare(loaded, weights, Lock.load(lock), lock, episodes)
+
+
+@for_users
+def write_lock(path: str | Path, *, trust: bool = False) -> Path:
+    """Play the evaluation of a saved policy and write a lock of what this machine gives, as `embodyrl verify --write`
+    does; returns its path: beside a checkpoint, which does not change, or in the folder of an exported policy.
+
+    Args:
+        path, trust: see `verify`.
+
+    Raises:
+        LockError: a lock was written there before.
+        UserError, RunError: see `train`.
+    """
+    loaded, weights, place = _saved(path, (), None, trust=trust, progress=False)
+
+    from embodyrl.evaluation.verification import write
+    from embodyrl.runner.reproduction import LOCK_FILE, LockError, place_beside
+
+    folder = Path(place)
+    is_checkpoint = weights is not None
+    lock = place_beside(folder) if is_checkpoint else folder / LOCK_FILE
+    if lock.exists():
+        raise LockError(f"{lock} exists already and is never overwritten: remove it, or compare with it")
+    write(loaded, weights, lock, Manifest.read(folder).iteration if is_checkpoint else 0)
+    return lock
 
 
 @for_users

@@ -1,5 +1,5 @@
-"""`embodyrl`: init, run, resume, watch, eval, export, collect, report, validate, swap, plan, graph, doctor, migrate,
-list."""
+"""`embodyrl`: init, run, resume, watch, eval, verify, export, collect, report, validate, swap, plan, graph, doctor,
+migrate, list."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from embodyrl.cli.arguments import (
     AtOnce,
+    CommandLineError,
     ConfigArguments,
     Elsewhere,
     ImageFormat,
@@ -198,6 +199,37 @@ def evaluate(
 
     asked = train.Evaluated(protocols=protocol or [], other=compare, sample=sample, video=video, out=out)
     raise typer.Exit(train.evaluate(checkpoint, overrides or [], asked, trust=trust))
+
+
+@app.command()
+def verify(
+    path: Annotated[
+        str, typer.Argument(help="A run directory (its last checkpoint), a checkpoint folder, or an exported policy.")
+    ],
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Episodes of its evaluation to play again, to compare success. Without: a few if something differs.",
+            show_default=False,
+        ),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Play the evaluation and write what this machine gives; compare nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Compare what a run recorded with what this machine gives now: which layer is the first to differ, and by how
+    much. Exit code 0: nothing differs, 1: something does."""
+    from embodyrl.cli import verify as comparing
+
+    if write:
+        if as_json or episodes is not None:
+            raise CommandLineError("--write compares nothing: leave out --json and --episodes")
+        raise typer.Exit(comparing.write(path, trust=trust))
+    raise typer.Exit(comparing.show(path, episodes, as_json=as_json, trust=trust))
 
 
 @app.command()

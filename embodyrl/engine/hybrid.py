@@ -267,6 +267,17 @@ class HybridEngine:
                     return self.policy.explore(inputs, noise)
                 return self.graphs.act(inputs, mode, noise)
 
+    def preprocess(self, observation: Observation) -> Inputs:
+        """Return network inputs `[B, ...]` of an observation; see `Policy.preprocess`."""
+        with self.rollout_mode(), torch.inference_mode():
+            return self._preprocess(PolicyObservation.of(observation))
+
+    def decide(self, inputs: Inputs) -> ActOutput:
+        """Choose the most likely chunks for network inputs, without a CUDA graph: it would be captured for this one
+        call."""
+        with self.rollout_mode(), torch.inference_mode(), self._computing:
+            return self.policy.act(inputs, "eval")
+
     @property
     def keeps_features(self) -> bool:
         """Whether replays keep features of observations, not observations."""

@@ -80,9 +80,9 @@ def simulator_versions(name: str) -> dict[str, str]:
     module = target.partition(":")[0] if isinstance(target, str) else getattr(target, "__module__", "")
     required = [each.module for each in entry.requires if not isinstance(each, SystemLibrary)]
     packages = [*required, *ENGINES] + ([] if _is_ours(module) else [module.partition(".")[0]])
-    found = {package: version for package in packages if (version := _installed(package)) is not None}
+    found = {package: version for package in packages if (version := installed_version(package)) is not None}
     if not _is_ours(module) and module.partition(".")[0] not in found:
-        found[module] = _of_file(module)
+        found[module] = version_of_file(module)
     return {"embodyrl": __version__, **found}
 
 
@@ -97,7 +97,7 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == "embodyrl"
 
 
-def _installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """Return the version of the installed package with this import name; None if there is none."""
     try:
         return importlib.metadata.version(package)
@@ -106,7 +106,7 @@ def _installed(package: str) -> str | None:
         return importlib.metadata.version(names[0]) if names else None
 
 
-def _of_file(module: str) -> str:
+def version_of_file(module: str) -> str:
     """Return a module's `__version__`, if any, and a hash of its file."""
     loaded = sys.modules.get(module)
     version, file = getattr(loaded, "__version__", None), getattr(loaded, "__file__", None)

@@ -15,6 +15,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.spread import bring_large, forget_all_but, leave_share
+from embodyrl.rollout.watching import Seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,12 @@ class Rollouts(ABC):
     @abstractmethod
     def spec(self) -> SimulatorSpec:
         """The spec of the simulators."""
+
+    @property
+    def seen(self) -> Seen | None:
+        """What the last evaluation showed of its first episode, for the lock of a checkpoint; None if this process has
+        no simulators, or there was no evaluation."""
+        return None
 
     @abstractmethod
     def collect(self, *, random: bool = False) -> Rollout:

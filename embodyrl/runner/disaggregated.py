@@ -20,6 +20,7 @@ from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.handing import Handed, take_over
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_states
 from embodyrl.rollout.spread import join_rollouts, leave_large, share_here
+from embodyrl.rollout.watching import Seen
 from embodyrl.runner.workers import Orders, Report, RolloutWorkers
 from embodyrl.tracking.clock import Phase
 
@@ -70,6 +71,7 @@ class WorkersRollouts(Rollouts):
         self._waited = dict.fromkeys((Phase.simulate, Phase.render), 0.0)
         """Seconds of workers that waited for simulators."""
         self._warning: str | None = None
+        self._seen: Seen | None = None
         self._lags: list[int] = []
         """Updates between acting and learning, of the rollouts since the last `take_metrics`."""
         self._idle = {"async/learning_waited_s": 0.0, "async/rollout_waited_s": 0.0}
@@ -84,6 +86,11 @@ class WorkersRollouts(Rollouts):
     def spec(self) -> SimulatorSpec:
         """See `Rollouts`."""
         return self._spec
+
+    @property
+    def seen(self) -> Seen | None:
+        """See `Rollouts`."""
+        return self._seen
 
     def collect(self, *, random: bool = False) -> Rollout:
         """See `Rollouts`. Asks for the next rollouts, then returns the oldest: one that was asked for `max_staleness`
@@ -143,6 +150,7 @@ class WorkersRollouts(Rollouts):
         reports = None
         if self._workers is not None:
             reports = self._reports(self._workers.begin("evaluate", orders, recorded, video), after=self._under_way)
+            self._seen = next((report.seen for report in reports if report.seen is not None), self._seen)
             for lent in (report.video for report in reports if report.video is not None):
                 video.parent.mkdir(parents=True, exist_ok=True)
                 copy_file(lent, video, timeout_s=self._timeout_s)

@@ -19,7 +19,7 @@ from embodyrl.config.schema import Config
 from embodyrl.engine.compute import Blocks, block_indices
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.envs.manager import Simulators, StepResult
+from embodyrl.envs.manager import Playing, Simulators, StepResult
 from embodyrl.rollout.ensemble import TemporalEnsemble
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
 from embodyrl.screen import task
@@ -166,7 +166,7 @@ class TileRecorder:
         tiles: of the episodes to record, in their order.
     """
 
-    def __init__(self, manager: Simulators, video: TiledVideo, tiles: Sequence[int]) -> None:
+    def __init__(self, manager: Playing, video: TiledVideo, tiles: Sequence[int]) -> None:
         self.count = len(tiles)
         self._manager, self._video, self._tiles = manager, video, tiles
         self._success = [False] * self.count
@@ -197,7 +197,7 @@ class VideoRecorder(TileRecorder):
         episodes: to record, the first of the evaluation; each is a tile.
     """
 
-    def __init__(self, manager: Simulators, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
+    def __init__(self, manager: Playing, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
         self.path = path
         titles = [f"{episode.task}  start {episode.start_state}" for episode in episodes]
         video = TiledVideo(path, titles, fps=manager.spec.control_frequency)
@@ -233,7 +233,7 @@ def evaluation_noise(config: Config, engine: HybridEngine) -> list[torch.Generat
 
 
 def evaluate(
-    manager: Simulators,
+    manager: Playing,
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
     video: TileRecorder | None = None,
@@ -256,7 +256,7 @@ def evaluate(
 
 
 def play_share(
-    manager: Simulators,
+    manager: Playing,
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
     recorded: int = 0,
@@ -315,7 +315,7 @@ def share_of_episodes(count: int, recorded: int, blocks: Blocks) -> dict[int, li
 
 
 def _play(
-    manager: Simulators,
+    manager: Playing,
     choose: _Choice,
     episodes: Sequence[EpisodeSpec],
     dealt: Mapping[int, Sequence[int]],
@@ -375,7 +375,7 @@ class _Choice:
     def __init__(
         self,
         engine: HybridEngine,
-        manager: Simulators,
+        manager: Playing,
         noise: Sequence[torch.Generator] | None,
         ensemble: float | None,
     ) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.plugins import TRAINING_FILE, code_of_its_own
@@ -31,6 +28,7 @@ from embodyrl.models.saved import (
 )
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import POLICY, Manifest, digest, files_in
+from embodyrl.runner.reproduction import LOCK_FILE, digest_of
 from embodyrl.runner.rundir import CONFIG_FILE
 from embodyrl.version import __version__
 
@@ -98,6 +96,8 @@ def export(checkpoint: Path, loaded: LoadedConfig, out: Path, *, adapter: bool =
         out.parent.mkdir(parents=True, exist_ok=True)
         checked = _write(checkpoint, temporary, loaded.config, adapter)
         shutil.copyfile(checkpoint / CONFIG_FILE, temporary / TRAINING_FILE)
+        if (checkpoint / LOCK_FILE).is_file() and stands_alone(checkpoint / POLICY):  # else it has other weights here
+            shutil.copyfile(checkpoint / LOCK_FILE, temporary / LOCK_FILE)
         (temporary / CARD_FILE).write_text(model_card(loaded.written, Manifest.read(checkpoint), adapter=adapter))
         temporary.rename(out)
     except (OSError, SafetensorError) as error:
@@ -148,7 +148,7 @@ def _write_merged(source: Path, folder: Path, config: Config) -> str:
     written = _save_merged(source, folder, config)
     gc.collect()  # adapters refer to each other: the policy would stay beside the one that is loaded now
     for name, tensor in load_exported(folder, config).state_dict().items():
-        if _digest(tensor) != written[name]:
+        if digest_of(tensor) != written[name]:
             raise ExportError(f"{name} was not written as it is: look at the disk")
     return "adapters merged; loaded again as a policy"
 
@@ -165,14 +165,7 @@ def _save_merged(source: Path, folder: Path, config: Config) -> dict[str, str]:
     merge(policy)
     folder.mkdir()
     policy.save(folder, config.model)
-    return {name: _digest(tensor) for name, tensor in policy.state_dict().items()}
-
-
-def _digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's type, shape and bytes."""
-    described = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
-    described.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
-    return described.hexdigest()
+    return {name: digest_of(tensor) for name, tensor in policy.state_dict().items()}
 
 
 def _compare_files(folder: Path, manifest: Manifest) -> None:

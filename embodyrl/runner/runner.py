@@ -29,9 +29,11 @@ from embodyrl.placement.launcher import RemoteError
 from embodyrl.registry import SupportedModel
 from embodyrl.rollout.replay import Replay, ReplayError
 from embodyrl.rollout.rollouts import PlayState, Rollouts
+from embodyrl.rollout.watching import Seen
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
 from embodyrl.runner.checkpoint import DamageError, Retention
-from embodyrl.runner.evaluation import Evaluation, held_out_episodes
+from embodyrl.runner.evaluation import EpisodeRecord, Evaluation, held_out_episodes
+from embodyrl.runner.reproduction import Lock, lock_of, seen_before
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.state import (
     REPLAY,
@@ -124,6 +126,10 @@ class Runner:
         self._started = started
         self._versions = simulator_versions(self.config.env.name)
         self._has_evaluated = False
+        self._recorded: tuple[int, Sequence[EpisodeRecord]] = (-1, ())
+        """The iteration of the last evaluation, and its episodes."""
+        self._seen_before: Seen | None = None
+        """What an evaluation before a resume showed."""
         self._saved_at = progress.iteration or -1  # a run that never got to an iteration has saved nothing
 
     def run(self) -> int:
@@ -281,6 +287,7 @@ class Runner:
         )
         if recorded:
             self.message(f"recorded {video}")
+        self._recorded = self.progress.iteration, result.records
         metrics = result.metrics()
         self.progress.evaluations[str(self.progress.iteration)] = {
             name: value for name, value in metrics.items() if name.startswith("eval/")
@@ -412,7 +419,7 @@ class Runner:
         self.rollouts.give_up_episodes()
         try:
             self._saver.wait()
-            if (snapshot := self._snapshot()) is not None:
+            if (snapshot := self._snapshot(with_lock=False)) is not None:
                 self._report_saved([self._saver.save_now(snapshot)])
         except (RunError, RuntimeError, MemoryError) as error:
             return f"What was learned since the last checkpoint is lost, because saving failed as well ({error})"
@@ -423,8 +430,9 @@ class Runner:
         """True if the last iteration is in a checkpoint."""
         return self._saved_at >= self.progress.iteration
 
-    def _snapshot(self) -> Snapshot | None:
-        """Return the state of all ranks to be saved, on the first rank; None on the others. All ranks must call it."""
+    def _snapshot(self, *, with_lock: bool = True) -> Snapshot | None:
+        """Return the state of all ranks to be saved, on the first rank; None on the others. All ranks must call it.
+        `with_lock=False` computes nothing."""
         self.progress.wall_s = self.wall_s
         policy, state = self.engine.full_policy(), self._whole_state()
         if policy is None or state is None:
@@ -435,7 +443,18 @@ class Runner:
             policy=policy,
             loaded=self.loaded,
             trainer=state,
+            lock=self._lock() if with_lock else None,
         )
+
+    def _lock(self) -> Lock | None:
+        """Return what the simulators and the policy of this moment give, on the first rank."""
+        seen = self.rollouts.seen or self._seen_before
+        if seen is None:
+            return None
+        iteration, records = self._recorded
+        is_of_now = iteration == self.progress.iteration
+        with self.clock.measure(Phase.save):
+            return lock_of(self.config, self.engine, seen, self.progress.iteration, records if is_of_now else ())
 
     def _whole_state(self) -> TrainerState | None:
         """Return the state of all ranks and rollout workers, in a form that does not depend on their number, so that a
@@ -496,6 +515,7 @@ class Runner:
                     f"{folder / REPLAY}: {error}: put back what this run saved there, or use another checkpoint"
                 ) from error
             self._saver.continue_from(folder.parent)
+        self._seen_before = seen_before(folder.parent, self.config)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from embodyrl.rollout.judging import judge_of
 from embodyrl.rollout.needs import images_are_read
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_slots, own_slots
 from embodyrl.rollout.spread import gather_rollouts
+from embodyrl.rollout.watching import Seen, Watched
 from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluation_noise, held_out_episodes, play_share
 from embodyrl.tracking.clock import Phase
 
@@ -60,6 +62,8 @@ class EnvShare:
             intervene=intervene_of(config),
             judge=judge_of(config, manager.num_envs, engine.device),
         )
+        self.seen: Seen | None = None
+        """What the last evaluation showed of its first episode, in the process that played it."""
         # Imitation wants the states that the policy gets into by itself: it acts as in evaluations.
         imitates = ALGORITHMS.entry(config.algorithm.name).imitates
         self._mode: Mode = "eval" if imitates and not config.eval.sample else "train"
@@ -75,10 +79,13 @@ class EnvShare:
         manager, episodes = self.manager, held_out_episodes(self.config)
         noise, mean = evaluation_noise(self.config, self.engine), self.config.eval.ensemble
         with borrowed(manager, self.engine.clock, self.collector.in_progress):
-            if not recorded or self.engine.blocks.here.start > 0:
+            if self.engine.blocks.here.start > 0:
                 return play_share(manager, self.engine, episodes, recorded, None, noise, mean)
-            with VideoRecorder(manager, video, episodes[:recorded]) as recorder:
-                return play_share(manager, self.engine, episodes, recorded, recorder, noise, mean)
+            watched = Watched(manager)  # the first episode is played here
+            with VideoRecorder(watched, video, episodes[:recorded]) if recorded else nullcontext() as recorder:
+                finished = play_share(watched, self.engine, episodes, recorded, recorder, noise, mean)
+            self.seen = watched.seen() or self.seen
+            return finished
 
     def state(self) -> PlayState:
         """Return the state of its slots and blocks."""
@@ -142,6 +149,11 @@ class OwnRollouts(Rollouts):
             self.ranks.barrier()  # which can name a rank that hangs
             every = self.ranks.gather_values([dataclasses.asdict(episode) for episode in own])
         return [FinishedEpisode(**episode) for each in every for episode in each]
+
+    @property
+    def seen(self) -> Seen | None:
+        """What the last evaluation showed of its first episode; None before one."""
+        return self.share.seen
 
     def offload(self) -> int:
         """See `Rollouts`."""

@@ -40,6 +40,7 @@ from embodyrl.runner.checkpoint import (
     Retention,
     writing,
 )
+from embodyrl.runner.reproduction import LOCK_FILE, Lock, weights_of
 from embodyrl.runner.rundir import write_config
 
 COUNTERS = "counters.json"
@@ -236,6 +237,8 @@ class Snapshot:
     policy: Policy
     loaded: LoadedConfig
     trainer: TrainerState
+    lock: Lock | None = None
+    """What the simulators and the policy give; None if no evaluation has shown it yet."""
 
     def write(self, folder: Path, before: Path | None) -> None:
         """Write everything into an existing folder; `before` is the checkpoint that this run saved before."""
@@ -245,6 +248,8 @@ class Snapshot:
         save_policy(self.policy, folder / POLICY, self.loaded.config.model, earlier)
         self.trainer.save(folder / TRAINER, None if before is None else before / TRAINER)
         write_config(folder, self.loaded)
+        if self.lock is not None:
+            replace(self.lock, weights=weights_of(self.policy)).save(folder / LOCK_FILE)
 
     def apart(self) -> Snapshot:
         """Return a copy on the CPU that shares no memory, so that the run can continue while it is written."""

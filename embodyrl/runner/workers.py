@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the processes of simulators start while torch is imported
     from embodyrl.engine.sync import SharedReceiver
     from embodyrl.rollout.handing import SharedColumns
     from embodyrl.rollout.rollouts import News, PlayState
+    from embodyrl.rollout.watching import Seen
     from embodyrl.runner.share import EnvShare
 
 CLOSE_S = 10.0
@@ -51,6 +52,8 @@ class Report:
     """About CUDA graphs."""
     video: Lent | None = None
     """One that was recorded on another machine than the first rank's."""
+    seen: Seen | None = None
+    """See `Rollouts.seen`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +149,15 @@ class RolloutWorker:
         """Play its part of an evaluation; the result is a list of episodes. See `Rollouts.evaluate`; on another machine
         than the first rank's the video is lent."""
         if self.post.is_beside_first or self._lender is None:
-            return self._reported(lambda: self.share.evaluate(recorded, video), orders)
+            report = self._reported(lambda: self.share.evaluate(recorded, video), orders)
+            return dataclasses.replace(report, seen=self.share.seen)
         if self._video is not None:
             self._lender.withdraw(self._video)
         with TemporaryDirectory(prefix="embodyrl-") as folder:
             own = Path(folder) / video.name
             report = self._reported(lambda: self.share.evaluate(recorded, own), orders)
             self._video = self._lender.lend_file(own) if own.exists() else None
-        return dataclasses.replace(report, video=self._video)
+        return dataclasses.replace(report, video=self._video, seen=self.share.seen)
 
     def _reported(self, work: Callable[[], Any], orders: Orders) -> Report:
         """Work as ordered; returns the result with what happened meanwhile."""

@@ -364,6 +364,28 @@ class EnvManager:
             raise RuntimeError(f"envs {missing} have no image: their episodes were lost with their process")
         return np.stack([images[slot] for slot in chosen.numbers])
 
+    def show(self, slots: Slots, states: Sequence[bytes]) -> Observation:
+        """Return what the simulators show of states, even if they do not show what they did when these were saved.
+
+        Raises:
+            ValueError, WorkerError: see `set_state`.
+        """
+        different = self.set_state(slots, states)
+        self._lost[different] = False  # nobody goes on from here
+        return self.observe(slots)
+
+    def renderer_names(self) -> dict[str, str]:
+        """Return what the first process renders images with, once it has: see `envs.renderers`.
+
+        Raises:
+            ValueError: a chunk is under way.
+            WorkerError: see the class.
+        """
+        self._idle([0])
+        with self._noting_failure:
+            found: dict[str, str] = self._processes.call_all("renderer_names")[0]
+        return found
+
     def offload(self) -> int:
         """Save the states of all slots that play, and end the processes until they are needed again.
 

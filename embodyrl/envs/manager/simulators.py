@@ -14,8 +14,9 @@ from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.placement.launcher import WorkerError
 
 
-class Simulators(Protocol):
-    """Slots that play episodes. `EnvManager` describes every method, and how long images stay valid."""
+class Playing(Protocol):
+    """Slots that play episodes from their start: what an evaluation needs. `EnvManager` describes every method, and how
+    long images stay valid."""
 
     spec: SimulatorSpec
     num_envs: int
@@ -31,6 +32,16 @@ class Simulators(Protocol):
         """Execute a chunk in each slot and wait for the result."""
         ...
 
+    def step_recorded(
+        self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
+    ) -> tuple[StepResult, list[NDArray[np.uint8]]]:
+        """Step, and record a video."""
+        ...
+
+
+class Simulators(Playing, Protocol):
+    """All that can be done with slots."""
+
     def send(self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None) -> None:
         """Start executing a chunk in each slot."""
         ...
@@ -41,12 +52,6 @@ class Simulators(Protocol):
 
     def receive_ready(self, at_least: int) -> tuple[NDArray[np.int64], StepResult]:
         """Wait until so many slots have executed their chunks, and receive all that have."""
-        ...
-
-    def step_recorded(
-        self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
-    ) -> tuple[StepResult, list[NDArray[np.uint8]]]:
-        """Step, and record a video."""
         ...
 
     def get_state(self, slots: Slots) -> list[bytes]:

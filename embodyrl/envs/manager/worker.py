@@ -19,6 +19,7 @@ from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_propr
 from embodyrl.envs.images import rendering_seconds
 from embodyrl.envs.manager.frames import Frames
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Layout, Segment
+from embodyrl.envs.renderers import renderer_names
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.registry import SIMULATORS
@@ -86,6 +87,10 @@ class EnvWorker:
     def simulator_spec(self) -> SimulatorSpec:
         """Return what the simulator offers, with the frames of this run."""
         return dataclasses.replace(self._simulator.spec, frames=self._frame_count)
+
+    def renderer_names(self) -> dict[str, str]:
+        """Return what its images are rendered with, after the first of them; empty without cameras."""
+        return renderer_names() if self._simulator.spec.cameras else {}
 
     def named(self, error: WrongResult) -> WrongResult:
         """Return the error with the simulator's name, the slots' numbers in the whole run, and the method called."""
