@@ -112,7 +112,7 @@ def test_a_failed_run_does_not_stop_the_others(sweep, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert ending.exit_code == 1
     assert [state_of(path / f"seed={seed}") for seed in (2, 3)] == [State.missing, State.finished]
-    assert f"failed: seed=1: {path / 'seed=1'} exists already and is never overwritten" in shown
+    assert f"{path / 'seed=1'} exists already and is never overwritten" in shown
     assert f"log: {path / 'seed=1' / 'console.log'}" in shown
     assert "failed: seed=2: could not be started" in shown and "1 of 3 runs finished" in shown
 
