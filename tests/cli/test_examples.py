@@ -37,6 +37,7 @@ NAMES = sorted({path.stem for path in EXAMPLES.iterdir() if path.is_file()} - SC
 
 POINT_MASS = ["env.num_envs=4", "env.max_episode_steps=16", "rollout.num_chunks=16"]
 SMALL = {
+    "adapter_skeleton": POINT_MASS,
     "custom_image_model": POINT_MASS,
     "custom_loss": [*POINT_MASS, "rollout.group_size=2"],
     "custom_model": POINT_MASS,
@@ -49,6 +50,7 @@ SMALL = {
 """What makes each example small; a new one needs a line here, and one in `SHOWS`."""
 
 SHOWS: dict[str, Callable[[dict[str, float], str], bool]] = {
+    "adapter_skeleton": lambda row, screen: row["env/steps"] == 64.0 and "gymnasium adapter/Push-v0" in screen,
     "custom_image_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      conv" in screen,
     "custom_loss": lambda row, screen: row["train/beyond_width"] >= 0.0 and "grpo (pairwise, spo)" in screen,
     "custom_model": lambda row, screen: row["train/ratio_max"] >= 1.0 and "model      linear" in screen,
