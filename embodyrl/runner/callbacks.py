@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embodyrl.algorithms.off_policy_options import ReplayAlgorithmConfig
 from embodyrl.config.schema import Config, OldLogprobs
 from embodyrl.errors import UserError, near_match
 
@@ -263,6 +262,9 @@ def idleness_of(metrics: Mapping[str, float], config: Config) -> Idleness | None
             "none of its optimiser steps was finite, so all were skipped (their minibatches are in not_finite/)",
             "lower engine.optimizer.learning_rate, or look at the saved minibatches",
         )
+    # Imported here: a module that only defines callbacks need not import Hydra, as the rules of options do.
+    from embodyrl.algorithms.off_policy_options import ReplayAlgorithmConfig
+
     if "replay/decisions" in metrics and isinstance(config.algorithm, ReplayAlgorithmConfig):
         start = config.algorithm.off_policy.replay.start_after
         return Idleness(f"it fills the replay, {metrics['replay/decisions']:,.0f} of {start:,} decisions to begin with")

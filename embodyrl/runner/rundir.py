@@ -39,6 +39,7 @@ OF_A_START = (
         "tensorboard/events.out.*",
         "tracking/*",
         f"{EVALUATIONS}/*.jsonl",
+        f"{VIDEOS}/*.mp4",
         MEETING_FILE,
         ".*.tmp",
     ),

@@ -17,7 +17,7 @@ from embodyrl.files import write_whole
 from embodyrl.sweeps.axes import SEED, Point
 from embodyrl.sweeps.folder import Plan, State, state_of
 from embodyrl.sweeps.progress import short_names
-from embodyrl.tracking.intervals import mean_interval
+from embodyrl.tracking.intervals import mean_interval, rate_interval
 from embodyrl.tracking.report import SummaryError, read_summary, sorted_evaluations
 
 RUNS_FILE = "runs.csv"
@@ -56,14 +56,22 @@ class SettingResult:
     finished: int
     metrics: Mapping[str, Sequence[float]]
     """For each of `METRICS` the values of the finished runs."""
+    episodes: Sequence[int]
+    """Episodes behind each of these values."""
 
     def row(self) -> dict[str, Any]:
-        """Return it as columns: for each metric the mean, and the 95 % interval of the mean from two seeds on."""
+        """Return it as columns: for each metric the mean and its 95 % interval."""
         cells: dict[str, Any] = {**self.values, "runs": self.runs, "finished": self.finished}
         for key, values in self.metrics.items():
-            low, high = mean_interval(values) or (None, None)
+            low, high = self.interval(key) or (None, None)
             cells |= {key: fmean(values) if values else None, f"{key}/low": low, f"{key}/high": high}
         return cells
+
+    def interval(self, key: str) -> tuple[float, float] | None:
+        """Return the 95 % interval of a metric's mean over seeds: of a rate `rate_interval`; None where there is none,
+        as for the return of one seed."""
+        values = self.metrics[key]
+        return rate_interval(values, self.episodes) if key == SUCCESS else mean_interval(values)
 
     def mean(self, key: str) -> float:
         """Return the mean of a metric; minus infinity without any value."""
@@ -110,9 +118,11 @@ def _read_run(run_dir: Path, point: Point) -> RunResult:
 
 def _over_seeds(runs: Sequence[RunResult]) -> SettingResult:
     finished = [run for run in runs if run.state is State.finished]
-    metrics = {key: [run.evaluation[key] for run in finished if key in run.evaluation] for key in METRICS}
+    evaluations = [run.evaluation for run in finished if run.evaluation]
+    metrics = {key: [evaluation[key] for evaluation in evaluations] for key in METRICS}
+    episodes = [round(evaluation["eval/episodes"]) for evaluation in evaluations]
     values = {key: value for key, value in runs[0].point.values.items() if key != SEED}
-    return SettingResult(values, len(runs), len(finished), metrics)
+    return SettingResult(values, len(runs), len(finished), metrics, episodes)
 
 
 def write_results(path: Path, results: Results) -> None:
@@ -150,16 +160,14 @@ def results_table(results: Results) -> Table:
 
 
 def _cell(setting: SettingResult, key: str) -> str:
-    """Return the mean of a metric with its interval; a rate's interval is cut at 0 and 1, where rates end."""
+    """Return the mean of a metric with its interval."""
     values = setting.metrics[key]
     if not values:
         return "-"
-    text, interval = f"{fmean(values):.2f}", mean_interval(values)
+    text, interval = f"{fmean(values):.2f}", setting.interval(key)
     if interval is None:
         return text
     low, high = interval
-    if key == SUCCESS:
-        low, high = max(0.0, low), min(1.0, high)
     return f"{text} [{low:.2f}, {high:.2f}]"
 
 

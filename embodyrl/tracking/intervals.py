@@ -29,6 +29,22 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return fmean(values) - margin, fmean(values) + margin
 
 
+def rate_interval(rates: Sequence[float], trials: Sequence[int]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a success rate over seeds: that of the mean, within 0 .. 1, but never narrower than
+    Wilson's of all episodes together, since seeds may agree by chance (and do so at rates of 0 and 1).
+
+    Args:
+        rates: of each seed; one is judged by its episodes alone, and None is returned without any.
+        trials: episodes of each seed, at least one.
+    """
+    if not rates:
+        return None
+    successes = sum(round(rate * count) for rate, count in zip(rates, trials, strict=True))
+    low, high = wilson_interval(successes, sum(trials))
+    over_seeds = mean_interval(rates) or (low, high)
+    return max(0.0, min(low, over_seeds[0])), min(1.0, max(high, over_seeds[1]))
+
+
 def t_975(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t distribution: by table up to 10 degrees of freedom, beyond that by the
     expansion of Abramowitz and Stegun (1964), 26.7.5, to two terms, which is right to 0.002."""

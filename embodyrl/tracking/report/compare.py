@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from embodyrl.tracking.intervals import mean_interval, wilson_interval
+from embodyrl.tracking.intervals import mean_interval, rate_interval, wilson_interval
 from embodyrl.tracking.report.record import EvaluationRecord, Rate, RunRecord
 from embodyrl.tracking.report.series import Curve, Series, evaluated, mean_of, points_of, running_mean
 from embodyrl.tracking.report.settings import experiment_of, names_apart
@@ -55,10 +55,9 @@ class Experiment:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval to show: over seeds, but never narrower than over episodes, since seeds may agree by chance (and
-        do so at rates of 0 and 1); of a single run over episodes."""
-        both = [found for found in (self.over_seeds, self.over_episodes) if found is not None]
-        return (min(low for low, _ in both), max(high for _, high in both)) if both else None
+        """The interval to show: `rate_interval` over the seeds."""
+        rates = [each.success for each in self.finals]
+        return rate_interval(rates, [round(each.metrics["eval/episodes"]) for each in self.finals])
 
     def mean(self, metric: str) -> tuple[float, tuple[float, float] | None] | None:
         """Return mean and interval over seeds of a metric of the last evaluations; None without any."""
