@@ -155,16 +155,13 @@ def test_the_environment_can_be_read(workplace, monkeypatch):
 
 
 def test_anchors_and_merge_keys_work(workplace):
-    text = "defaults: [env: metaworld/reach, " + REST
-    text += "env: {kwargs: &all {a: 1, b: 2}}\n".replace("env: {kwargs", "engine: {optimizer").replace(
-        "a: 1, b: 2", "lr: 0.5, eps: 0.1"
-    )
-    config = workplace.load(text)
-    assert (config.engine.optimizer.lr, config.engine.optimizer.eps) == (0.5, 0.1)
-    merged = workplace.load(
-        "defaults: [env: gym/pendulum, " + REST + "env: {kwargs: {x: &x {a: 1, b: 2}, y: {<<: *x, b: 3}}}\n"
-    )
-    assert merged.env.kwargs == {"x": {"a": 1, "b": 2}, "y": {"a": 1, "b": 3}}
+    start = "defaults: [env: gym/pendulum, " + REST
+    config = workplace.load(start + "engine: {optimizer: {lr: &rate 0.5, eps: *rate}}\n")
+    assert (config.engine.optimizer.lr, config.engine.optimizer.eps) == (0.5, 0.5)
+    merged = workplace.load(start + "env: {kwargs: {<<: {g: 1.0}}}\n")
+    assert merged.env.kwargs == {"g": 1.0}
+    merged = workplace.load(start + "env: {kwargs: {<<: {g: 1.0}, g: 2.0}}\n")
+    assert merged.env.kwargs == {"g": 2.0}
 
 
 def test_a_bomb_of_aliases_is_refused(workplace):
