@@ -21,12 +21,15 @@ from embodyrl.config.fields import (
     registry_of,
     settings_of,
 )
-from embodyrl.config.files import UNREADABLE, list_options
-from embodyrl.config.issues import ConfigIssue, KeyPath, Location, dotted
+from embodyrl.config.files import UNREADABLE, list_options, usual_option
+from embodyrl.config.issues import ConfigIssue, KeyPath, LackingHere, Location, dotted
 from embodyrl.config.renames import new_name_of, renamed_below, renamed_component
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
 from embodyrl.errors import has_controls, near_match, without_controls
 from embodyrl.registry import Registry
+
+MOST_OPTIONS = 12
+"""Options of a group that a fault still lists."""
 
 
 def check_settings(
@@ -65,7 +68,15 @@ class _Checker:
         self.faults: list[ConfigIssue] = []
         self.known = list(all_paths(schema, settings.data))
 
-    def fault(self, path: KeyPath, message: str, remedy: str, *, at_key: bool = False) -> None:
+    def fault(
+        self,
+        path: KeyPath,
+        message: str,
+        remedy: str,
+        *,
+        at_key: bool = False,
+        kind: type[ConfigIssue] = ConfigIssue,
+    ) -> None:
         """Record a fault at the location of the setting, or of the nearest section around it."""
         for depth in range(len(path), 0, -1):
             origin = self.settings.origins.get(path[:depth])
@@ -74,7 +85,7 @@ class _Checker:
                 break
         else:
             location = self.whole
-        self.faults.append(ConfigIssue((path,), message, remedy, location))
+        self.faults.append(kind((path,), message, remedy, location))
 
     def section(self, section: type, data: dict[str, Any], path: KeyPath) -> None:
         """Check a section: its keys, then each of its settings."""
@@ -107,7 +118,10 @@ class _Checker:
             options = list_options(setting.name)
             remedy = f"add `{setting.name}:` and its settings"
             if options:
-                remedy = f"add `- {setting.name}: {options[0]}` to the defaults list (options: {', '.join(options)})"
+                usual = usual_option(setting.name) or options[0]
+                # A list of dozens hides the line to add, and the command shows it with a sentence for each.
+                all_of_them = ", ".join(options) if len(options) <= MOST_OPTIONS else "`embodyrl list configs`"
+                remedy = f"add `- {setting.name}: {usual}` to the defaults list (options: {all_of_them})"
             self.fault(path, f"the section {dotted(path)!r} is missing", remedy)
             return
         words = docs_of(section).get(setting.name, "")
@@ -221,9 +235,12 @@ class _Checker:
                 remedy = f"if it is yours, {whose} must call {variable}.register({name!r}, ...)"
             self.fault(path, registry.unknown(name), remedy)
             return
-        for requirement in registry.entry(name).missing():
-            message = f"{registry.kind} {name!r} is not installed (it needs the package {requirement.module!r})"
-            self.fault(path, message, requirement.install)
+        missing = registry.entry(name).missing()
+        for install in dict.fromkeys(requirement.install for requirement in missing):
+            modules = [repr(requirement.module) for requirement in missing if requirement.install == install]
+            needed = f"the package{'s' if len(modules) > 1 else ''} {', '.join(modules)}"
+            message = f"{registry.kind} {name!r} is not installed (it needs {needed})"
+            self.fault(path, message, install, kind=LackingHere)
 
 
 def _bare(value: Any) -> str:

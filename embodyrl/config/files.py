@@ -307,6 +307,13 @@ def list_options(group: str, folders: tuple[Path, ...] | None = None) -> list[st
     return sorted(found)
 
 
+def usual_option(group: str) -> str | None:
+    """Return the option of a config group that the default experiment has, or None."""
+    text = (builtin_folder() / EXPERIMENTS / f"{DEFAULT_EXPERIMENT}.yaml").read_text()
+    entries = [entry for entry in yaml.safe_load(text)["defaults"] if isinstance(entry, dict)]
+    return next((entry[group] for entry in entries if group in entry), None)
+
+
 def list_groups(folders: tuple[Path, ...]) -> list[str]:
     """Return the config groups of all folders. Nested ones are only searched among the built-in groups, since a user's
     folder may hold anything."""

@@ -86,6 +86,10 @@ class ConfigIssue:
         return f"{place}{self.message}{f' - {self.hint}' if self.hint else ''}"
 
 
+class LackingHere(ConfigIssue):
+    """Something that this machine lacks, a package or a folder: no fault of a config for another machine."""
+
+
 class ConfigError(UserError):
     """Raised with every fault of a config at once, before anything starts."""
 

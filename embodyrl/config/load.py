@@ -18,7 +18,15 @@ from embodyrl.config.compose import COMPONENTS, Composed, Settings, compose
 from embodyrl.config.fields import settings_of
 from embodyrl.config.files import Source, find_source, read_document
 from embodyrl.config.interpolation import resolve_interpolations
-from embodyrl.config.issues import COMMAND_LINE, ConfigError, ConfigIssue, KeyPath, dotted, in_reading_order
+from embodyrl.config.issues import (
+    COMMAND_LINE,
+    ConfigError,
+    ConfigIssue,
+    KeyPath,
+    LackingHere,
+    dotted,
+    in_reading_order,
+)
 from embodyrl.config.mending import apply_fix, mend, paste
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
 from embodyrl.config.plugins import (
@@ -238,6 +246,9 @@ def _finish(
     notes = [f"{each.fault.message}: {each.fault.hint}" for each in inherited if each.what is OfTasks.note]
     notes += [*staleness_notes(config), *algorithm_notes(config)]
     if use is ConfigUse.elsewhere:
+        lacking = [each for each in faults if isinstance(each, LackingHere)]
+        faults = [each for each in faults if each not in lacking]
+        notes += [f"unchecked until the run: {each.message}" for each in lacking]
         notes += [f"unchecked until the run: {each.message}" for each in simulator_runs_here(config)]
     return _Finished(config, faults, notes, environment, from_hub)
 

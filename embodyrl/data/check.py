@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.issues import ConfigIssue, LackingHere
 from embodyrl.config.rules import (
     action_dim,
     control_frequency,
@@ -37,7 +37,8 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         spec = Info.read(Path(path)).spec
         wrong = _not_finite(Path(path))
     except DatasetError as error:
-        yield ConfigIssue("data.path", error.message, error.remedy)
+        kind = ConfigIssue if Path(path).exists() else LackingHere
+        yield kind("data.path", error.message, error.remedy)
         return
     for column, episodes in wrong.items():
         if column in OF_CRITICS and not fact(ALGORITHMS, config.algorithm.name, "off_policy"):

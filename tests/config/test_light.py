@@ -56,3 +56,26 @@ def test_runs_of_small_models_need_no_library_of_large_ones():
     probe = f"import sys, {modules}; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "set()"
+
+
+def test_what_is_not_installed_is_one_fault_here_and_a_note_for_another_machine():
+    probe = """
+import sys
+sys.modules |= dict.fromkeys(("pyarrow", "tokenizers", "transformers", "timm"))
+from embodyrl.config import ConfigError, ConfigUse, load_config
+experiment = "experiment/tiny_oft_sft"
+try:
+    load_config(experiment, use=ConfigUse.check)
+except ConfigError as error:
+    print(*(fault.message for fault in error.faults), sep="\\n")
+print(*load_config(experiment, use=ConfigUse.elsewhere).notes, sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    lacking = [
+        "model 'openvla_oft' is not installed (it needs the packages 'transformers', 'timm')",
+        "algorithm 'sft' is not installed (it needs the package 'pyarrow')",
+    ]
+    lines = done.stdout.splitlines()
+    assert set(lacking) <= set(lines)
+    assert {f"unchecked until the run: {each}" for each in lacking} <= set(lines)
+    assert sum("cannot be loaded" in line for line in lines) == 0

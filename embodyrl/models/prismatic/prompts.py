@@ -6,13 +6,16 @@ The tokenizer is read from tokenizer.json by the `tokenizers` package; no code f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
+
+if TYPE_CHECKING:  # options of models are read where the package is not installed
+    from tokenizers import Tokenizer
 
 BOS, EOS, PAD = "<s>", "</s>", "<PAD>"
 SPACE = "\u2581"
@@ -35,6 +38,8 @@ class Prompts:
     """
 
     def __init__(self, tokenizer: str, longest: int, tasks: Iterable[str]) -> None:
+        from tokenizers import Tokenizer
+
         try:
             self._tokenizer = Tokenizer.from_str(tokenizer)
         except Exception as error:  # the package raises nothing more special
@@ -79,6 +84,8 @@ class Prompts:
 
 def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
     """Return a tokenizer for a model with random weights: the words of the questions about these tasks."""
+    from tokenizers import pre_tokenizers, processors
+
     split = pre_tokenizers.Whitespace()
     vocabulary = [UNKNOWN, BOS, EOS, PAD, *words_of(map(prompt, tasks), split)]
     tokenizer = word_level(vocabulary, split)

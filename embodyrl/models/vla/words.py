@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+if TYPE_CHECKING:  # options of models are read where the package is not installed
+    from tokenizers import Tokenizer, pre_tokenizers
 
 UNKNOWN = "<unk>"
 """Token of words that are not in the vocabulary."""
@@ -20,6 +22,8 @@ def word_level(
         split: splits text into words.
         ids: ids of words that differ from their index.
     """
+    from tokenizers import Tokenizer, models
+
     numbers = {word: index for index, word in enumerate(vocabulary)} | dict(ids or {})
     tokenizer = Tokenizer(models.WordLevel(numbers, UNKNOWN))
     tokenizer.pre_tokenizer = split
