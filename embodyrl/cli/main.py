@@ -81,7 +81,7 @@ def run(
     raise typer.Exit(train.run(loaded))
 
 
-@app.command()
+@app.command(short_help="Write a config after three questions.")
 def init(
     out: Annotated[Path, typer.Argument(metavar="[FILE.yaml]", help="File to write; it must not exist.")] = Path(
         "my.yaml"
@@ -114,7 +114,7 @@ def init(
     raise typer.Exit(asking.run(out, given, agreed=yes))
 
 
-@app.command()
+@app.command(short_help="Continue a run or a sweep where it stopped.")
 def resume(
     run_dir: Annotated[
         Path, typer.Argument(help="A run directory, e.g. runs/reach/2026-01-31_12-00-00, or that of a sweep.")
@@ -131,7 +131,7 @@ def resume(
     raise typer.Exit(train.resume(run_dir, overrides or [], at_once=at_once, trust=trust))
 
 
-@app.command()
+@app.command(short_help="Show a run that goes on or has ended.")
 def watch(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, or a folder with several.")],
     once: Annotated[bool, typer.Option("--once", help="Show it a single time and end.")] = False,
@@ -142,7 +142,7 @@ def watch(
     raise typer.Exit(watching.watch(run_dir, once=once))
 
 
-@app.command("eval")
+@app.command("eval", short_help="Evaluate checkpoints; published protocols, pairs.")
 def evaluate(
     checkpoint: Annotated[
         str,
@@ -201,7 +201,7 @@ def evaluate(
     raise typer.Exit(train.evaluate(checkpoint, overrides or [], asked, trust=trust))
 
 
-@app.command()
+@app.command(short_help="Compare what a run recorded with this machine.")
 def verify(
     path: Annotated[
         str, typer.Argument(help="A run directory (its last checkpoint), a checkpoint folder, or an exported policy.")
@@ -232,7 +232,7 @@ def verify(
     raise typer.Exit(comparing.show(path, episodes, as_json=as_json, trust=trust))
 
 
-@app.command()
+@app.command(short_help="Write a policy in its model's public layout.")
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
     out: Annotated[
@@ -264,7 +264,7 @@ def export(
     raise typer.Exit(train.export(checkpoint, out, adapter=adapter, upload=upload, trust=trust))
 
 
-@app.command()
+@app.command(short_help="Record demonstrations as a LeRobotDataset v3.")
 def collect(
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes to record.")],
     words: ConfigArguments = None,
@@ -328,7 +328,7 @@ def collect(
     raise typer.Exit(recording.collect(loaded, options))
 
 
-@app.command()
+@app.command(short_help="Write the report of a run, or of several.")
 def report(
     runs: Annotated[
         list[Path],
@@ -392,7 +392,7 @@ def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust:
         typer.echo(without_controls(f"note: this config runs Python code of its own: {', '.join(code)}"))
 
 
-@app.command()
+@app.command(short_help="Choose another algorithm, model or simulator.")
 def swap(
     words: Annotated[
         list[str],
@@ -410,7 +410,7 @@ def swap(
     raise typer.Exit(swapping.run(words, write=write, elsewhere=elsewhere))
 
 
-@app.command()
+@app.command(short_help="Show processes, placement, memory; what fits.")
 def plan(
     words: ConfigArguments = None,
     machine: Annotated[
@@ -453,7 +453,7 @@ def plan(
     raise typer.Exit(planning.show(source, overrides, inventory, asked, as_json=as_json))
 
 
-@app.command()
+@app.command(short_help="Report what this machine has and what is missing.")
 def doctor(
     words: Annotated[
         list[str] | None,
@@ -473,7 +473,7 @@ def doctor(
     raise typer.Exit(examination.run(load_config(source, overrides, trust=trust) if words else None))
 
 
-@app.command()
+@app.command(short_help="Print the stages of an iteration as a chart.")
 def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
     """Print the stages of an iteration and the columns they pass on, as a Mermaid chart."""
     from embodyrl.config import load_config
@@ -483,7 +483,7 @@ def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
     typer.echo(build_pipeline(load_config(source, overrides, trust=trust).config).to_mermaid(), nl=False)
 
 
-@app.command()
+@app.command(short_help="Convert a config of RLinf.")
 def migrate(
     config: Annotated[Path, typer.Argument(metavar="RLINF.yaml", help="A config of RLinf for robots.")],
     out: Annotated[
@@ -497,7 +497,7 @@ def migrate(
     raise typer.Exit(migration.migrate(config, out))
 
 
-@app.command("list")
+@app.command("list", short_help="List components and whether they work here.")
 def list_(
     what: Annotated[
         str | None,

@@ -106,8 +106,8 @@ def test_thousands_of_unknown_keys_are_all_named(workplace) -> None:
     assert len(faults) == 4000 and "unknown key 'k3999'" in faults[-1]
 
 
-SECRET = START + "env: {kwargs: {g: '${oc.decode:${oc.env:A_NUMBER}}', key: '${oc.env:A_SECRET}'}}\n"
-SECRET += "run: {name: 'of-${env.kwargs.key}'}\n"
+SECRET = START + "env: {kwargs: {g: '${oc.decode:${oc.env:A_NUMBER}}', render_mode: '${oc.env:A_SECRET}'}}\n"
+SECRET += "run: {name: 'of-${env.kwargs.render_mode}'}\n"
 
 
 @pytest.fixture
@@ -120,12 +120,14 @@ def secret(monkeypatch) -> str:
 def test_a_secret_is_used_and_not_written(workplace, secret: str) -> None:
     workplace.write(SECRET)
     loaded = load_config("my.yaml")
-    assert loaded.config.env.kwargs == {"g": 4.25, "key": secret} and loaded.config.run.name == f"of-{secret}"
+    assert loaded.config.env.kwargs == {"g": 4.25, "render_mode": secret} and loaded.config.run.name == f"of-{secret}"
     text = to_commented_yaml(loaded.written)
     assert secret not in text and "4.25" not in text
     again = workplace.load(text)
-    assert again == loaded.config and "${oc.decode:${oc.env:A_NUMBER}}" in text and "of-${env.kwargs.key}" in text
-    assert loaded.hide(f"run of-{secret}") == "run of-${env.kwargs.key}"
+    assert (
+        again == loaded.config and "${oc.decode:${oc.env:A_NUMBER}}" in text and "of-${env.kwargs.render_mode}" in text
+    )
+    assert loaded.hide(f"run of-{secret}") == "run of-${env.kwargs.render_mode}"
 
 
 def test_ones_own_run_resolves_it_again_and_a_strangers_does_not(workplace, secret: str, monkeypatch) -> None:
@@ -134,7 +136,7 @@ def test_ones_own_run_resolves_it_again_and_a_strangers_does_not(workplace, secr
     run_dir.mkdir()
     write_config(run_dir, load_config("my.yaml"))
     monkeypatch.setenv("A_SECRET", "another")
-    assert read_config(run_dir, []).config.env.kwargs == {"g": 4.25, "key": "another"}
+    assert read_config(run_dir, []).config.env.kwargs == {"g": 4.25, "render_mode": "another"}
     origin = json.loads((run_dir / "origin.json").read_text())
     (run_dir / "config.yaml").write_text((run_dir / "config.yaml").read_text().replace("A_SECRET", "A_NUMBER"))
     for signature in (origin["signature"], ""):

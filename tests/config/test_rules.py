@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from embodyrl.config import ConfigError, ConfigUse, algorithm_rules, load_config
 from embodyrl.config.rules import RULES, _divisors, _multiples
@@ -75,7 +77,8 @@ def test_what_is_legal_is_accepted(workplace, text):
 
 
 def test_a_checkpoint_that_exists_is_accepted(workplace):
-    workplace.write("", "policy/model.safetensors")
+    (workplace.folder / "policy").mkdir()
+    save_file({"actor.0.weight": np.zeros((128, 39), np.float32)}, workplace.folder / "policy" / "model.safetensors")
     assert workplace.load(PPO + "model: {checkpoint: policy}\n").model.checkpoint == "policy"
     workplace.write("", "policy.pt")
     [fault] = workplace.faults(PPO + "model: {checkpoint: policy.pt}\n")
