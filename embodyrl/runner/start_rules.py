@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def run_dir_can_be_made(config: Config) -> Iterator[ConfigIssue]:
 
 def cuda_is_there(config: Config) -> Iterator[ConfigIssue]:
     """Check that torch will find the GPU that is asked for."""
+    if "torch" in sys.modules:
+        return  # it is asked itself, when the engine is built
     if config.engine.device is Device.cuda and (reason := why_no_cuda()) is not None:
         yield ConfigIssue("engine.device", f"engine.device is cuda, but torch cannot use CUDA here: {reason}")
 
