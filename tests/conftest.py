@@ -24,7 +24,7 @@ gc.disable()  # until all tests are collected: what they import stays, and looki
 
 # Tests that say no number of random cases themselves; `--hypothesis-profile=all` is for `make test-all`.
 hypothesis.settings.register_profile("few", max_examples=15, deadline=None)
-hypothesis.settings.register_profile("all", max_examples=100, deadline=None)
+hypothesis.settings.register_profile("all", max_examples=60, deadline=None)
 hypothesis.settings.load_profile("few")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
