@@ -90,7 +90,7 @@ def follow(look: Callable[[], tuple[RenderableType, bool]], console: Console) ->
 
 def draw(view: RunView, width: int) -> Group:
     """Return a run on a terminal of so many columns."""
-    parts: list[Text] = [_title(view), *_progress(view)]
+    parts: list[Text] = _progress(view)
     if evaluation := view.evaluation:
         parts.append(_row("evaluation", _evaluated(evaluation)))
     parts += [_row(title, curve(values, width - 40)) for title, values in _curves(view)]
@@ -107,7 +107,12 @@ def draw(view: RunView, width: int) -> Group:
             cells_of(row, columns) | {ITERATION: str(row["iteration"]), SPLIT: split_of_time(row)} for row in filled
         ]
         parts += [Text(""), table(cells, columns, width)]
-    return Group(*(_fitted(part, width) for part in parts))
+    # The path is not folded, so that it can be copied whole, with its spaces, too.
+    return Group(
+        _fitted(_title(view), width),
+        Text(without_controls(f"  {view.path}")),
+        *(_fitted(part, width) for part in parts),
+    )
 
 
 def _fitted(text: Text, width: int) -> Text:
@@ -124,7 +129,7 @@ def _title(view: RunView) -> Text:
         Status.not_started: "not started: no results, and no process works on it",
     }
     what = said.get(view.status, view.status.value)
-    return Text.assemble((view.name, "bold"), "  ", (what, COLORS[view.status]), f"\n  {view.path}")
+    return Text.assemble((view.name, "bold"), "  ", (what, COLORS[view.status]))
 
 
 def _progress(view: RunView) -> list[Text]:

@@ -24,7 +24,8 @@ TICK_S = 0.2
 """Interval at which processes and signals are checked [s]."""
 TAIL = 20_000
 """Bytes of the end of a log in which the reason of a failure is looked for."""
-LONGEST_REASON = 300
+LONGEST_REASON = 1000
+"""Characters of a reason that are shown: room for two long paths and the remedy behind them."""
 
 
 @dataclass

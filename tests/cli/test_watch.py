@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -66,7 +67,7 @@ def test_a_run_is_watched_while_it_goes_on_is_killed_and_is_over(
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     shown = text_of(until(watcher, "died: no process here works on it"))
-    assert f"  next        embodyrl resume {folder}\n" in shown
+    assert f"  next        embodyrl resume {shlex.quote(str(folder))}\n" in shown
 
     reached = watcher.look().iteration
     resumed = [*command, "resume", str(folder), f"run.iterations={reached + 2}"]

@@ -84,11 +84,11 @@ def test_validate_says_what_a_run_would_download_and_fetches_nothing(hub: Any, p
         in offline.stdout
     )
     assert hub.embodyrl("run", *START, cwd=tmp_path).returncode == 0
-    after = hub.embodyrl("validate", *START, cwd=tmp_path)
+    after = hub.embodyrl("validate", *START, "run.dir=more", cwd=tmp_path)
     assert f"(commit {commit[:12]}) is in the cache" in after.stdout
     assert hub.embodyrl("run", *START, "run.dir=more", cwd=tmp_path, HF_HUB_OFFLINE="1").returncode == 0
     hub.repositories["models/me/pendulum"].files["policy.json"] += b"\n"
-    moved = hub.embodyrl("validate", *START, cwd=tmp_path)
+    moved = hub.embodyrl("validate", *START, "run.dir=another", cwd=tmp_path)
     assert "a run downloads 1 of 2 files" in moved.stdout
 
 

@@ -476,7 +476,7 @@ def test_runs_keep_the_length_of_their_prompts(tmp_path: Path, adapters: bool) -
     embodyrl(tmp_path, "export", run, "--out", "exported")
     exported = json.loads((tmp_path / "exported" / DESCRIPTION_FILE).read_text())["options"]
     assert exported["prompt_length"] == length > 0
-    validated = embodyrl(tmp_path, "validate", "my.yaml", "model.checkpoint=exported")
+    validated = embodyrl(tmp_path, "validate", "my.yaml", "model.checkpoint=exported", "run.dir=another")
     assert "0 faults" in validated and "prompt_length" not in validated
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 import subprocess
 import sys
 import threading
@@ -150,7 +151,7 @@ def test_a_replay_that_fills_up_is_no_fault() -> None:
 
 def test_the_first_line_is_there_at_once() -> None:
     """On a terminal, which `script` provides: before the config is read."""
-    command = f"{sys.executable} -m embodyrl run nothing.yaml"
+    command = shlex.join([sys.executable, "-m", "embodyrl", "run", "nothing.yaml"])
     done = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, timeout=60)
     first, _, rest = done.stdout.decode().partition("\r\033[K")
     assert first.startswith("embodyrl ") and first.endswith("reading nothing.yaml ...") and "nothing.yaml" in rest
