@@ -178,6 +178,9 @@ class SimulatorEntry(Entry):
     """`module:function` that returns whether an action is a choice, in the same way; None: it is not."""
     task_description: Function | None = None
     """`module:function` that returns the task description of a task."""
+    further_tasks: Function | None = None
+    """`module:function` that takes the section `env` and returns the tasks that its options add to `tasks`, with their
+    task descriptions; None instead of them if what they are read from is not on this machine."""
     initial_state: Function | None = None
     """`module:function` that takes a start state and the section `env` and returns the number of the initial state, for
     simulators in which several start states are the same one; None: each is its own."""

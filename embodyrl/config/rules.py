@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -166,7 +166,20 @@ def acts_by_choice(config: Config) -> bool | None:
 
 def task_descriptions(config: Config) -> dict[str, str]:
     """Return the task description of each task, as far as it is known before the simulator runs."""
-    return described_tasks(config.env.name, config.env.tasks) | config.env.task_descriptions
+    further = further_tasks(config) or {}
+    described = described_tasks(config.env.name, config.env.tasks)
+    described |= {task: further[task] for task in config.env.tasks if task in further}
+    return described | config.env.task_descriptions
+
+
+def further_tasks(config: Config) -> dict[str, str] | None:
+    """Return the tasks that options of the simulator add to its own, with their task descriptions; None if that is
+    unknown here."""
+    listing = fact(SIMULATORS, config.env.name, "further_tasks")
+    if listing is None or SIMULATORS.entry(config.env.name).missing():
+        return {}
+    found: dict[str, str] | None = load_target(listing)(config.env)
+    return found
 
 
 def described_tasks(simulator: str, tasks: Collection[str] | None = None) -> dict[str, str]:
@@ -562,7 +575,9 @@ def tasks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def tasks_are_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that the simulator has the tasks, as far as this is known without importing it."""
-    yield from _unknown(config, "task", config.env.tasks)
+    further = further_tasks(config)
+    if further is not None:
+        yield from _unknown(config, "task", config.env.tasks, further)
 
 
 @rule
@@ -589,12 +604,12 @@ _SHORT_LIST = 12
 """Longest list of names that follows a near match."""
 
 
-def _unknown(config: Config, kind: str, names: list[str]) -> Iterator[ConfigIssue]:
-    """Yield an issue for each of `names` that is not among the simulator's tasks or cameras."""
+def _unknown(config: Config, kind: str, names: list[str], further: Iterable[str] = ()) -> Iterator[ConfigIssue]:
+    """Yield an issue for each of `names` that is not among the simulator's tasks or cameras, nor the `further` ones."""
     listing = fact(SIMULATORS, config.env.name, f"{kind}s")
     if listing is None or SIMULATORS.entry(config.env.name).missing():
         return
-    known: list[str] = load_target(listing)()
+    known: list[str] = [*load_target(listing)(), *further]
     for index, name in enumerate(names):
         if name not in known:
             listed = ", ".join(known)

@@ -109,6 +109,9 @@ class LiberoConfig(MujocoConfig):
     assets: str | None = setting(None)
     """Folder of LIBERO's meshes and textures, which are not in its package. null: $EMBODYRL_LIBERO_ASSETS, else
     LIBERO's own folder."""
+    task_files: str | None = setting(None)
+    """Folder with further suites in LIBERO's layout, such as those of LIBERO-PRO: bddl_files/<suite>/<task>.bddl and
+    init_files/<suite>/<task>.pruned_init. Their tasks are called <suite>/<task>. null: LIBERO's own tasks alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

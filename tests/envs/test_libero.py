@@ -21,7 +21,7 @@ from scipy.spatial.transform import Rotation
 from embodyrl.config import ConfigError, load_config
 from embodyrl.envs.base import RenderError
 from embodyrl.envs.libero import tasks as libero_tasks
-from embodyrl.envs.libero.tasks import official_state, start_states, task_description, task_file
+from embodyrl.envs.libero.tasks import official_state, read_states, start_states_file, task_description, task_file
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import Driver, LiberoConfig, Proprio, RenderQuality
@@ -85,7 +85,7 @@ def slot_of(simulator: Libero) -> LiberoSlot:
 
 def with_knob(slot: LiberoSlot, angle: float) -> NDArray[np.float64]:
     """Official state 0 of the stove with its knob turned to `angle` [rad]."""
-    state = start_states(STOVE)[0].copy()
+    state = read_states(start_states_file(STOVE))[0].copy()
     state[1 + int(slot._driver.model.joint("flat_stove_1_button").qposadr[0])] = angle
     return state
 
@@ -102,7 +102,7 @@ def test_images_numbers_and_success_are_those_of_libero(
     ours = Libero(config(task, cameras=["agentview", "wrist"], image_size=SIZE), 1)
     slot = ours.make_slot(task)
     assert isinstance(slot, LiberoSlot)
-    state = start_states(task)[number] if knob is None else with_knob(slot, knob)
+    state = read_states(start_states_file(task))[number] if knob is None else with_knob(slot, knob)
     plan = np.concatenate([[REST] * 2, moves(number, 6)])
     job = {
         "task_file": str(task_file(task)),
@@ -118,7 +118,8 @@ def test_images_numbers_and_success_are_those_of_libero(
     command = [sys.executable, str(script), json.dumps(job), str(tmp_path / "theirs.npz")]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=110)
     with np.load(tmp_path / "theirs.npz") as theirs:
-        slot._driver.reset(number + 1, start_states(task)[number + 1])  # what was there before must not matter
+        # What was there before must not matter.
+        slot._driver.reset(number + 1, read_states(start_states_file(task))[number + 1])
         slot._driver.step(REST)
         slot._driver.reset(number, state)
         solved = []
@@ -190,7 +191,7 @@ def test_a_burner_is_seen_to_go_on_one_step_late_as_in_libero(stove: Libero) -> 
     assert slot.step(REST).success and not is_seen()
     halfway = slot.snapshot()
     assert slot.step(REST).success and is_seen()
-    slot._driver.reset(0, start_states(STOVE)[0])
+    slot._driver.reset(0, read_states(start_states_file(STOVE))[0])
     assert not is_seen()
     slot.restore(episode(), halfway)
     assert not is_seen()
@@ -270,7 +271,7 @@ def test_full_proprio_adds_the_objects() -> None:
     model = slot_of(full)._driver.model
     assert proprio is not None and proprio.shape == (1, 8 + model.nq - 9)  # without the arm's 7 joints and 2 fingers
     bowl = 1 + int(model.joint("akita_black_bowl_1_joint0").qposadr[0])
-    assert set(start_states(STOVE)[0, bowl : bowl + 7].astype(np.float32)) <= set(proprio[0, 8:])
+    assert set(read_states(start_states_file(STOVE))[0, bowl : bowl + 7].astype(np.float32)) <= set(proprio[0, 8:])
     full.close()
 
 
@@ -364,7 +365,7 @@ def test_start_states_are_what_torch_reads() -> None:
     files = sorted(folder.glob("*.pruned_init"))
     tasks = {task_description(task): task for task in libero_tasks.known_tasks() if task.startswith("libero_10/")}
     name = next(file for file in files if "turn_on_the_stove" in file.stem)
-    ours = start_states(tasks["turn on the stove and put the moka pot on it"])
+    ours = read_states(start_states_file(tasks["turn on the stove and put the moka pot on it"]))
     theirs = torch.load(name, weights_only=False)
     assert ours.shape[0] == 50 and ours.dtype == np.float64 and np.array_equal(ours, theirs)
 

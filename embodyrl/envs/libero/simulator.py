@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
-from embodyrl.envs.libero import tasks
+from embodyrl.envs.libero import task_files, tasks
 from embodyrl.envs.libero.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
@@ -58,7 +58,8 @@ class Libero(SlotSimulator):
 
     def __init__(self, config: LiberoConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "libero")
-        check_tasks(config.tasks, tasks.known_tasks(), "libero")
+        further = task_files.further_tasks(config) or {}
+        check_tasks(config.tasks, [*tasks.known_tasks(), *further], "libero")
         check_cameras(config.cameras, CAMERAS, "libero")
         self._config = config
         self._assets = tasks.find_assets(config)
@@ -70,7 +71,7 @@ class Libero(SlotSimulator):
         first = self._make(config.tasks[0])
         super().__init__(
             SimulatorSpec(
-                tasks={task: tasks.task_description(task) for task in config.tasks},
+                tasks={task: further.get(task) or tasks.task_description(task) for task in config.tasks},
                 actions=FIELDS,
                 proprio_dim=first.proprio_dim,
                 max_episode_steps=config.max_episode_steps,
@@ -122,8 +123,9 @@ class LiberoSlot(Slot):
         from embodyrl.envs.libero import driver
 
         self._config, self._renderers = config, renderers
-        self._states = tasks.start_states(task)
-        self._driver = driver.Driver(tasks.task_file(task), assets)
+        files = task_files.files_of(task, config)
+        self._states = tasks.read_states(files.start_states)
+        self._driver = driver.Driver(files.scene, assets)
         self._size = config.image_size[0], config.image_size[1]
         self._appearance = self._driver.appearance()
         self.proprio_dim = len(self._proprio())

@@ -12,20 +12,17 @@ import io
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.config.issues import ConfigIssue
-from embodyrl.envs.options import Driver, LiberoConfig, Proprio, RenderQuality
+from embodyrl.envs.options import LiberoConfig, Proprio
 from embodyrl.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from embodyrl.config.schema import Config
 
 OFFICIAL_STATES = 50
 """Start states that LIBERO has for every task."""
@@ -125,10 +122,14 @@ def task_file(task: str) -> Path:
     return package() / "bddl_files" / suite / f"{name}.bddl"
 
 
-def start_states(task: str) -> NDArray[np.float64]:
-    """Read the official start states of `task` `[50, numbers]`: time, positions and velocities."""
+def start_states_file(task: str) -> Path:
+    """Return the file with the official start states of `task`."""
     suite, name = _suite_and_name(task)
-    path = package() / "init_files" / suite / f"{name}.pruned_init"
+    return package() / "init_files" / suite / f"{name}.pruned_init"
+
+
+def read_states(path: Path) -> NDArray[np.float64]:
+    """Read the start states of a task `[50, numbers]`: time, positions and velocities."""
     with zipfile.ZipFile(path) as archive:  # as `torch.save` writes an array; torch itself is not needed to read it
         (member,) = (entry for entry in archive.namelist() if entry.endswith("/data.pkl"))
         states: NDArray[np.float64] = _ArrayUnpickler(io.BytesIO(archive.read(member))).load()
@@ -199,38 +200,3 @@ def assets_report() -> tuple[str, str]:
     except UserError as error:
         found, _, remedy = str(error).partition(": ")
         return found, remedy
-
-
-def check_here(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for everything that this machine lacks for a run on LIBERO."""
-    env: Any = config.env
-    try:
-        find_assets(env)
-    except UserError as error:
-        what, _, remedy = str(error).partition(": ")
-        yield ConfigIssue("env.assets", what, remedy)
-
-
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each fault of a config for LIBERO that is found without importing it."""
-    env: Any = config.env
-    if env.driver is Driver.upstream and env.render_quality is RenderQuality.fast:
-        yield ConfigIssue(
-            "env.render_quality",
-            "env.render_quality = 'fast', but with env.driver = 'upstream' LIBERO renders by itself, as its authors do",
-            "set it to full, or env.driver to fast",
-        )
-    left = OFFICIAL_STATES - (0 if env.share_start_states else env.start_states)
-    if left == 0:
-        yield ConfigIssue(
-            "env.start_states",
-            f"env.start_states = {OFFICIAL_STATES} leaves none of LIBERO's start states for evaluation",
-            "set it to 40, or env.share_start_states to true: evaluation then plays those of training as well",
-        )
-    elif config.eval.episodes > left * len(env.tasks):
-        yield ConfigIssue(
-            "eval.episodes",
-            f"eval.episodes = {config.eval.episodes}, but LIBERO has {left} start states for evaluation and env.tasks "
-            f"{len(env.tasks)}: some episodes would be played twice with the same outcome",
-            f"set eval.episodes to {left * len(env.tasks)} or less",
-        )
