@@ -113,7 +113,7 @@ def _figure(x_label: str, *, percent: bool) -> Any:
         axis.major_tick_line_color = None
     plot.xgrid.grid_line_color = None
     if percent:
-        plot.yaxis.formatter = NumeralTickFormatter(format="0 %")
+        plot.yaxis.formatter = NumeralTickFormatter(format="0.[0] %")
     return plot
 
 
