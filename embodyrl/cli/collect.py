@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -129,7 +130,7 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
                 progress.note = f"{count.successes} of {count.played} successful"
                 if stopper.agree() or count.kept == options.episodes:
                     break
-    say(count.closing(options, stopper.stopped_by is not None))
+    say(count.closing(options, _next(loaded, options), stopped=stopper.stopped_by is not None))
     if count.kept < options.episodes and stopper.stopped_by is None:
         raise UserError(
             f"only {count.kept} of {options.episodes} episodes were recorded in {count.played} attempts (successes: "
@@ -222,8 +223,8 @@ class _Count:
         self.kept += kept
         self.frames += len(attempt.episode) * kept
 
-    def closing(self, options: Options, stopped: bool) -> str:
-        """Return the last lines of the screen output."""
+    def closing(self, options: Options, following: str, *, stopped: bool) -> str:
+        """Return the last lines of the screen output, with the command that follows."""
         seconds = time.monotonic() - self._started
         rate = f"{self.successes} of {self.played} attempts successful ({self.successes / max(self.played, 1):.0%})"
         start = "stopped" if stopped else "done"
@@ -232,5 +233,12 @@ class _Count:
         return (
             f"{start} in {seconds:.1f} s   {self.kept} episodes, {self.frames} frames, {rate}\n"
             f"written to {options.out}\n"
-            f"next: embodyrl run CONFIG algorithm=sft data.path={options.out}"
+            f"next: {following}"
         )
+
+
+def _next(loaded: LoadedConfig, options: Options) -> str:
+    """Return the command that learns from the recording: of the same config, if it learns from demonstrations."""
+    learner = shlex.quote(loaded.source.removeprefix("experiment/"))
+    what = "CONFIG algorithm=sft" if loaded.config.data.path is None else learner
+    return f"embodyrl run {what} {shlex.quote(f'data.path={options.out}')}"

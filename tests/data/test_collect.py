@@ -142,6 +142,7 @@ def test_the_command_records_images_and_supervised_learning_takes_them(tmp_path:
     done = embodyrl("collect", *words, "--episodes", "12", "--pushes", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "12 episodes" in done.stdout and "12 of 12 attempts successful (100%)" in done.stdout
+    assert done.stdout.endswith("next: embodyrl run metaworld_reach_sft data.path=demos\n")
     dataset = Dataset(tmp_path / "demos")
     assert len(dataset.episodes) == 12 and dataset.spec.action_names == ("arm_0", "arm_1", "arm_2", "gripper")
     again = embodyrl("collect", "metaworld_reach", "--out", "demos", "--episodes", "1", cwd=tmp_path)
@@ -204,6 +205,7 @@ def test_who_plays_needs_no_files_of_the_model_that_the_config_names(tmp_path: P
     words = ["--out", "by_expert", "--episodes", "1", "env.num_envs=1"]
     done = embodyrl("collect", "metaworld_reach", gone, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("next: embodyrl run CONFIG algorithm=sft data.path=by_expert\n")
     assert len(Dataset(tmp_path / "by_expert").episodes) == 1
 
 
