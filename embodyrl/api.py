@@ -256,6 +256,7 @@ def compare(
     config: ConfigSource | None = None,
     video: str | Path | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
     progress: bool = False,
     trust: bool = False,
 ) -> Comparison:
@@ -272,7 +273,8 @@ def compare(
         sample: draw actions from the policy's distribution.
         config: to evaluate public weights with, both if there are two policies.
         video: path of an MP4 that shows episodes which only one of two policies solved, side by side.
-        out: folder for results.json, which must hold none yet.
+        out: folder for results.json and for the episodes as they end; it must hold none yet.
+        resume: play only the episodes that `out` does not hold yet, after an interruption; without any it starts.
         progress: print what the command line prints.
         trust: run the plug-ins of a checkpoint from somebody else.
 
@@ -281,6 +283,9 @@ def compare(
             before anything starts.
     """
     from embodyrl.evaluation.study import Asked, Study
+
+    if resume and out is None:
+        raise UserError("resume=True goes on with the episodes in a folder: name it with out=")
 
     def policy(named: str | Path) -> tuple[str, Load]:
         place = _saved(named, (), config, trust=trust, progress=progress)[2]
@@ -291,6 +296,8 @@ def compare(
         protocols=tuple(protocols),
         video=_video(video),
         out=None if out is None else Path(out),
+        goes_on=resume,
+        has_config=config is not None,
     )
     study = Study(
         asked,

@@ -114,10 +114,13 @@ def init(
     raise typer.Exit(asking.run(out, given, agreed=yes))
 
 
-@app.command(short_help="Continue a run or a sweep where it stopped.")
+@app.command(short_help="Continue a run, a sweep or an evaluation.")
 def resume(
     run_dir: Annotated[
-        Path, typer.Argument(help="A run directory, e.g. runs/reach/2026-01-31_12-00-00, or that of a sweep.")
+        Path,
+        typer.Argument(
+            help="A run directory, e.g. runs/reach/2026-01-31_12-00-00, that of a sweep, or the folder of `eval --out`."
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[run.KEY=VALUE]...", help="Settings of the section run to change.")
@@ -125,7 +128,8 @@ def resume(
     at_once: AtOnce = None,
     trust: Trust = False,
 ) -> None:
-    """Continue a run from its last checkpoint, as if it had never stopped; or all runs of a sweep that are not done."""
+    """Continue a run from its last checkpoint, as if it had never stopped; or all runs of a sweep that are not done; or
+    play the episodes that an interrupted evaluation lacks."""
     from embodyrl.cli import train
 
     raise typer.Exit(train.resume(run_dir, overrides or [], at_once=at_once, trust=trust))

@@ -11,6 +11,7 @@ from pathlib import Path
 from embodyrl import api
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config import ConfigUse, LoadedConfig, load_config
+from embodyrl.evaluation.journal import is_journal, read_command
 from embodyrl.hub import parse_repo, push, readable_size
 from embodyrl.models.saved import own_folder_settings
 from embodyrl.runner.checkpoint import find_and_tell
@@ -57,13 +58,47 @@ def sweep(source: str | None, overrides: Sequence[str], *, seeds: str | None, at
 
 
 def resume(run_dir: Path, overrides: Sequence[str], *, at_once: int | None = None, trust: bool = False) -> int:
-    """Continue a run from its last checkpoint, or a sweep; returns the exit code. `trust` runs its plug-ins, whoever
-    wrote them."""
+    """Continue a run from its last checkpoint, a sweep, or evaluations; returns the exit code. `trust` runs its
+    plug-ins, whoever wrote them."""
+    if is_journal(run_dir):
+        return _resume_evaluations(run_dir, overrides, at_once=at_once, trust=trust)
     if is_sweep(run_dir):
         return go_on_with_sweep(run_dir, Wish(at_once=at_once, overrides=overrides, trust=trust)).exit_code
     if at_once is not None:
         raise CommandLineError(f"--at-once is for sweeps, and {run_dir} is none")
     return go_on(run_dir, overrides, trust=trust).exit_code
+
+
+def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int | None, trust: bool) -> int:
+    """Play the episodes that evaluations lack; returns the exit code."""
+    if overrides or at_once is not None:
+        what = ", ".join([*overrides, *([] if at_once is None else ["--at-once"])])
+        raise CommandLineError(
+            f"{folder} is an evaluation, which goes on as it began: leave out {what}, or evaluate into another folder"
+        )
+    asked = read_command(folder)
+    if asked.has_config:
+        raise CommandLineError(
+            f"{folder} was begun in Python with a config of its own: go on there, with the same arguments and "
+            f"embodyrl.compare(..., out={str(folder)!r}, resume=True)"
+        )
+    if missing := asked.missing():
+        raise CommandLineError(
+            f"{folder} names {missing[0]} from {asked.directory}, and there is none here: "
+            f"cd {asked.directory} && embodyrl resume {folder.absolute()}"
+        )
+    api.compare(
+        asked.policy,
+        asked.other,
+        asked.overrides,
+        protocols=asked.protocols,
+        video=asked.video,
+        out=folder,
+        resume=True,
+        progress=True,
+        trust=trust,
+    )
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True)

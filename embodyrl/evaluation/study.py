@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,7 @@ from embodyrl.config import ConfigError, LoadedConfig, to_plain
 from embodyrl.config.build import differences
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
 from embodyrl.config.schema import Config
+from embodyrl.evaluation.journal import ASKED_FILE, Command, Journal, digest_of, is_journal
 from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overrides, find, parts_of
 from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
 from embodyrl.registry import SIMULATORS, load_target
@@ -323,7 +325,7 @@ def play_in(
     engine: HybridEngine,
     config: Config,
     episodes: Sequence[EpisodeSpec],
-    told: Callable[[EpisodeRecord], None] | None = None,
+    told: Callable[[int, EpisodeRecord], None] | None = None,
     video: TileRecorder | None = None,
 ) -> Evaluation:
     """Play episodes in simulators that run.
@@ -333,7 +335,7 @@ def play_in(
         engine: the policy.
         config: says whether actions are drawn, and how chunks are averaged.
         episodes: to play.
-        told: hears of each episode as soon as it ended.
+        told: hears of each episode as soon as it ended, with its number among `episodes`.
         video: records the first episodes.
     """
     from embodyrl.runner.evaluation import evaluate, evaluation_noise
@@ -344,35 +346,70 @@ def play_in(
 
 @dataclass(kw_only=True)
 class Playing:
-    """An evaluation in progress; its row has the episodes that ended so far."""
+    """An evaluation in progress; its row has the episodes that ended so far.
+
+    Args:
+        plan: of it.
+        number: among the evaluations of its journal.
+        journal: has the episodes that an earlier process played, and gets those of this one; None: nothing is kept.
+    """
 
     plan: Plan
-    _records: list[EpisodeRecord] = field(default_factory=list)
-    _states: list[int] = field(default_factory=list)
-    _seconds: float = 0.0
+    number: int = 0
+    journal: Journal | None = None
+    _records: dict[tuple[int, int], EpisodeRecord] = field(default_factory=dict)
+    """By the numbers of the part and of the episode in it."""
+    _seconds: dict[int, float] = field(default_factory=dict)
+    """Of each part."""
     _done: bool = False
 
-    def run(self) -> Row:
-        """Play all parts; returns the row."""
+    def __post_init__(self) -> None:
         from embodyrl.runner.evaluation import held_out_episodes
 
-        for part in self.plan.parts:
-            before = len(self._records)
-            with acting(part) as (manager, engine):
-                result = play_in(manager, engine, part.config, held_out_episodes(part.config), self._hear_of(part))
-            # In the order of the plan, not in that in which episodes happened to end.
-            self._records[before:] = result.records
-            self._states[before:] = [initial_state(part.config, record.start_state) for record in result.records]
-            self._seconds += result.seconds
+        self._episodes = [held_out_episodes(part.config) for part in self.plan.parts]
+        for number in range(len(self.plan.parts)):
+            self._take_over(number)
+
+    def _take_over(self, number: int) -> None:
+        """Take the episodes of a part that an earlier process played."""
+        kept, seconds = ({}, 0.0) if self.journal is None else self.journal.kept(self.number, number)
+        episodes = self._episodes[number]
+        kept = {index: record for index, record in kept.items() if _is_of(record, episodes[index : index + 1])}
+        is_whole = len(kept) == len(episodes)
+        # Random streams of drawn actions run through all episodes of a part, so a rest of it would get other ones.
+        if is_whole or not self.plan.parts[number].config.eval.sample:
+            self._records |= {(number, index): record for index, record in kept.items()}
+            self._seconds[number] = seconds
+
+    @property
+    def taken_over(self) -> int:
+        """Number of episodes that need not be played again."""
+        return len(self._records)
+
+    def run(self) -> Row:
+        """Play what is missing of all parts; returns the row."""
+        for number, part in enumerate(self.plan.parts):
+            missing = [index for index in range(len(self._episodes[number])) if (number, index) not in self._records]
+            if missing:
+                self._play(number, part, missing)
         self._done = True
         return self.row()
 
-    def _hear_of(self, part: Part) -> Callable[[EpisodeRecord], None]:
-        def hear(record: EpisodeRecord) -> None:
-            self._records.append(record)
-            self._states.append(initial_state(part.config, record.start_state))
+    def _play(self, number: int, part: Part, missing: Sequence[int]) -> None:
+        with acting(part) as (manager, engine):
+            begun, before = time.perf_counter(), self._seconds.get(number, 0.0)
 
-        return hear
+            def hear(index: int, record: EpisodeRecord) -> None:
+                self._seconds[number] = before + time.perf_counter() - begun
+                self._hear(number, missing[index], record)
+
+            episodes = [self._episodes[number][index] for index in missing]
+            self._seconds[number] = before + play_in(manager, engine, part.config, episodes, hear).seconds
+
+    def _hear(self, part: int, index: int, record: EpisodeRecord) -> None:
+        self._records[part, index] = record
+        if self.journal is not None:
+            self.journal.add(self.number, part, index, record, self._seconds[part])
 
     @property
     def has_episodes(self) -> bool:
@@ -380,18 +417,24 @@ class Playing:
         return bool(self._records)
 
     def row(self) -> Row:
-        """Return what there is."""
+        """Return what there is, in the order of the plan: episodes end in any order."""
+        played = [(self.plan.parts[part].config, self._records[part, index]) for part, index in sorted(self._records)]
         return Row(
             label=self.plan.label,
             policy=self.plan.policy,
             protocol=self.plan.protocol,
-            records=tuple(self._records),
-            initial_states=tuple(self._states),
+            records=tuple(record for _, record in played),
+            initial_states=tuple(initial_state(config, record.start_state) for config, record in played),
             sampled=self.plan.parts[0].config.eval.sample,
-            seconds=self._seconds,
+            seconds=sum(self._seconds.values()),
             settings=tuple(kept_settings(part.loaded) for part in self.plan.parts),
             complete=self._done,
         )
+
+
+def _is_of(record: EpisodeRecord, planned: Sequence[EpisodeSpec]) -> bool:
+    """Return whether a record is that of a planned episode."""
+    return any((record.task, record.start_state, record.seed) == (it.task, it.start_state, it.seed) for it in planned)
 
 
 def initial_state(config: Config, start_state: int) -> int:
@@ -415,7 +458,11 @@ class Asked:
     video: Path | None = None
     """Video of the episodes that differ between two policies."""
     out: Path | None = None
-    """Folder for results.json."""
+    """Folder for results.json and the episodes as they end."""
+    goes_on: bool = False
+    """Keep the episodes that `out` holds, if it holds any, and play the others."""
+    has_config: bool = False
+    """The policies' config was given in Python."""
 
 
 class Study:
@@ -445,28 +492,57 @@ class Study:
         self._compares_policies = other is not None
 
     def run(self) -> Comparison:
-        """Play everything; returns what came of it. An interruption says what there is, and writes it, first."""
-        self._announce()
-        rows: list[Row] = []
-        playing: Playing | None = None
-        try:
-            for number, each in enumerate(self._plans):
-                same = next((row for row, other in zip(rows, self._plans, strict=False) if each.same_as(other)), None)
-                if same is not None:
-                    self._say(f"{each.label}: the same settings as {same.label}, so its episodes count")
-                    rows.append(dataclasses.replace(same, label=each.label, protocol=each.protocol))
-                    continue
-                playing = Playing(plan=each)
-                self._say(f"playing {each.label} ({number + 1} of {len(self._plans)})")
-                rows.append(playing.run())
-                playing = None
-                self._write(rows)
-        except BaseException:
-            self._give_up([*rows, playing.row()] if playing is not None and playing.has_episodes else rows)
-            raise
-        found = Comparison(rows=tuple(rows))
-        self._show(found)
-        return found
+        """Play everything; returns what came of it. An interruption says what there is, and writes it, first.
+
+        Raises:
+            JournalError: what an earlier process kept is of another evaluation.
+            RunDirError: another process plays it.
+        """
+        with self._journal() as journal:
+            self._announce()
+            rows: list[Row] = []
+            playing: Playing | None = None
+            try:
+                for number, each in enumerate(self._plans):
+                    same = next(
+                        (row for row, other in zip(rows, self._plans, strict=False) if each.same_as(other)), None
+                    )
+                    if same is not None:
+                        self._say(f"{each.label}: the same settings as {same.label}, so its episodes count")
+                        rows.append(dataclasses.replace(same, label=each.label, protocol=each.protocol))
+                        continue
+                    playing = Playing(plan=each, number=number, journal=journal)
+                    self._say(self._beginning(playing))
+                    rows.append(playing.run())
+                    playing = None
+                    self._write(rows)
+            except BaseException:
+                self._give_up([*rows, playing.row()] if playing is not None and playing.has_episodes else rows)
+                raise
+            found = Comparison(rows=tuple(rows))
+            self._show(found)
+            return found
+
+    def _journal(self) -> AbstractContextManager[Journal | None]:
+        """Open the folder that keeps the episodes, if one is wanted."""
+        asked = self._asked
+        if asked.out is None:
+            return nullcontext()
+        places = [each.policy for each in self._plans]
+        command = Command(
+            policy=places[0],
+            other=places[1] if self._compares_policies else None,
+            overrides=list(asked.overrides),
+            protocols=list(asked.protocols),
+            video=None if asked.video is None else str(asked.video),
+            has_config=asked.has_config,
+            directory=str(Path.cwd()),
+        )
+        return Journal(asked.out, command, _facts(self._plans))
+
+    def _beginning(self, playing: Playing) -> str:
+        kept = f": {playing.taken_over} of {playing.plan.episodes} episodes were played" if playing.taken_over else ""
+        return f"playing {playing.plan.label} ({playing.number + 1} of {len(self._plans)}){kept}"
 
     def _announce(self) -> None:
         for each in self._plans:
@@ -482,6 +558,8 @@ class Study:
         if rows:
             self._say(f"interrupted; what there is:\n{Comparison(rows=tuple(rows)).text()}")
             self._write(rows)
+        if self._asked.out is not None:
+            self._say(f"next: embodyrl resume {self._asked.out}")
 
     def _write(self, rows: Sequence[Row]) -> Path | None:
         missing = len(rows) < len(self._plans)
@@ -523,8 +601,42 @@ def _check(asked: Asked, *, has_other: bool) -> None:
             "a video of the episodes that differ plays them again, and with sampled actions they would end otherwise: "
             "leave out the video or --sample"
         )
-    if asked.out is not None and (asked.out / FILE).exists():
-        raise ProtocolError(f"{asked.out / FILE} exists, and results are never overwritten: name another folder")
+    if asked.out is not None:
+        _check_folder(asked.out, goes_on=asked.goes_on)
+
+
+def _check_folder(out: Path, *, goes_on: bool) -> None:
+    """Refuse a folder for results that holds some already, unless these are to be continued."""
+    if not goes_on and is_journal(out):
+        raise ProtocolError(
+            f"{out / ASKED_FILE} exists, and results are never overwritten: name another folder, or go on with what "
+            f"was interrupted there: embodyrl resume {out}"
+        )
+    if (out / FILE).exists() and not is_journal(out):
+        raise ProtocolError(f"{out / FILE} exists, and results are never overwritten: name another folder")
+
+
+def _facts(plans: Sequence[Plan]) -> dict[str, Any]:
+    """Return what decides the results of evaluations, as JSON values."""
+    from embodyrl.runner.reproduction import versions_of
+
+    digests = {place: digest_of(place) for place in dict.fromkeys(each.policy for each in plans)}
+    evaluations = [
+        {
+            "protocol": None if each.protocol is None else each.protocol.name,
+            "weights": digests[each.policy],
+            "parts": [_decisive(part) for part in each.parts],
+        }
+        for each in plans
+    ]
+    return {"evaluations": evaluations, "versions": versions_of(plans[0].base)}
+
+
+def _decisive(part: Part) -> dict[str, Any]:
+    """Return the settings that decide results: not those of the machine, as long as no actions are drawn."""
+    settings = kept_settings(part.loaded)
+    left_out = () if part.config.eval.sample else OF_THE_MACHINE
+    return settings | {"env": {name: value for name, value in settings["env"].items() if name not in left_out}}
 
 
 def _named_apart(plans: Sequence[Plan]) -> list[Plan]:

@@ -239,16 +239,16 @@ def evaluate(
     video: TileRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
     ensemble: float | None = None,
-    told: Callable[[EpisodeRecord], None] | None = None,
+    told: Callable[[int, EpisodeRecord], None] | None = None,
 ) -> Evaluation:
     """Play `episodes` in this process alone and return the result; see `play_share`. `told` hears of each episode as
-    soon as it ended."""
+    soon as it ended, with its number among `episodes`."""
     start = time.perf_counter()
     recorded = 0 if video is None else video.count
 
     def tell(finished: FinishedEpisode) -> None:
         if told is not None:
-            told(record_of(finished, episodes[finished.number]))
+            told(finished.number, record_of(finished, episodes[finished.number]))
 
     finished = play_share(manager, engine, episodes, recorded, video, noise, ensemble, tell)
     seconds = time.perf_counter() - start

@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterator
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import av
+import programs
 import pytest
 
 import embodyrl
 from embodyrl.cli import train
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config import ConfigError, load_config
 from embodyrl.errors import UserError
 from embodyrl.evaluation import study
@@ -142,28 +146,116 @@ def test_equal_settings_are_played_once(
     assert found.rows[0].records == found.rows[1].records
 
 
-def test_an_interruption_says_and_writes_what_there_is(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt the evaluation once so many episodes have ended."""
+    heard: list[int] = []
+    original = study.Playing._hear
+
+    def stopping(self: study.Playing, part: int, index: int, record: Any) -> None:
+        original(self, part, index, record)
+        heard.append(index)
+        if len(heard) == count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(study.Playing, "_hear", stopping)
+
+
+def without_times(found: dict[str, Any]) -> dict[str, Any]:
+    """results.json without what every evaluation has of its own."""
+    return found | {"evaluations": [each | {"seconds": 0} for each in found["evaluations"]]}
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["most likely", "sampled"])
+def test_an_interrupted_evaluation_goes_on_and_equals_one_that_was_not(
+    run: Path,
+    short: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    sample: bool,
 ) -> None:
-    def stop_at_the_third(self: study.Playing, part: study.Part) -> Callable[[Any], None]:
-        hear = original(self, part)
-        heard: list[object] = []
+    asked: dict[str, Any] = {"protocols": [short, "own"], "episodes": 8, "sample": sample, "progress": True}
+    embodyrl.compare(run, **asked, out=tmp_path / "whole")
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        stop_after(11, patch)
+        with pytest.raises(KeyboardInterrupt):
+            embodyrl.compare(run, **asked, out=out)
+    printed = capsys.readouterr().out
+    assert "own (interrupted)" in printed and f"next: embodyrl resume {out}" in printed
+    found = results(out)
+    assert not found["complete"] and [each["episodes"] for each in found["evaluations"]] == [8, 3]
+    (out / "results.json").unlink()  # as after a kill
+    with (out / "episodes.jsonl").open("a") as file:
+        file.write('{"evaluation": 1, "part": 0, "num')
+    assert train.resume(out, []) == 0
+    assert without_times(results(out)) == without_times(results(tmp_path / "whole"))
+    numbers = [(row["evaluation"], row["number"]) for row in lines_that_are_whole(out)]
+    # Streams of drawn actions run through all episodes, so these are all played again.
+    assert len(numbers) == 16 + (3 if sample else 0) and len(set(numbers)) == 16
+    printed = capsys.readouterr().out
+    assert "(1 of 2): 8 of 8 episodes were played" in printed
+    assert ("(2 of 2): 3 of 8 episodes were played" in printed) is not sample
+    monkeypatch.setattr(study, "acting", lambda part: pytest.fail("simulators were started"))
+    again = embodyrl.compare(run, **asked, out=out, resume=True)
+    assert [len(row.records) for row in again.rows] == [8, 8]
 
-        def stopping(record: Any) -> None:
-            hear(record)
-            heard.append(record)
-            if len(heard) == 3:
-                raise KeyboardInterrupt
 
-        return stopping
+def lines_that_are_whole(folder: Path) -> list[dict[str, Any]]:
+    """Read episodes.jsonl without what a kill has cut short."""
+    found = (folder / "episodes.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in found if line.endswith("}")]
 
-    original = study.Playing._hear_of
-    monkeypatch.setattr(study.Playing, "_hear_of", stop_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        embodyrl.compare(run, protocols=["own"], episodes=8, out=tmp_path, progress=True)
-    assert "own (interrupted)" in capsys.readouterr().out
-    found = results(tmp_path)
-    assert not found["complete"] and found["evaluations"][0]["episodes"] == 3
+
+def test_a_killed_evaluation_goes_on(run: Path, tmp_path: Path) -> None:
+    out, checkpoint = tmp_path / "out", run / "checkpoints" / "000006"
+    words = ["-m", "embodyrl", "eval", checkpoint, "eval.episodes=30", "env.num_envs=1", "--out", out]
+    with programs.Program(words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as eval_:
+        end = time.monotonic() + 60
+        while not (out / "episodes.jsonl").is_file() or len(lines_that_are_whole(out)) < 3:
+            assert eval_.poll() is None and time.monotonic() < end
+            time.sleep(0.005)
+        refused = programs.run(["-m", "embodyrl", "resume", out])
+        eval_.kill()
+    assert refused.returncode == 2 and "in use by another process" in refused.stderr
+    played = len(lines_that_are_whole(out))
+    assert played < 30 and not (out / "results.json").exists()
+    done = programs.run(["-m", "embodyrl", "resume", out])
+    assert done.returncode == 0 and f"{played} of 30 episodes were played" in done.stdout, done.stderr
+    found = results(out)
+    assert found["complete"] and len(lines_that_are_whole(out)) == 30
+    alone = embodyrl.evaluate(checkpoint, episodes=30)
+    assert [each.total_reward for each in alone.records] == [
+        each["return"] for each in found["evaluations"][0]["records"]
+    ]
+
+
+def test_an_evaluation_goes_on_only_as_it_began(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, first = tmp_path / "out", run / "checkpoints" / "000001"
+    embodyrl.compare(first, episodes=2, out=out)
+    monkeypatch.setattr(study, "acting", lambda part: pytest.fail("simulators were started"))
+    asked = out / "evaluation.json"
+
+    def refused(expected: str, path: Path = first, overrides: Sequence[str] = (), **options: Any) -> None:
+        with pytest.raises(UserError, match=re.escape(expected)):
+            embodyrl.compare(path, None, overrides, **{"resume": True, "episodes": 2, "out": out} | options)
+
+    refused(f"{asked} exists, and results are never overwritten: name another folder, or go on", resume=False)
+    refused(f"{asked} is of another evaluation, so its episodes cannot be kept: evaluations[0].weights", run)
+    refused("evaluations[0].parts[0].eval.episodes: 2 there, 3 now", episodes=3)
+    refused("evaluations[0].parts[0].env.max_episode_steps: 60 there, 50 now", overrides=["env.max_episode_steps=50"])
+    refused("name it with out=", out=None)
+    embodyrl.compare(first, None, ["env.num_envs=2"], episodes=2, out=out, resume=True)
+    with pytest.raises(CommandLineError, match=re.escape(f"{out} is an evaluation, which goes on as it began: leave")):
+        train.resume(out, ["run.iterations=3"])
+    found = json.loads(asked.read_text())
+    asked.write_text(json.dumps(found | {"versions": found["versions"] | {"numpy": "1.0"}}))
+    refused("versions.numpy: 1.0 there, ")
+    asked.write_text(json.dumps(found | {"command": found["command"] | {"policy": "elsewhere", "directory": "/there"}}))
+    with pytest.raises(CommandLineError, match=re.escape("names elsewhere from /there")):
+        train.resume(out, [])
+    asked.write_text("{")
+    refused("evaluation.json is damaged (JSONDecodeError")
 
 
 def wrong_ways(run: Path, short: str, tmp_path: Path) -> Iterator[tuple[dict[str, Any], str]]:

@@ -1,0 +1,207 @@
+"""The folder of evaluations in progress: what was asked for, and each episode as soon as it ended, so that they can go
+on after an interruption.
+
+`evaluation.json` is written once, before the first episode; `episodes.jsonl` gets a line per episode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from embodyrl.evaluation.protocols import ProtocolError
+from embodyrl.files import write_whole
+from embodyrl.hub import is_hub_name
+from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest, digest
+from embodyrl.runner.rundir import RunDir
+from embodyrl.version import __version__
+
+if TYPE_CHECKING:  # imports torch
+    from embodyrl.runner.evaluation import EpisodeRecord
+
+ASKED_FILE = "evaluation.json"
+EPISODES_FILE = "episodes.jsonl"
+SHOWN = 3
+"""Most differences that a message names."""
+
+
+class JournalError(ProtocolError):
+    """Raised when evaluations cannot go on in a folder; nothing was started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What evaluations were asked for, as `embodyrl.compare` takes it."""
+
+    policy: str
+    other: str | None
+    overrides: list[str]
+    protocols: list[str]
+    video: str | None
+    has_config: bool
+    """A config was given in Python, which the folder does not hold."""
+    directory: str
+    """Working directory, from which relative paths lead."""
+
+    def missing(self) -> list[str]:
+        """Return the policies and protocols that are relative paths and lead nowhere from here."""
+        files = [name for name in self.protocols if name.endswith((".yaml", ".yml"))]
+        named = [name for name in (self.policy, self.other, *files) if name is not None and not is_hub_name(name)]
+        return [name for name in named if not Path(name).exists() and not Path(name).is_absolute()]
+
+
+def is_journal(folder: Path) -> bool:
+    """Return whether a folder holds evaluations that can go on."""
+    return (folder / ASKED_FILE).is_file()
+
+
+def read_command(folder: Path) -> Command:
+    """Return what the evaluations in a folder were asked for.
+
+    Raises:
+        JournalError: evaluation.json is missing or damaged.
+    """
+    try:
+        return Command(**_read(folder)["command"])
+    except (KeyError, TypeError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / ASKED_FILE).read_text())
+        if not isinstance(found, dict):
+            raise ValueError("no mapping")
+    except FileNotFoundError as error:
+        raise JournalError(
+            f"{folder} holds no evaluation that can go on (no {ASKED_FILE}): give the folder of `embodyrl eval --out`"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(folder, error) from error
+    return found
+
+
+def _damaged(folder: Path, error: Exception) -> JournalError:
+    return JournalError(
+        f"{folder / ASKED_FILE} is damaged ({type(error).__name__}: {error}): evaluate again, into another folder"
+    )
+
+
+class Journal:
+    """Keeps the episodes of evaluations; one process at a time has the folder.
+
+    Args:
+        folder: is made if it is missing.
+        command: what was asked for.
+        facts: what decides the results: settings, weights, versions.
+
+    Raises:
+        JournalError: the folder holds evaluations for which anything in `facts` is different.
+        RunDirError: another process plays them.
+    """
+
+    def __init__(self, folder: Path, command: Command, facts: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._directory = RunDir(folder)
+        try:
+            if is_journal(folder):
+                _refuse_others(folder, _read(folder), facts)
+            else:
+                asked = {"embodyrl": __version__, "command": asdict(command), **facts}
+                write_whole(folder / ASKED_FILE, json.dumps(asked, indent=1) + "\n")
+            self._rows = list(_rows(folder / EPISODES_FILE))
+            # A line per write: what a killed process leaves is a part of the last line at most.
+            self._file = (folder / EPISODES_FILE).open("a", buffering=1)
+        except BaseException:
+            self._directory.close()
+            raise
+        if self._file.tell():
+            self._file.write("\n")  # ends such a part; empty lines are skipped
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._directory.close()
+
+    def kept(self, evaluation: int, part: int) -> tuple[dict[int, EpisodeRecord], float]:
+        """Return the episodes of a part of an evaluation that ended earlier, by their numbers in it, and the seconds
+        that the part has taken."""
+        from embodyrl.runner.evaluation import EpisodeRecord
+
+        own = [row for row in self._rows if (row["evaluation"], row["part"]) == (evaluation, part)]
+        records = {row["number"]: EpisodeRecord(**row["record"]) for row in own}
+        return records, max((row["seconds"] for row in own), default=0.0)
+
+    def add(self, evaluation: int, part: int, number: int, record: EpisodeRecord, seconds: float) -> None:
+        """Write an episode that has ended, and the seconds that the part has taken until then."""
+        row = {"evaluation": evaluation, "part": part, "number": number, "seconds": round(seconds, 3)}
+        self._file.write(json.dumps(row | {"record": asdict(record)}) + "\n")
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of episodes.jsonl; an episode whose line is damaged is played again."""
+    from embodyrl.runner.evaluation import EpisodeRecord
+
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+            EpisodeRecord(**row["record"])
+            yield {name: row[name] for name in ("evaluation", "part", "number", "record")} | {
+                "seconds": float(row["seconds"])
+            }
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+
+
+def _refuse_others(folder: Path, found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Refuse to go on with anything that would give other episodes."""
+    before, now = (dict(_flat({name: given.get(name) for name in facts})) for given in (found, facts))
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        told = [f"{name}: {_written(before.get(name))} there, {_written(now.get(name))} now" for name in changed]
+        rest = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+        raise JournalError(
+            f"{folder / ASKED_FILE} is of another evaluation, so its episodes cannot be kept: "
+            f"{'; '.join(told[:SHOWN])}{rest}. Bring back what was there, or name another folder"
+        )
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the single values of nested mappings and lists, by names such as `evaluations[0].weights`. Lists of single
+    values stay whole."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _flat(child, f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and any(isinstance(child, dict) for child in value):
+        for number, child in enumerate(value):
+            yield from _flat(child, f"{name}[{number}]")
+    else:
+        yield name, value
+
+
+def _written(value: Any) -> str:
+    text = "nothing" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 40 else text[:12] + "..."
+
+
+def digest_of(place: str) -> str:
+    """Return what identifies the weights of a policy: a hash of its files. Of a name on the hub, the name."""
+    folder = Path(place)
+    if not folder.is_dir():
+        return place
+    if (folder / MANIFEST).is_file():  # its hashes were compared with the files when the checkpoint was found
+        files = Manifest.read(folder).files
+        hashes = {name: facts["sha256"] for name, facts in files.items() if name.startswith(f"{POLICY}/")}
+    else:
+        files_here = sorted(path for path in folder.rglob("*") if path.is_file())
+        hashes = {str(path.relative_to(folder)): digest(path) for path in files_here}
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
