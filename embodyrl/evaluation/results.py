@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,13 @@ class Row:
     """Sections seed, env, eval, rollout and model of its config; several if tasks have different ones."""
     complete: bool = True
     """False: it was interrupted, and some episodes are missing."""
+    table: str = ""
+    """Title of the table that it belongs to: the protocol, where two policies are compared under several."""
+
+    @property
+    def name(self) -> str:
+        """Its name among all rows."""
+        return f"{self.label}, {self.table}" if self.table else self.label
 
     @property
     def criterion(self) -> Criterion:
@@ -103,27 +110,38 @@ class Differing:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Evaluations that are compared with the first of them."""
+    """Evaluations that are compared with the first of them, or with the first of their table."""
 
     rows: tuple[Row, ...]
     complete: bool = True
     """False: further evaluations were planned, and not played yet."""
 
+    def tables(self) -> list[Comparison]:
+        """Return a comparison for each table: of two policies under several protocols one for each protocol."""
+        titles = dict.fromkeys(row.table for row in self.rows)
+        return [replace(self, rows=tuple(row for row in self.rows if row.table == title)) for title in titles]
+
+    def first_of(self, row: Row) -> Row:
+        """Return the row that a row is compared with: the first of its table."""
+        return next(each for each in self.rows if each.table == row.table)
+
     def shared(self, row: Row) -> list[tuple[Episode, EpisodeRecord, EpisodeRecord]]:
-        """Return the episodes that the first row and another one both played, with both records."""
-        first, second = self.rows[0].by_episode(), row.by_episode()
+        """Return the episodes that a row and the first of its table both played, with both records."""
+        first, second = self.first_of(row).by_episode(), row.by_episode()
         return [(episode, first[episode], second[episode]) for episode in first if episode in second]
 
     def pairs(self, row: Row) -> Pairs:
-        """Count the episodes that the first row and another one both played, by outcome."""
-        return Pairs.of((self.rows[0].is_solved(one), row.is_solved(other)) for _, one, other in self.shared(row))
+        """Count the episodes that a row and the first of its table both played, by outcome."""
+        first = self.first_of(row)
+        return Pairs.of((first.is_solved(one), row.is_solved(other)) for _, one, other in self.shared(row))
 
     def differing(self, row: Row) -> list[Differing]:
-        """Return the episodes that only one of the first row and another one solved."""
+        """Return the episodes that only one of a row and the first of its table solved."""
+        first = self.first_of(row)
         return [
             Differing(task=episode[0], initial_state=episode[1], first=one, second=other)
             for episode, one, other in self.shared(row)
-            if self.rows[0].is_solved(one) != row.is_solved(other)
+            if first.is_solved(one) != row.is_solved(other)
         ]
 
     def tasks(self) -> list[str]:
@@ -134,6 +152,9 @@ class Comparison:
 
     def text(self) -> str:
         """Return the tables."""
+        tables = self.tables()
+        if len(tables) > 1:
+            return "\n\n".join(f"{each.rows[0].table}\n\n{each.text()}" for each in tables)
         blocks = [self._rates()]
         if len(self.rows) > 1:
             blocks.append(self._differences())
@@ -190,7 +211,8 @@ class Comparison:
             return "no episode differs"
         lines = [("only solved by", "task", "initial state")]
         for each in found[:SHOWN]:
-            solver = self.rows[0] if self.rows[0].is_solved(each.first) else row
+            first = self.first_of(row)
+            solver = first if first.is_solved(each.first) else row
             lines.append((solver.label, each.task, str(each.initial_state)))
         rest = f"\n... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         return table(lines) + rest
@@ -203,7 +225,11 @@ class Comparison:
             "embodyrl": __version__,
             "complete": self.complete and all(row.complete for row in self.rows),
             "evaluations": [_row_as_json(row) for row in self.rows],
-            "differences": [_pairs_as_json(self.rows[0], row, self.pairs(row)) for row in self.rows[1:]],
+            "differences": [
+                _pairs_as_json(table.rows[0], row, table.pairs(row))
+                for table in self.tables()
+                for row in table.rows[1:]
+            ],
         }
 
     def write(self, folder: Path) -> Path:
@@ -252,7 +278,8 @@ def protocol_as_json(protocol: Protocol) -> dict[str, Any]:
 
 
 def _pairs_as_json(first: Row, second: Row, pairs: Pairs) -> dict[str, Any]:
-    counts = {"first": first.label, "second": second.label, "pairs": pairs.count, **asdict(pairs)}
+    named = {"protocol": second.table} if second.table else {}
+    counts = {"first": first.label, "second": second.label, **named, "pairs": pairs.count, **asdict(pairs)}
     if not pairs.count:
         return counts
     low, high = pairs.interval

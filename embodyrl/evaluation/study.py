@@ -85,6 +85,13 @@ class Plan:
     """Settings that the user gave, which win over the protocol's."""
     alike: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Settings that it takes from another policy's config, so that both play the same: its own value, and that."""
+    table: str = ""
+    """See `Row.table`."""
+
+    @property
+    def name(self) -> str:
+        """Its name among all: the label, and the table if there are several."""
+        return f"{self.label}, {self.table}" if self.table else self.label
 
     @property
     def episodes(self) -> int:
@@ -226,9 +233,9 @@ def announcement(plan: Plan) -> str:
     the protocol says, and how many episodes."""
     lines = []
     if plan.protocol is None:
-        lines.append(f"{plan.label}: the checkpoint's own settings")
+        lines.append(f"{plan.name}: the checkpoint's own settings")
     else:
-        lines.append(f"{plan.label}: {_origin(plan.protocol)}")
+        lines.append(f"{plan.name}: {_origin(plan.protocol)}")
         lines += _changes(plan)
         lines += _remarks(plan, plan.protocol)
     for name, (own, shared) in plan.alike.items():
@@ -421,6 +428,7 @@ class Playing:
         played = [(self.plan.parts[part].config, self._records[part, index]) for part, index in sorted(self._records)]
         return Row(
             label=self.plan.label,
+            table=self.plan.table,
             policy=self.plan.policy,
             protocol=self.plan.protocol,
             records=tuple(record for _, record in played),
@@ -486,9 +494,13 @@ class Study:
         place, load = policy
         self._plans = [plan(load, asked.overrides, place, name) for name in asked.protocols]
         if other is not None:
-            first = dataclasses.replace(self._plans[0], label=place)
-            self._plans = [first, beside(first, other[1], asked.overrides, other[0], asked.protocols[0])]
-            self._plans = _named_apart(self._plans)
+            self._plans = [
+                each
+                for first, name in zip(self._plans, asked.protocols, strict=True)
+                for each in _pair(first, beside(first, other[1], asked.overrides, other[0], name))
+            ]
+        if len(asked.protocols) == 1:
+            self._plans = [dataclasses.replace(each, table="") for each in self._plans]
         self._compares_policies = other is not None
 
     def run(self) -> Comparison:
@@ -508,8 +520,10 @@ class Study:
                         (row for row, other in zip(rows, self._plans, strict=False) if each.same_as(other)), None
                     )
                     if same is not None:
-                        self._say(f"{each.label}: the same settings as {same.label}, so its episodes count")
-                        rows.append(dataclasses.replace(same, label=each.label, protocol=each.protocol))
+                        self._say(f"{each.name}: the same settings as {same.name}, so its episodes count")
+                        rows.append(
+                            dataclasses.replace(same, label=each.label, protocol=each.protocol, table=each.table)
+                        )
                         continue
                     playing = Playing(plan=each, number=number, journal=journal)
                     self._say(self._beginning(playing))
@@ -542,13 +556,18 @@ class Study:
 
     def _beginning(self, playing: Playing) -> str:
         kept = f": {playing.taken_over} of {playing.plan.episodes} episodes were played" if playing.taken_over else ""
-        return f"playing {playing.plan.label} ({playing.number + 1} of {len(self._plans)}){kept}"
+        return f"playing {playing.plan.name} ({playing.number + 1} of {len(self._plans)}){kept}"
+
+    def _pairs(self) -> list[tuple[Plan, Plan]]:
+        """Return the evaluations of two policies under the same protocol."""
+        return list(zip(self._plans[::2], self._plans[1::2], strict=True)) if self._compares_policies else []
 
     def _announce(self) -> None:
         for each in self._plans:
             self._say(announcement(each))
-        if self._compares_policies and (left := remaining_differences(*self._plans)):
-            self._say(f"note: they still differ in {', '.join(left)}")
+        for first, second in self._pairs():
+            if left := remaining_differences(first, second):
+                self._say(f"note: they still differ in {', '.join(left)}")
         seconds = expected_seconds(self._plans, Path(self._plans[0].policy))
         if seconds is not None:
             self._say(f"at most about {readable(seconds)}, by the speed of the run that trained it")
@@ -569,9 +588,11 @@ class Study:
     def _show(self, found: Comparison) -> None:
         self._say(found.text())
         if self._compares_policies:
-            self._say(found.differing_text(found.rows[1]))
-            if self._asked.video is not None:
-                self._record(found, self._asked.video)
+            for table in found.tables():
+                title = f"{table.rows[0].table}: " if table.rows[0].table else ""
+                self._say(title + found.differing_text(table.rows[1]))
+        if self._asked.video is not None:
+            self._record(found, self._asked.video)
         if self._asked.out is not None:
             self._say(f"written to {self._write(found.rows)}")
 
@@ -592,8 +613,8 @@ def _check(asked: Asked, *, has_other: bool) -> None:
         raise ProtocolError(f"protocol {repeated[0]!r} is named twice")
     if not asked.protocols:
         raise ProtocolError(f"no protocol: name one, or {OWN!r} for the checkpoint's own settings")
-    if has_other and len(asked.protocols) > 1:
-        raise ProtocolError("two policies are compared under one protocol: name one, or compare them one by one")
+    if asked.video is not None and len(asked.protocols) > 1 and has_other:
+        raise ProtocolError("a video shows two policies under one protocol: name one, or leave out the video")
     if asked.video is not None and not has_other:
         raise ProtocolError("a video of protocols shows nothing new: give it without --protocol, or with --compare")
     if asked.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in asked.overrides):
@@ -639,8 +660,10 @@ def _decisive(part: Part) -> dict[str, Any]:
     return settings | {"env": {name: value for name, value in settings["env"].items() if name not in left_out}}
 
 
-def _named_apart(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the evaluations of two policies with short names that differ: the last parts of their paths that do."""
+def _pair(first: Plan, second: Plan) -> list[Plan]:
+    """Return the evaluations of two policies under a protocol with its title, and short names that differ: the last
+    parts of their paths that do."""
+    plans = [dataclasses.replace(each, table=first.label) for each in (first, second)]
     paths = [Path(each.policy).parts for each in plans]
     for length in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-length:]) for parts in paths]

@@ -117,6 +117,30 @@ def test_two_policies_play_the_same_episodes(run: Path, tmp_path: Path, capsys: 
         assert [each.total_reward for each in alone.records] == [each["return"] for each in row["records"]]
 
 
+def test_two_policies_under_two_protocols_have_a_table_for_each(
+    run: Path, short: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = run / "checkpoints" / "000001", run / "checkpoints" / "000006"
+    asked = train.Evaluated(protocols=["own", short], other=str(second), out=tmp_path / "out")
+    assert train.evaluate(str(first), ["eval.episodes=12"], asked) == 0
+    printed = capsys.readouterr().out
+    found = results(tmp_path / "out")
+    rows = found["evaluations"]
+    assert [row["name"] for row in rows] == ["000001", "000006"] * 2
+    assert [row["protocol"] and row["protocol"]["name"] for row in rows] == [None, None, short, short]
+    alone, of_short = found["differences"]
+    assert (alone["protocol"], of_short["protocol"]) == ("own", "short")
+    # The difference is that within each protocol: episodes of 20 steps are never solved.
+    successes = [row["successes"] for row in rows]
+    assert alone["only_second"] - alone["only_first"] == successes[1] - successes[0] != 0
+    assert (of_short["neither"], of_short["difference"]) == (12, 0.0)
+    tables = re.findall(
+        r"^(own|short)\n\n +episodes .*\n000001 .*\n000006 .*\n\nagainst 000001 .*\n000006 ", printed, re.M
+    )
+    assert tables == ["own", "short"] and "playing 000006, short (4 of 4)" in printed
+    assert "short: no episode differs" in printed and "own: only solved by" in printed
+
+
 @pytest.mark.slow
 def test_a_second_policy_gets_the_episodes_of_the_first(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
@@ -265,7 +289,8 @@ def wrong_ways(run: Path, short: str, tmp_path: Path) -> Iterator[tuple[dict[str
     (tmp_path / "typo.yaml").write_text(SHORT.replace("env.max_episode_steps", "env.max_episode_step"))
     yield {"protocols": ["openpi"]}, "protocol 'openpi' is for libero, but this checkpoint plays gymnasium"
     yield {"protocols": [short, short]}, "is named twice"
-    yield {"protocols": ["own", short], "other": run}, "two policies are compared under one protocol"
+    two = {"protocols": ["own", short], "other": run, "video": tmp_path / "x.mp4"}
+    yield two, "a video shows two policies under one protocol"
     yield {"protocols": [short], "video": tmp_path / "x.mp4"}, "a video of protocols shows nothing new"
     yield {"other": run, "sample": True, "video": tmp_path / "x.mp4"}, "they would end otherwise"
     yield {"out": tmp_path / "old"}, "results are never overwritten"
