@@ -1,4 +1,4 @@
-"""embodyrl from Python: train, resume, evaluate, load a policy, step simulators."""
+"""embodyrl from Python: train, resume, sweep, evaluate, load a policy, step simulators."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from embodyrl.config.files import list_experiments
 from embodyrl.config.issues import KeyPath, Location
 from embodyrl.config.load import load_config as load_file
 from embodyrl.config.plugins import TRAINING_FILE
+from embodyrl.config.rules import Rule
 from embodyrl.config.schema import Config
 from embodyrl.config.values import escape
 from embodyrl.envs import SimulatorSpec
@@ -31,9 +32,17 @@ from embodyrl.runner.callbacks import check_callbacks
 from embodyrl.runner.checkpoint import POLICY, Manifest, find
 from embodyrl.runner.rundir import SOURCES, read_config, read_saved
 from embodyrl.runner.session import Ending, go_on, start
+from embodyrl.runner.start_rules import start_rules
 from embodyrl.runner.stopping import raise_interrupt
 from embodyrl.screen import say, showing
+from embodyrl.sweeps.axes import Seeds
+from embodyrl.sweeps.folder import read_plan
+from embodyrl.sweeps.results import Results, read_results
+from embodyrl.sweeps.session import SweepEnding, Wish
+from embodyrl.sweeps.session import go_on as go_on_with_sweep
+from embodyrl.sweeps.session import start as start_sweep
 from embodyrl.tracking.report import read_summary
+from embodyrl.tracking.report.summary import REPORT_FILE
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 if TYPE_CHECKING:  # these import torch
@@ -138,6 +147,59 @@ class Run:
         return _load(*_saved(self.path, (), None, trust=self._is_own, progress=False), self._spec)
 
 
+class Sweep:
+    """Several runs of one config: the runs and their results, read from their folder on first use.
+
+    Args:
+        path: the folder of the sweep.
+    """
+
+    path: Path
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.path)!r})"
+
+    @cached_property
+    def _results(self) -> Results:
+        return read_results(self.path, read_plan(self.path))
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that have results, in the order of the sweep.
+
+        Raises:
+            SweepError: the folder is not that of a sweep; also of the other attributes.
+        """
+        return [Run(self.path / run.point.name) for run in self._results.runs if run.summary]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each run, as in runs.csv: its folder (`run`), settings, state, and its last evaluation."""
+        return [run.row() for run in self._results.runs]
+
+    @property
+    def summary(self) -> list[dict[str, Any]]:
+        """A row for each setting, as in settings.csv: mean and 95 % interval of success and return over the seeds that
+        have finished."""
+        return [setting.row() for setting in self._results.settings]
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The row of `summary` with the highest mean success, at equal success the highest return; None if there is one
+        setting, or none has finished."""
+        found = self._results.best
+        return None if found is None else found.row()
+
+    @property
+    def report(self) -> Path | None:
+        """The page with all runs side by side; None if there is none yet."""
+        page = self.path / REPORT_FILE
+        return page if page.is_file() else None
+
+
 @for_users
 def train(
     config: ConfigSource,
@@ -191,6 +253,61 @@ def resume(
     rows = Rows()
     ending = go_on(Path(run_dir), _checked(overrides), trust=trust, host=_host(progress, rows, callbacks))
     return _run(ending, rows)
+
+
+@for_users
+def sweep(
+    config: ConfigSource,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: int | Sequence[int] | None = None,
+    at_once: int | None = None,
+    progress: bool = False,
+    trust: bool = False,
+) -> Sweep:
+    """Run every combination of settings with several values, and seeds, as `embodyrl run --seeds` does. Each run is a
+    process of its own.
+
+    Args:
+        config: see `ConfigSource`.
+        overrides: settings, some with several values: `["algorithm.clip_high=0.2,0.28"]`.
+        seeds: their number, from the config's own on, or a list of them.
+        at_once: number of runs at once; None: as many as the machine has room for.
+        progress, trust: see `train`.
+
+    Raises:
+        RunError: runs failed, which the text names; the others have finished, and `Sweep(path)` has their results.
+        UserError, KeyboardInterrupt, SystemExit: see `train`; a signal stops all runs.
+    """
+
+    def load(more: Sequence[str]) -> LoadedConfig:
+        return load_config(config, more, use=ConfigUse.run, also=[start_rules], trust=trust)
+
+    wish = Wish(at_once=_count(at_once, "at_once"), trust=trust)
+    return _sweep(start_sweep(load, _checked(overrides), seeds=_seeds(seeds), wish=wish, host=_host(progress)))
+
+
+@for_users
+def resume_sweep(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    at_once: int | None = None,
+    progress: bool = False,
+    trust: bool = False,
+) -> Sweep:
+    """Continue the runs of a sweep that have not finished, as `embodyrl resume` does.
+
+    Args:
+        path: the folder of the sweep.
+        overrides: settings to change in all runs, e.g. `["run.iterations=160"]`.
+        at_once, progress, trust: see `sweep`.
+
+    Raises:
+        RunError, UserError, KeyboardInterrupt, SystemExit: see `sweep`.
+    """
+    wish = Wish(at_once=_count(at_once, "at_once"), overrides=_checked(overrides), trust=trust)
+    return _sweep(go_on_with_sweep(Path(path), wish, _host(progress)))
 
 
 @for_users
@@ -268,7 +385,7 @@ def compare(
         other: a second policy; it plays the episodes of the first.
         overrides: settings to change, also against the protocols.
         protocols: names (`embodyrl list protocols`), paths of YAML files, or `own` for the settings of the checkpoint;
-            with `other` exactly one.
+            with `other` both policies play under each.
         episodes: their number in each evaluation; None: the protocol's.
         sample: draw actions from the policy's distribution.
         config: to evaluate public weights with, both if there are two policies.
@@ -461,6 +578,7 @@ def load_config(
     plugin_dir: Path | None = None,
     use: ConfigUse = ConfigUse.check,
     not_needed: Sequence[KeyPath] = (),
+    also: Sequence[Rule] = (),
     trust: bool = False,
 ) -> LoadedConfig:
     """Load and check a config from any source; the other arguments are those of `config.load_config`.
@@ -471,6 +589,7 @@ def load_config(
         plugin_dir: folder of plug-ins; by default that of a file, and the working directory for anything else.
         use: purpose of the config.
         not_needed: settings whose faults are ignored.
+        also: rules besides those of `use`.
         trust: see `train`.
 
     Raises:
@@ -483,7 +602,9 @@ def load_config(
             return source
         source = source.config
     if source is None or isinstance(source, str | Path):
-        return load_file(source, overrides, plugin_dir=plugin_dir, use=use, not_needed=not_needed, trust=trust)
+        return load_file(
+            source, overrides, plugin_dir=plugin_dir, use=use, not_needed=not_needed, also=also, trust=trust
+        )
     settings = escape(to_plain(source)) if isinstance(source, Config) else source
     if not isinstance(settings, Mapping):
         raise UserError(f"the config is a {type(source).__name__}: give a path, a shipped experiment's name, or a dict")
@@ -496,7 +617,13 @@ def load_config(
         path.write_text(text)
         try:
             loaded = load_file(
-                path, overrides, plugin_dir=plugin_dir or Path.cwd(), use=use, not_needed=not_needed, trust=trust
+                path,
+                overrides,
+                plugin_dir=plugin_dir or Path.cwd(),
+                use=use,
+                not_needed=not_needed,
+                also=also,
+                trust=trust,
             )
         except ConfigError as error:  # lines of a temporary file would only confuse
             own = [fault.location is not None and fault.location.file == str(path) for fault in error.faults]
@@ -527,7 +654,22 @@ def _checked(overrides: object) -> list[str]:
     return list(overrides)
 
 
-def _host(progress: bool, rows: Rows, callbacks: Sequence[object]) -> Host:
+def _count(value: int | None, name: str) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise UserError(f"{name} = {value!r}: want an integer of 1 or more, or None")
+    return value
+
+
+def _seeds(seeds: int | Sequence[int] | None) -> Seeds:
+    """Return the seeds of a sweep as it takes them."""
+    if seeds is None or isinstance(seeds, int):
+        return _count(seeds, "seeds")
+    if isinstance(seeds, str) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise UserError(f"seeds = {seeds!r:.60}: give their number, or a list of them, for instance [3, 7, 9]")
+    return tuple(map(str, seeds))
+
+
+def _host(progress: bool, rows: Rows | None = None, callbacks: Sequence[object] = ()) -> Host:
     return Host(progress=progress, rows=rows, callbacks=callbacks, leave=raise_interrupt)
 
 
@@ -540,6 +682,21 @@ def _run(ending: Ending, rows: Rows) -> Run:
     run = Run(ending.run_dir)
     run._rows, run._spec, run._is_own = rows.rows, ending.spec, True
     return run
+
+
+def _sweep(ending: SweepEnding) -> Sweep:
+    """Return the finished sweep, or raise what its end means in Python."""
+    again = f"embodyrl.resume_sweep({str(ending.path)!r})"
+    if ending.exit_code == 130:
+        raise KeyboardInterrupt(f"stopped and saved: {again} goes on")
+    if ending.failed and ending.exit_code == 1:
+        reasons = "\n".join(ending.failed)
+        raise RunError(
+            f"{len(ending.failed)} of {len(ending.results.runs)} runs failed, and {again} tries them again:\n{reasons}"
+        )
+    if ending.exit_code:
+        raise SystemExit(ending.exit_code)
+    return Sweep(ending.path)
 
 
 def _say(progress: bool, text: str) -> None:

@@ -87,6 +87,10 @@ def split_words(words: Iterable[str]) -> tuple[list[str], list[Axis]]:
     return plain, axes
 
 
+Seeds = str | int | tuple[str, ...] | None
+"""Seeds of a sweep: as `--seeds` says, their number, or themselves; None: only those of a setting."""
+
+
 def read_seeds(text: str) -> int | tuple[str, ...]:
     """Return what `--seeds` asks for: a number of seeds, or the seeds themselves.
 
@@ -191,13 +195,13 @@ def _with_settings(fault: ConfigIssue, concerned: Sequence[Point], points: Seque
     return replace(fault, message=f"with {'; '.join(names[:SHOWN_SETTINGS])}{more}: {fault.message}")
 
 
-def with_seeds(load: Loader, plain: Sequence[str], axes: Sequence[Axis], seeds: str | None) -> list[Axis]:
-    """Return the axes, with one for the seeds that `--seeds` asks for; a number of them begins with the config's own.
+def with_seeds(load: Loader, plain: Sequence[str], axes: Sequence[Axis], seeds: Seeds) -> list[Axis]:
+    """Return the axes, with one for the seeds that are asked for; a number of them begins with the config's own.
 
     Raises:
         ConfigError: what is swept, or the seeds, are illegal.
     """
-    wanted = None if seeds is None else read_seeds(seeds)
+    wanted = read_seeds(seeds) if isinstance(seeds, str) else seeds
     check_axes(axes, plain, wanted)
     if wanted is None:
         return list(axes)

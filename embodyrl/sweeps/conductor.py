@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -54,12 +54,20 @@ class Conductor:
         tasks: the runs.
         shares: CPUs and GPUs of the runs at once.
         screen: shows them.
+        leave: called with the number of a second Ctrl-C, when all runs have been killed.
     """
 
-    def __init__(self, tasks: Sequence[Task], shares: Sequence[Share], screen: Screen) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        shares: Sequence[Share],
+        screen: Screen,
+        leave: Callable[[int], NoReturn] = end_program,
+    ) -> None:
         self._waiting = list(tasks)
         self._shares = list(shares)
         self._screen = screen
+        self._end = leave
         self._running: dict[subprocess.Popen[bytes], tuple[Task, Share]] = {}
         self._stopper = Stopper(unit="the iterations of all runs", leave=self._leave)
         self.stopped_by: int | None = None
@@ -129,7 +137,7 @@ class Conductor:
     def _leave(self, number: int) -> NoReturn:
         """End everything at once: somebody does not want to wait."""
         self._kill()
-        end_program(number)
+        self._end(number)
 
 
 def _launch(task: Task, share: Share) -> subprocess.Popen[bytes]:

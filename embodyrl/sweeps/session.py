@@ -20,7 +20,7 @@ from embodyrl.planning.choices import AUTO
 from embodyrl.runner.build import PROGRAM, Host
 from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, RunDir, read_config
 from embodyrl.runner.session import counted, held, show
-from embodyrl.sweeps.axes import Loader, Point, load_all, points_of, split_words, together, with_seeds
+from embodyrl.sweeps.axes import Loader, Point, Seeds, load_all, points_of, split_words, together, with_seeds
 from embodyrl.sweeps.conductor import Conductor, Task
 from embodyrl.sweeps.folder import (
     Needs,
@@ -54,6 +54,8 @@ class SweepEnding:
     exit_code: int
     """0 if all runs have finished, 1 if one failed, 128 + number of the signal that stopped the sweep."""
     results: Results
+    failed: Sequence[str] = ()
+    """For each run that failed its name, the reason and its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +71,14 @@ class Wish:
 
 
 def start(
-    load: Loader, words: Sequence[str], *, seeds: str | None = None, wish: Wish | None = None, host: Host = PROGRAM
+    load: Loader, words: Sequence[str], *, seeds: Seeds = None, wish: Wish | None = None, host: Host = PROGRAM
 ) -> SweepEnding:
     """Run every combination of the settings that have several values.
 
     Args:
         load: loads the config with overrides.
         words: overrides; some may have several values.
-        seeds: their number, or a list of them, as `--seeds`; None: only those in `words`.
+        seeds: see `Seeds`.
         wish: see `Wish`.
         host: whether progress is shown.
 
@@ -88,6 +90,8 @@ def start(
         raise SweepError("torchrun starts the ranks of one run: start a sweep without it, and set world_size instead")
     wish = wish or Wish()
     plain, axes = split_words(words)
+    if seeds is None and not axes:
+        raise SweepError("nothing has several values: give seeds, or a setting as in 'algorithm.gamma=0.9,0.99'")
     points = points_of(with_seeds(load, plain, axes, seeds))
     loaded = load_all(load, plain, points)
     first = loaded[0]
@@ -134,7 +138,7 @@ def _carry_on(path: Path, plan: Plan, wish: Wish, directory: RunDir, host: Host)
         number, why = _at_once(plan, wish, configs, machine)
         say(f"  {'at once':<11}{counted(number, 'run')} ({why})")
         screen = Screen([task.line for task in tasks], shown=host.progress, note=directory.note)
-        conductor = Conductor(tasks, shares_of(machine, number, plan.needs or Needs()), screen)
+        conductor = Conductor(tasks, shares_of(machine, number, plan.needs or Needs()), screen, host.leave)
         try:
             conductor.run()
         finally:
@@ -233,10 +237,10 @@ def _end(
         console.print(results_table(results))
     for line in remarks(results):
         show(directory, line, host)
-    failed = [task for task in tasks if task.reason]
-    for task in failed:
-        if stopped_by is None or task.line.state == "failed":
-            show(directory, f"{task.line.state}: {task.line.name}: {task.reason}; log: {task.log}", host)
+    failed = [task for task in tasks if task.reason and (stopped_by is None or task.line.state == "failed")]
+    reasons = [f"{task.line.name}: {task.reason}; log: {task.log}" for task in failed]
+    for task, reason in zip(failed, reasons, strict=True):
+        show(directory, f"{task.line.state}: {reason}", host)
     finished = sum(run.state is State.finished for run in results.runs)
     show(directory, f"{finished} of {counted(len(results.runs), 'run')} finished; results: {path}/", host)
     try:
@@ -247,7 +251,7 @@ def _end(
     if finished < len(results.runs):
         show(directory, f"next: embodyrl resume {path}", host)
     exit_code = 128 + stopped_by if stopped_by is not None else 1 if failed else 0
-    return SweepEnding(path=path, exit_code=exit_code, results=results)
+    return SweepEnding(path=path, exit_code=exit_code, results=results, failed=reasons)
 
 
 def _report(path: Path, results: Results) -> Path | None:

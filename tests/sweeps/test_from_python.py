@@ -1,0 +1,101 @@
+"""Sweeps from Python: the runs and results of `embodyrl run --seeds`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "runner"))  # where `small_runs` is
+
+from small_runs import SMALL
+
+import embodyrl
+from embodyrl.sweeps.folder import SweepError
+
+SHORT = [*SMALL, "run.iterations=2", "run.eval_every=0", "env.workers=1"]
+
+
+def test_a_sweep_has_its_runs_and_results(forked: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep"
+    swept = ["algorithm.gamma=0.8,0.9", f"run.dir={path}"]
+    sweep = embodyrl.sweep("gym_pendulum", [*SHORT, *swept], seeds=[3], at_once=1)
+    assert capfd.readouterr() == ("", "")
+    assert [run.path.name for run in sweep.runs] == ["algorithm.gamma=0.8,seed=3", "algorithm.gamma=0.9,seed=3"]
+    found = json.loads((path / "results.json").read_text())
+    assert (sweep.rows, sweep.summary, sweep.best) == (found["runs"], found["settings"], found["best"])
+    for run, row in zip(sweep.runs, sweep.rows, strict=True):
+        assert run.evaluation is not None and run.evaluation.mean_return == row["eval/return"]
+    assert sweep.report == path / "report.html" and sweep.report.is_file()
+    assert embodyrl.Sweep(path).rows == sweep.rows and repr(sweep) == f"Sweep({str(path)!r})"
+    with pytest.raises(embodyrl.UserError, match="never overwritten"):
+        embodyrl.sweep("gym_pendulum", [*SHORT, *swept], seeds=2)
+    again = embodyrl.resume_sweep(path, ["run.iterations=3"], at_once=1)
+    assert [run.summary["iterations"] for run in again.runs] == [3, 3]
+
+
+def test_a_run_that_fails_is_an_error_that_names_it(forked: None, tmp_path: Path) -> None:
+    path = tmp_path / "sweep"
+
+    def spoil() -> None:
+        """Put something of somebody's own where a run wants its folder, once this was found free."""
+        while not (path / "sweep.json").exists():
+            time.sleep(0.001)
+        (path / "seed=2").write_text("mine")
+
+    threading.Thread(target=spoil, daemon=True).start()
+    with pytest.raises(embodyrl.RunError) as caught:
+        embodyrl.sweep("gym_pendulum", [*SHORT, "run.iterations=1", f"run.dir={path}"], seeds=2, at_once=1)
+    again = f"embodyrl.resume_sweep({str(path)!r})"
+    assert str(caught.value).startswith(
+        f"1 of 2 runs failed, and {again} tries them again:\nseed=2: could not be started"
+    )
+    sweep = embodyrl.Sweep(path)
+    assert [row["state"] for row in sweep.rows] == ["finished", "missing"] and len(sweep.runs) == 1
+
+
+def test_ctrl_c_saves_all_runs(forked: None, tmp_path: Path) -> None:
+    path = tmp_path / "sweep"
+
+    def interrupt() -> None:
+        while sum(file.stat().st_size > 0 for file in path.glob("seed=*/metrics.jsonl")) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt, match=r"stopped and saved: embodyrl\.resume_sweep\("):
+        embodyrl.sweep("gym_pendulum", [*SHORT, "run.iterations=400", f"run.dir={path}"], seeds=2, at_once=2)
+    assert [row["state"] for row in embodyrl.Sweep(path).rows] == ["interrupted"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"seeds": "3"}, "seeds = '3': give their number, or a list of them"),
+        ({"seeds": []}, "seeds = []: give their number"),
+        ({"seeds": 0}, "seeds = 0: want an integer of 1 or more"),
+        ({"seeds": [2, 2]}, "names a seed more than once"),
+        ({"seeds": 2, "at_once": 0}, "at_once = 0: want an integer of 1 or more"),
+        ({}, "nothing has several values: give seeds"),
+        ({"seeds": 2, "overrides": ["algorithm.gamma=2.0"]}, "algorithm.gamma = 2.0"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(arguments: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    overrides = [f"run.dir={tmp_path / 'sweep'}", *arguments.pop("overrides", [])]
+    with pytest.raises(embodyrl.UserError) as caught:
+        embodyrl.sweep("gym_pendulum", overrides, **arguments)
+    assert expected in str(caught.value) and not (tmp_path / "sweep").exists()
+
+
+def test_another_folder_is_no_sweep(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="is no sweep"):
+        _ = embodyrl.Sweep(tmp_path).rows
+    with pytest.raises(SweepError, match="is no sweep"):
+        embodyrl.resume_sweep(tmp_path)
