@@ -76,7 +76,8 @@ def verdict(found: Verification) -> str:
             return "every layer is what it was, but episodes end otherwise: small differences that grow"
         rounding = [layer.name for layer in found.layers if layer.state == "within rounding"]
         but = f", {' and '.join(rounding)} within rounding" if rounding else ", bit for bit"
-        return f"the same: this machine gives what the run recorded{but}"
+        despite = "; what changed since makes no difference to it" if found.changes else ""
+        return f"the same: this machine gives what the run recorded{but}{despite}"
     causes = ", ".join(map(str, found.causes))
     why = f"; changed since: {causes}" if causes else "; no package, machine or renderer that was recorded explains it"
     return f"{first.name} is the first layer that differs{why}"

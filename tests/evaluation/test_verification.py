@@ -16,6 +16,7 @@ import embodyrl
 from embodyrl.api import write_lock
 from embodyrl.cli.main import app
 from embodyrl.cli.train import export
+from embodyrl.cli.verify import closing_lines
 from embodyrl.evaluation.verification import Verification
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, LockError
 
@@ -138,6 +139,16 @@ def test_a_changed_plug_in_is_a_cause(exported: Path) -> None:
     assert found.first is not None and found.first.numbers["first step"] == 4.0
     assert {change.name for change in found.causes} == {"plug-in verified", "numpy"}
     assert found.remedies == ["pip install 'numpy==1.0.0'"]
+
+
+def test_a_change_without_consequences_is_said_to_have_none(exported: Path) -> None:
+    lock = Lock.load(exported / LOCK_FILE)
+    lock.versions = dict(lock.versions) | {"pillow": "1.0.0"}
+    lock.save(exported / LOCK_FILE)
+    found = embodyrl.verify(exported, trust=True)
+    assert states(found) == EQUAL | {"packages": "differs"} and found.exit_code == 0
+    [line] = closing_lines(found)
+    assert line.endswith("what the run recorded, bit for bit; what changed since makes no difference to it")
 
 
 def test_a_lock_survives_being_saved(run_dir: Path, tmp_path: Path) -> None:
