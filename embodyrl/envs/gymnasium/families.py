@@ -50,6 +50,8 @@ class Family:
     """Task descriptions, by task without its version and without the name of its reward."""
     success: Callable[[Mapping[str, Any]], bool] = reported
     """How a step's info tells success."""
+    on_mujoco: bool = True
+    """Whether MuJoCo simulates it, so that states are snapshots; else they are replayed."""
 
     def has_id(self, task: str) -> bool:
         """Return whether `task` is an id of Gymnasium that belongs to it, without importing anything."""
@@ -92,8 +94,8 @@ FAMILIES: dict[str, Family] = {
         summary="MuJoCo locomotion and control of Gymnasium (v5): HalfCheetah, Ant, Humanoid, Reacher, ...",
         requires=_extra("mujoco", "mujoco", "imageio"),
         modules=(MUJOCO, "gymnasium.envs.mujoco"),
-        ids="(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedPendulum|InvertedDoublePendulum|Pusher|Reacher"
-        "|Swimmer|Walker2d)-v[45]",
+        ids="(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedPendulum|InvertedDoublePendulum|Reacher"
+        "|Swimmer|Walker2d)-v[45]|Pusher-v5",  # Pusher-v4 needs MuJoCo 2
         descriptions={
             "Ant": "walk forward on four legs",
             "HalfCheetah": "run forward",
@@ -114,6 +116,7 @@ FAMILIES: dict[str, Family] = {
         modules=("gym_pusht",),
         ids="gym_pusht/.*",
         descriptions={"gym_pusht/PushT": "push the T-shaped block onto the green T"},
+        on_mujoco=False,
     ),
     "robotics": Family(
         summary="gymnasium-robotics: Fetch arm, Adroit and Shadow hands, Franka kitchen, mazes (MuJoCo)",

@@ -15,6 +15,7 @@ Dict observation that is an image is a camera of that name (`outer.inner` in a D
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -25,15 +26,19 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list
+from embodyrl.envs.gymnasium import attributes
 from embodyrl.envs.gymnasium.families import family, reported, task_description
 from embodyrl.envs.gymnasium.tasks import Facts, known_tasks, why_unknown
 from embodyrl.envs.gymnasium.views import Views
+from embodyrl.envs.mujoco import physics
 from embodyrl.envs.mujoco.rendering import Renderers
 from embodyrl.envs.options import GymnasiumConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UnknownNameError, UserError
 from embodyrl.registry import load_target
 
+SCENE = "scene."
+"""Prefix of the names of a snapshot's arrays that are of the MuJoCo scene."""
 KEPT_RENDERERS = 10
 """Renderers of MuJoCo scenes that a process keeps."""
 
@@ -87,6 +92,7 @@ class GymnasiumSlot(Slot):
         self.views = Views(task, self._env, config, renderers)
         of = family(config.name)
         self._succeeds = of.success if of else reported
+        self._exact = of is not None and of.on_mujoco
         self.field = _action_field(task, self._env.action_space)
         self._discrete = isinstance(self._env.action_space, spaces.Discrete)
         self._action_shape, self._action_type = self._env.action_space.shape, self._env.action_space.dtype
@@ -124,6 +130,27 @@ class GymnasiumSlot(Slot):
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
         """Images `[V, H, W, 3]` or None, and proprio `[S]` or None."""
         return self.views.read(self._observation)
+
+    def snapshot(self) -> dict[str, NDArray[Any]] | None:
+        """Return scene and Python objects of an environment on MuJoCo; None: replay is exact, this may not be."""
+        if not self._exact:
+            return None
+        inner = self._env.unwrapped
+        scene = {SCENE + name: array for name, array in physics.save(inner.model, inner.data).items()}
+        return {**scene, **attributes.save(self._memory())}
+
+    def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a snapshot of `episode`."""
+        self.reset(episode)  # which makes the objects of an episode, and what it draws in the model
+        scene = {name.removeprefix(SCENE): array for name, array in snapshot.items() if name.startswith(SCENE)}
+        physics.restore(self._env.unwrapped.model, self._env.unwrapped.data, scene)
+        memory = self._memory()
+        attributes.restore(memory, snapshot)
+        self._observation, self._steps, self._return = memory["seen"], memory["steps"], memory["return"]
+
+    def _memory(self) -> dict[str, Any]:
+        """Return what is remembered besides the scene."""
+        return {"env": self._env, "seen": self._observation, "steps": self._steps, "return": self._return}
 
     def render(self) -> NDArray[np.uint8]:
         """Render the environment's own `rgb_array` image."""

@@ -25,6 +25,8 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation  # type: ignore[import-untyped]
 
+from embodyrl.envs.mujoco.physics import is_view
+
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 """The state that decides the rest of the simulation."""
 
@@ -141,22 +143,11 @@ def _remembered(env: Any) -> dict[str, NDArray[Any]]:
     for name, value in vars(env).items():
         if value is None:
             arrays[TASK + name] = np.empty(0)
-        elif isinstance(value, bool | int | float | list | np.generic | np.ndarray) and not _is_view(value):
+        elif isinstance(value, bool | int | float | list | np.generic | np.ndarray) and not is_view(value):
             numbers = np.array(value)
             if numbers.dtype.kind in "biuf" and numbers.size:
                 arrays[TASK + name] = numbers
     return arrays
-
-
-def _is_view(value: object) -> bool:
-    """Return whether an array is a view of memory that is not numpy's."""
-    while isinstance(value, np.ndarray):
-        if value.flags.owndata:
-            return False
-        value = value.base
-        if not isinstance(value, np.ndarray):
-            return True
-    return False
 
 
 def _place(model: Any, data: Any) -> None:
