@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from slow import only_slow, rest_slow
+from slow import only_slow
 
 pytest.importorskip("mujoco", reason="mujoco not installed")
 
@@ -30,6 +30,8 @@ HARD = {
     "robosuite": ["TwoArmHandover"],
 }
 """Tasks that read much between two steps; with EMBODYRL_ALL_TASKS=1 all tasks of all families are tried."""
+DEAR = ("hil", "robosuite")
+"""Families whose steps take long; the contract suite plays them too."""
 DONE, REST = 30, 15
 """Control steps before an episode is saved, and how many of those after it are compared."""
 
@@ -68,7 +70,8 @@ def go_on(ours: Gymnasium, slot: int, plan: NDArray[np.float32]) -> bytes:
 def tasks_to_try() -> list[Any]:
     """Family and task of each case."""
     if not os.environ.get("EMBODYRL_ALL_TASKS"):
-        return rest_slow(((name, task) for name, tasks in HARD.items() for task in tasks), fast=3)
+        cases = [(name, task) for name, tasks in HARD.items() for task in tasks]
+        return [pytest.param(*case, marks=pytest.mark.by_hand) if case[0] in DEAR else case for case in cases]
     here = [name for name in HARD if not SIMULATORS.entry(name).missing()]
     return [only_slow((name, task)) for name in here for task in known_tasks(name)]
 
