@@ -264,3 +264,21 @@ def test_tasks_of_different_shapes_are_refused() -> None:
     ours = Gymnasium(config, 1)
     with pytest.raises(UserError, match="mixes environments of different shapes: 'CartPole-v1' has 4"):
         ours.reset([0], [EpisodeSpec(task="CartPole-v1", start_state=0, seed=0)])
+
+
+def test_physics_that_become_unstable_end_the_episode_and_not_the_run() -> None:
+    pytest.importorskip("dm_control", reason="dm_control not installed")
+    task = "pendulum-swingup"
+    ours = Gymnasium(GymnasiumConfig(name="dm_control", tasks=[task], max_episode_steps=6), 1)
+    ours.reset([0], [EpisodeSpec(task=task, start_state=1, seed=2)])
+    before = zeros(ours, 1).observation.proprio
+    slot: Any = ours._seats[0].slot
+    slot._env.data.qvel[:] = 1e20
+    result = zeros(ours, 3)
+    assert result.steps.tolist() == [1] and result.terminated[0] and not result.success.any()
+    assert result.rewards.tolist() == [[0.0, 0.0, 0.0]]
+    assert before is not None and np.array_equal(result.observation.proprio, before)
+    state = ours.get_state([0])
+    ours.reset([0], [EpisodeSpec(task=task, start_state=1, seed=2)])
+    assert np.array_equal(zeros(ours, 1).observation.proprio, before)
+    assert not ours.set_state([0], state)

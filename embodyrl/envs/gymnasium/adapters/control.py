@@ -66,6 +66,8 @@ class ControlEnv(gymnasium.Env[Any, Any]):
         solved: Callable[[float], bool] | None = None,
     ) -> None:
         self._environment, self._before_reset, self._solved = environment, before_reset, solved
+        self._unstable = importlib.import_module("dm_control.rl.control").PhysicsError
+        self._seen: dict[str, Any] = {}
         shapes = environment.observation_spec()
         self.observation_space = spaces.Dict(
             {name: spaces.Box(-np.inf, np.inf, spec.shape, np.float64) for name, spec in shapes.items()}
@@ -103,7 +105,12 @@ class ControlEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Mapping[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute an action; an end with a discount of 1 is a truncation, as dm_control defines it."""
-        outcome = self._environment.step(action)
+        try:
+            outcome = self._environment.step(action)
+        except self._unstable:
+            # Random targets of ALOHA's joints can press its arms together until MuJoCo gives up, which must not end a
+            # run. As in dm_control's composer the episode ends without reward; there is no newer observation.
+            return self._seen, 0.0, True, False, {} if self._solved is None else {"is_success": False}
         reward, last = float(outcome.reward), bool(outcome.last())
         solved = self._solved is not None and self._solved(reward)
         terminated = solved or (last and outcome.discount == 0.0)
@@ -112,4 +119,6 @@ class ControlEnv(gymnasium.Env[Any, Any]):
 
     def _observed(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Return copies of the entries: some are views of MuJoCo's memory."""
-        return {name: np.array(observation[name], np.float64) for name in self.observation_space.spaces}  # type: ignore[attr-defined]
+        names = self.observation_space.spaces  # type: ignore[attr-defined]
+        self._seen = {name: np.array(observation[name], np.float64) for name in names}
+        return self._seen
