@@ -143,7 +143,8 @@ TAIL = """- **InvertedPendulum** and **FetchReach** are solved. With 12 iteratio
 ## Reproduce
 
 ```
-python benchmarks/new_simulators.py
+python benchmarks/new_simulators.py --jobs mujoco/inverted_pendulum robotics/fetch_reach
+python benchmarks/new_simulators.py --jobs dm_control/cartpole_swingup pusht/state --seeds 1
 ```
 """
 
