@@ -57,6 +57,10 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+MOST_START_STATES = 10**15
+"""Start states that are told apart; evaluation counts on from its first, and each has to fit into 64 bits."""
+LONGEST_WAIT_S = 1.0e6
+"""Longest wait for a process [s]; the system counts milliseconds in 32 bits."""
 LEFT_OPEN = "<weights>"
 """Placeholder for a value that is given when the config runs."""
 
@@ -320,14 +324,14 @@ class EnvConfig:
     frames: int = setting(1, low=1, high=4)
     """Images of every camera that the policy gets: the newest, and those of the decisions before, which show motion. An
     episode begins with its first one repeated. Only for models that read them (cnn)."""
-    max_episode_steps: int = setting(100, low=1, of_tasks=OfTasks.note)
+    max_episode_steps: int = setting(100, low=1, high=10_000_000, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated)."""
-    start_states: int = setting(10000, low=1)
+    start_states: int = setting(10000, low=1, high=MOST_START_STATES)
     """Number of start states for training: episodes draw from 0 .. start_states-1. Evaluation must use others
     (`eval.first_start_state`)."""
-    startup_timeout_s: float = setting(180.0, above=0.0)
+    startup_timeout_s: float = setting(180.0, low=5.0, high=LONGEST_WAIT_S)
     """Longest time for a simulator process to start [s]."""
-    step_timeout_s: float = setting(60.0, above=0.0)
+    step_timeout_s: float = setting(60.0, low=1.0, high=LONGEST_WAIT_S)
     """Longest time for one reset or one chunk [s]; a process that takes longer counts as hung and is killed."""
     on_worker_death: OnWorkerDeath = setting(OnWorkerDeath.fail)
     """fail: a simulator process that dies or hangs ends the run. restart: the process is replaced; its current
@@ -342,9 +346,9 @@ class EnvConfig:
 class EvalConfig:
     """Evaluation on start states that training never sees."""
 
-    episodes: int = setting(100, low=1)
+    episodes: int = setting(100, low=1, high=1_000_000)
     """Episodes per evaluation."""
-    first_start_state: int = setting(10000, low=0)
+    first_start_state: int = setting(10000, low=0, high=MOST_START_STATES)
     """First start state of evaluation; training uses 0 .. env.start_states-1. Tasks take turns, each playing
     consecutive start states from here on."""
     sample: bool = setting(False)
@@ -630,7 +634,7 @@ class ParallelConfig:
     exchanges the least. fsdp: a shard of weights, gradients and optimizer state. hsdp: the same among the ranks of a
     machine, which together hold a full copy. auto: the first of none, hsdp and fsdp that fits into memory, by the
     estimate of `embodyrl plan`."""
-    timeout_s: float = setting(600.0, above=0.0)
+    timeout_s: float = setting(600.0, low=1.0, high=LONGEST_WAIT_S)
     """Longest time that ranks wait for each other [s]; a rank that takes longer counts as hung, and the run ends."""
 
 
@@ -664,7 +668,7 @@ class EngineConfig:
 
     device: Device = setting(Device.auto)
     """Device of the policy. auto: CUDA where available, else the CPU."""
-    threads: int | str = setting("auto", low=1, words=("auto",))
+    threads: int | str = setting("auto", low=1, high=1024, words=("auto",))
     """Torch CPU threads of the main process. auto: 1 for less than 100 million weights, where more do not pay, else the
     usable cores, shared by the ranks of a machine. On the CPU results differ in the last digits between numbers of
     threads."""
@@ -720,7 +724,7 @@ class RolloutWorkersConfig(MachinesConfig):
     share_gpus: bool = setting(False)
     """Compute on the GPUs of the ranks, whose memory then holds two copies of the policy. false: each worker has a GPU
     of its own."""
-    timeout_s: float = setting(3600.0, above=0.0)
+    timeout_s: float = setting(3600.0, low=10.0, high=LONGEST_WAIT_S)
     """Longest time for a worker to start, or for a rollout or an evaluation [s]; a worker that takes longer counts as
     hung, and the run ends."""
 
@@ -759,7 +763,7 @@ class PlacementConfig:
     """With ray, what follows when a machine is lost. fail: the run ends with an error. resume: it goes on from its last
     checkpoint, or from the start if there is none yet, on the machines that are left; at the same numbers, as long as
     there are as many ranks."""
-    start_timeout_s: float = setting(180.0, above=0.0)
+    start_timeout_s: float = setting(180.0, above=0.0, high=LONGEST_WAIT_S)
     """With ray, longest time until the cluster answers and has room for the processes, and until these have started
     [s]."""
 
@@ -788,7 +792,7 @@ class ServiceConfig:
     or a store of mlflow (sqlite:////DIR/mlflow.db)."""
     artifacts: bool = setting(True)
     """Give it config.yaml, summary.json, report.html and the videos as well, at the end of the run."""
-    timeout_s: float = setting(60.0, above=0.0)
+    timeout_s: float = setting(60.0, above=0.0, high=LONGEST_WAIT_S)
     """Longest wait for a service, at the beginning of the run and at its end [s]."""
 
 

@@ -239,12 +239,17 @@ def legal_values(kinds: tuple[Any, ...], limits: Mapping[str, Any]) -> str:
     return ", or ".join(part for part in parts if part)
 
 
+def _written(limit: float) -> str:
+    """Return a limit as people write it: whole numbers with all of their digits."""
+    return str(int(limit)) if float(limit).is_integer() else f"{limit:g}"
+
+
 def _range(limits: Mapping[str, Any]) -> str:
     """Return the legal range as text, with a leading space."""
-    parts = [f"of {limits['low']:g} or more"] if limits.get("low") is not None else []
-    parts += [f"above {limits['above']:g}"] if limits.get("above") is not None else []
-    parts += [f"up to {limits['high']:g}"] if limits.get("high") is not None else []
-    parts += [f"below {limits['below']:g}"] if limits.get("below") is not None else []
+    parts = [f"of {_written(limits['low'])} or more"] if limits.get("low") is not None else []
+    parts += [f"above {_written(limits['above'])}"] if limits.get("above") is not None else []
+    parts += [f"up to {_written(limits['high'])}"] if limits.get("high") is not None else []
+    parts += [f"below {_written(limits['below'])}"] if limits.get("below") is not None else []
     if limits.get("low") is not None and limits.get("high") is not None:
-        return f" from {limits['low']:g} to {limits['high']:{'' if limits['high'] == LARGEST_WHOLE else 'g'}}"
+        return f" from {_written(limits['low'])} to {_written(limits['high'])}"
     return " " + " and ".join(parts) if parts else ""

@@ -3,7 +3,7 @@ and the policy once they exist."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError,
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import MissingPackageError
 from embodyrl.hub import is_hub_name
-from embodyrl.registry import ALGORITHMS, SIMULATORS
+from embodyrl.registry import ALGORITHMS, SIMULATORS, SupportedModel
 
 OF_CRITICS = (REWARD, EXECUTED)
 """Columns that only decisions beside a replay have a use for."""
@@ -65,6 +65,35 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+def check_to_imitate(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what is wrong with demonstrations that a policy imitates: see `check`, and the sizes of what it reads and
+    gives."""
+    yield from check(config)
+    path, model = config.data.path, config.model
+    if path is None or is_hub_name(path):
+        return  # see `check`
+    try:
+        spec = Info.read(Path(path)).spec
+    except DatasetError:
+        return  # which `check` reports
+    reads_state = fact(SupportedModel, model.name, "images") is False or getattr(model, "state", None) is True
+    yield from _sizes(config, spec, ("actions", "states") if reads_state else ("actions",))
+
+
+def _sizes(config: Config, spec: DatasetSpec, kinds: Sequence[str]) -> Iterator[ConfigIssue]:
+    """Yield an issue for `actions` and `states` of demonstrations with other sizes than the simulator's."""
+    sizes = {"actions": (spec.action_dim, action_dim(config)), "states": (spec.state_dim, state_dim(config))}
+    for what in kinds:
+        found, wanted = sizes[what]
+        if wanted is not None and found != wanted:
+            yield ConfigIssue(
+                ("data.path", "env.name"),
+                f"{what} of the demonstrations in {config.data.path} have {found} numbers, those of the simulator "
+                f"{wanted}",
+                "record them with this section env",
+            )
+
+
 def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
     """Yield why demonstrations cannot be learned from beside a replay: they have to be of the very task that is rolled
     out."""
@@ -83,14 +112,7 @@ def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
             "record them anew with embodyrl collect, or set algorithm to sft",
         )
     yield from check_tasks(config)
-    sizes = {"actions": (spec.action_dim, action_dim(config)), "states": (spec.state_dim, state_dim(config))}
-    for what, (found, wanted) in sizes.items():
-        if wanted is not None and found != wanted:
-            yield ConfigIssue(
-                ("data.path", "env.name"),
-                f"{what} of the demonstrations in {path} have {found} numbers, those of the simulator {wanted}",
-                "record them with this section env",
-            )
+    yield from _sizes(config, spec, ("actions", "states"))
     frequency = control_frequency(config)
     if frequency is not None and spec.fps != max(1, round(frequency)):
         fitting = _action_repeat(config, spec.fps, frequency)

@@ -114,7 +114,7 @@ def declare_algorithms() -> None:
         requires=[demonstrated],
         demonstrations=True,
         imitates=True,
-        check="embodyrl.data.check:check",
+        check="embodyrl.data.check:check_to_imitate",
         summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
     )
     ALGORITHMS.register(

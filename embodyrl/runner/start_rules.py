@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import Rule, fact
+from embodyrl.config.rules import Rule, fact, is_supervised
 from embodyrl.config.schema import Config, Device, PlacementBackend
 from embodyrl.placement.cuda import why_no_cuda
 from embodyrl.registry import ALGORITHMS, SupportedModel
@@ -23,6 +23,8 @@ LEAST_OF_WORKER = 10 * 2**20
 """Memory that a simulator process shares with no other, at least [bytes]; those that simulate have far more."""
 LEAST_OF_ENV = 3 * 2**10
 """Memory of an env, at least [bytes]: measured for Gymnasium's CartPole, whose state is four numbers."""
+LEAST_OF_CHUNK = 64
+"""Memory of a chunk in a rollout, at least [bytes]: of eight columns with a number for each."""
 IMAGE_BUFFERS = 2
 """Buffers of each image between simulators and policy."""
 FILES_OF_WORKER, FILES_OF_RUN = 7, 50
@@ -90,6 +92,22 @@ def envs_fit_into_memory(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+def rollout_fits_into_memory(config: Config) -> Iterator[ConfigIssue]:
+    """Check that a rollout fits into main memory by what its chunks need at the very least, without images."""
+    rollout, envs = config.rollout, config.env.num_envs
+    if not config.algorithm.rolls_out(config.run.iterations) or is_supervised(config):
+        return
+    of_chunk = envs * rollout.episodes_per_slot * LEAST_OF_CHUNK
+    needed, there = rollout.num_chunks * of_chunk, psutil.virtual_memory().total
+    if needed > there and not any(envs_fit_into_memory(config)):
+        yield ConfigIssue(
+            ("rollout.num_chunks", "env.num_envs"),
+            f"rollout.num_chunks = {rollout.num_chunks} of env.num_envs = {envs} need {needed / 1e9:.0f} GB of main "
+            f"memory or more, and this machine has {there / 1e9:.0f} GB",
+            f"set rollout.num_chunks far below {max(2, there // of_chunk)}",
+        )
+
+
 def images_are_looked_at(config: Config) -> Iterator[ConfigIssue]:
     """Check that no images are rendered for a model that reads none, unless a reward or a stage may read them."""
     settings, changes, name = config.algorithm, config.pipeline, config.model.name
@@ -132,7 +150,12 @@ def _control_group() -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-_OF_THIS_MACHINE: tuple[Rule, ...] = (cuda_is_there, processes_are_allowed, envs_fit_into_memory)
+_OF_THIS_MACHINE: tuple[Rule, ...] = (
+    cuda_is_there,
+    processes_are_allowed,
+    envs_fit_into_memory,
+    rollout_fits_into_memory,
+)
 
 
 def start_rules(config: Config) -> Iterator[ConfigIssue]:

@@ -296,6 +296,19 @@ def test_demonstrations_of_another_task_are_refused_before_anything_starts(
     assert re.search(message, refused(of_metaworld(tmp_path / "d", **changes), *overrides))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actions": 3}, "actions of the demonstrations in .* have 3 numbers, those of the simulator 4"),
+        ({"state_dim": 4}, "states of the demonstrations in .* have 4 numbers, those of the simulator 39"),
+    ],
+    ids=["actions", "states"],
+)
+def test_demonstrations_of_other_sizes_are_not_imitated(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = of_metaworld(tmp_path / "d", **changes)
+    assert re.search(message, refused(folder, experiment="metaworld_reach_sft"))
+
+
 def test_what_is_only_imitated_needs_no_rewards(tmp_path: Path) -> None:
     folder = of_metaworld(tmp_path / "d", outcome=False)
     loaded = load_config("push_dagger", [f"data.path={folder}"]).config

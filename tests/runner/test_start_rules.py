@@ -39,6 +39,10 @@ def faults(*settings: str) -> str:
             ["env.num_envs=100000000"],
             "env.num_envs = 100000000 in env.workers = auto processes need 307 GB of main memory",
         ),
+        (
+            ["rollout.num_chunks=1000000000000"],
+            "rollout.num_chunks = 1000000000000 of env.num_envs = 8 need 512000 GB of main memory or more",
+        ),
         (["env.num_envs=1000000", "env.workers=1000000"], "env.workers = 1000000, but this machine allows "),
         (["env.kwargs.gg=9"], "'Pendulum-v1' takes no argument 'gg' (env.kwargs) - did you mean 'g'?"),
         (["env.cameras=[rendr]", "model=cnn"], "Pendulum-v1 has no camera 'rendr' - did you mean 'render'?"),
@@ -55,7 +59,7 @@ def test_it_is_refused_before_anything_starts(settings: list[str], message: str)
 
 def test_what_fits_passes() -> None:
     assert faults() == faults("run.dir=new/er") == faults("env.kwargs.g=9.8", "env.workers=2") == ""
-    assert faults("env=gym/pendulum_rgb", "model=cnn") == ""
+    assert faults("env=gym/pendulum_rgb", "model=cnn") == faults("rollout.num_chunks=1000000") == ""
     Path("empty").mkdir()
     assert faults("run.dir=empty") == ""
 

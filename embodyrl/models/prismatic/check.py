@@ -38,7 +38,7 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
             "model.adapter", f"model.adapter = {model.adapter!r} is no folder", "name the folder of a LoRA adapter"
         )
     if model.checkpoint is None:
-        yield from check_without_checkpoint(model, "adapter")
+        yield from check_without_checkpoint(model, "adapter", "unnorm_key")
     if model.checkpoint is not None and Path(model.checkpoint).is_dir():
         yield from _check_folder(config, model, Path(model.checkpoint), heads)
 
