@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("torch.utils.tensorboard", "tensordict", "av", "gymnasium", "PIL.Image")
-"""What the server imports."""
+IMPORTED = ("torch.utils.tensorboard", "tensordict", "av", "gymnasium", "PIL.Image", "embodyrl.tracking.report.page")
+"""What the server imports; the last one, Bokeh."""
 ROOMS = ("algorithms", "engine", "pipelines", "rollout", "runner", "tracking", "cli")
 """Parts of embodyrl of which it imports every module."""
 WARM_UP = (["plan", "experiment/gym_pendulum"], ["run", "--print-config", "experiment/gym_pendulum"])

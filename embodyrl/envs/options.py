@@ -134,6 +134,11 @@ class ManiSkillConfig(EnvConfig):
     pose of the tool centre point, which a real robot measures."""
     end_at_success: bool = setting(False)
     """End the episode (terminated) as soon as the task is solved."""
+    rebuild: bool = setting(False)
+    """Build the scene anew for each episode (`sim: cpu`), which then is the same bit for bit whatever was played before
+    it. PhysX orders contacts by what it had simulated, so in a scene that is used again two contacts of one moment can
+    change places, and last digits with them. Costs about 0.2 s per episode; what a task draws when it is built, such as
+    sizes, then depends on the start state."""
 
 
 @dataclass(frozen=True, kw_only=True)

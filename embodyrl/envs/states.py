@@ -14,6 +14,7 @@ import math
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,14 @@ def installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        names = importlib.metadata.packages_distributions().get(package)
+        names = _distributions().get(package)
         return importlib.metadata.version(names[0]) if names else None
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the installed packages by the names that they are imported by; takes half a second."""
+    return importlib.metadata.packages_distributions()
 
 
 def version_of_file(module: str) -> str:

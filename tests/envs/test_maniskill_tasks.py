@@ -102,6 +102,11 @@ def test_images_need_a_driver(graphics: Graphics, can: bool, monkeypatch: pytest
         (1, ["env.workers=2"], "env.workers: env.workers = 2, but with env.sim = 'gpu' a process fills a GPU"),
         (2, ["env.workers=2"], None),
         (1, ["env.tasks=[PushCube-v1,PullCube-v1]"], "env.tasks: with env.sim = 'gpu' all slots play one task"),
+        (
+            1,
+            ["env.rebuild=true"],
+            "env.rebuild: env.rebuild is true, but with env.sim = 'gpu' all envs",
+        ),
     ],
 )
 def test_a_gpu(gpus: int, overrides: list[str], expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

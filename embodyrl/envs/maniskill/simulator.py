@@ -90,8 +90,11 @@ class ManiSkillSlot(Slot):
 
     def reset(self, episode: EpisodeSpec) -> None:
         """Start from `episode.start_state`; ManiSkill's tasks draw nothing random afterwards."""
+        start = start_of(self._env, episode)
+        if self._config.rebuild:
+            start["options"] = {**start.get("options", {}), "reconfigure": True}
         with self._torch.inference_mode():
-            self._observation, _ = self._env.reset(**start_of(self._env, episode))
+            self._observation, _ = self._env.reset(**start)
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Execute `action [D]`."""

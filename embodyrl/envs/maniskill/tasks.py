@@ -207,6 +207,12 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             "env.driver = 'upstream', but with env.sim = 'gpu' scenes are saved and restored by the fast driver",
             "set env.driver to fast, or env.sim to cpu",
         )
+    if env.rebuild and fills_gpu(env):
+        yield ConfigIssue(
+            "env.rebuild",
+            "env.rebuild is true, but with env.sim = 'gpu' all envs of a process are one scene, which stays",
+            "set env.rebuild to false, or env.sim to cpu",
+        )
     if fills_gpu(env) and len(env.tasks) > 1:
         yield ConfigIssue(
             "env.tasks", "with env.sim = 'gpu' all slots play one task", "name one task, or set env.sim to cpu"
