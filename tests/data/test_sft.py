@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -14,7 +15,7 @@ pytest.importorskip("pyarrow", reason="demonstrations need pyarrow: pip install 
 
 from demonstrations import write_numbered, write_pendulum
 
-from embodyrl.config import load_config
+from embodyrl.config import ConfigError, load_config
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.errors import PolicyError
 from embodyrl.pipelines.pipeline import Iteration, build_pipeline
@@ -130,7 +131,11 @@ def test_a_model_that_cannot_says_so(pendulum: EnvManager, folder: Path) -> None
 def test_numbers_that_do_not_fit_are_refused(pendulum: EnvManager, tmp_path: Path) -> None:
     write_numbered(tmp_path / "wide", [5], action_names=("a", "b"))
     write_numbered(tmp_path / "long", [5])
-    config = settings(tmp_path / "wide")
+    with pytest.raises(ConfigError, match="have 2 numbers, those of the simulator 1"):
+        settings(tmp_path / "wide")
+    # A simulator that tells its sizes only when it runs is compared then.
+    fitting = settings(tmp_path / "long")
+    config = dataclasses.replace(fitting, data=dataclasses.replace(fitting.data, path=str(tmp_path / "wide")))
     engine = build_engine(config, pendulum, weights=None)
     with pytest.raises(ValueError, match=r"have 2 numbers \(a, b\), the simulator takes 1"):
         open_demonstrations(config, pendulum, engine)

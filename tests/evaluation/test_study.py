@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -206,7 +208,7 @@ def test_an_interrupted_evaluation_goes_on_and_equals_one_that_was_not(
         with pytest.raises(KeyboardInterrupt):
             embodyrl.compare(run, **asked, out=out)
     printed = capsys.readouterr().out
-    assert "own (interrupted)" in printed and f"next: embodyrl resume {out}" in printed
+    assert "own (interrupted)" in printed and f"next: embodyrl resume {shlex.quote(str(out))}" in printed
     found = results(out)
     assert not found["complete"] and [each["episodes"] for each in found["evaluations"]] == [8, 3]
     (out / "results.json").unlink()  # as after a kill
@@ -239,6 +241,7 @@ def test_a_killed_evaluation_goes_on(run: Path, tmp_path: Path) -> None:
         while not (out / "episodes.jsonl").is_file() or len(lines_that_are_whole(out)) < 3:
             assert eval_.poll() is None and time.monotonic() < end
             time.sleep(0.005)
+        eval_.send_signal(signal.SIGSTOP)  # it must not be done before the other one asks for the folder
         refused = programs.run(["-m", "embodyrl", "resume", out])
         eval_.kill()
     assert refused.returncode == 2 and "in use by another process" in refused.stderr
