@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int 
     if missing := asked.missing():
         raise CommandLineError(
             f"{folder} names {missing[0]} from {asked.directory}, and there is none here: "
-            f"cd {asked.directory} && embodyrl resume {folder.absolute()}"
+            f"cd {shlex.quote(asked.directory)} && embodyrl resume {shlex.quote(str(folder.absolute()))}"
         )
     api.compare(
         asked.policy,

@@ -59,6 +59,8 @@ def setting(
 
 MOST_START_STATES = 10**15
 """Start states that are told apart; evaluation counts on from its first, and each has to fit into 64 bits."""
+MOST_EPISODE_STEPS = 10_000_000
+"""Longest time limit of an episode [control steps]."""
 LONGEST_WAIT_S = 1.0e6
 """Longest wait for a process [s]; the system counts milliseconds in 32 bits."""
 LEFT_OPEN = "<weights>"
@@ -324,7 +326,7 @@ class EnvConfig:
     frames: int = setting(1, low=1, high=4)
     """Images of every camera that the policy gets: the newest, and those of the decisions before, which show motion. An
     episode begins with its first one repeated. Only for models that read them (cnn)."""
-    max_episode_steps: int = setting(100, low=1, high=10_000_000, of_tasks=OfTasks.note)
+    max_episode_steps: int = setting(100, low=1, high=MOST_EPISODE_STEPS, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated)."""
     start_states: int = setting(10000, low=1, high=MOST_START_STATES)
     """Number of start states for training: episodes draw from 0 .. start_states-1. Evaluation must use others

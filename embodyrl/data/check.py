@@ -69,15 +69,22 @@ def check_to_imitate(config: Config) -> Iterator[ConfigIssue]:
     """Yield what is wrong with demonstrations that a policy imitates: see `check`, and the sizes of what it reads and
     gives."""
     yield from check(config)
-    path, model = config.data.path, config.model
-    if path is None or is_hub_name(path):
-        return  # see `check`
-    try:
-        spec = Info.read(Path(path)).spec
-    except DatasetError:
-        return  # which `check` reports
+    spec, model = _readable(config), config.model
+    if spec is None:
+        return
     reads_state = fact(SupportedModel, model.name, "images") is False or getattr(model, "state", None) is True
     yield from _sizes(config, spec, ("actions", "states") if reads_state else ("actions",))
+
+
+def _readable(config: Config) -> DatasetSpec | None:
+    """Return what the demonstrations are; None if they are not here or cannot be read, which `check` reports."""
+    path = config.data.path
+    if path is None or is_hub_name(path):
+        return None
+    try:
+        return Info.read(Path(path)).spec
+    except DatasetError:
+        return None
 
 
 def _sizes(config: Config, spec: DatasetSpec, kinds: Sequence[str]) -> Iterator[ConfigIssue]:
@@ -97,13 +104,9 @@ def _sizes(config: Config, spec: DatasetSpec, kinds: Sequence[str]) -> Iterator[
 def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
     """Yield why demonstrations cannot be learned from beside a replay: they have to be of the very task that is rolled
     out."""
-    path = config.data.path
-    if path is None or is_hub_name(path):
-        return  # see `check`
-    try:
-        spec = Info.read(Path(path)).spec
-    except DatasetError:
-        return  # which `check` reports
+    path, spec = config.data.path, _readable(config)
+    if spec is None:
+        return
     if not spec.outcome and not fact(ALGORITHMS, config.algorithm.name, "imitates"):
         yield ConfigIssue(
             ("data.path", "algorithm.name"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from embodyrl.config.schema import EnvConfig, OfTasks, setting
+from embodyrl.config.schema import MOST_EPISODE_STEPS, EnvConfig, OfTasks, setting
 
 
 class Proprio(StrEnum):
@@ -89,7 +89,7 @@ class LiberoConfig(MujocoConfig):
 
     image_size: list[int] = setting([256, 256], low=16, high=2048)
     """Height and width of every camera's image [pixels]; public checkpoints are evaluated with 256 x 256."""
-    max_episode_steps: int = setting(300, low=1, of_tasks=OfTasks.note)
+    max_episode_steps: int = setting(300, low=1, high=MOST_EPISODE_STEPS, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated); those of `settle_steps` do not count. Public
     evaluations use 220 for libero_spatial, 280 for libero_object, 300 for libero_goal, 520 for libero_10 and 400 for
     libero_90."""
@@ -136,8 +136,8 @@ class ManiSkillConfig(EnvConfig):
     """End the episode (terminated) as soon as the task is solved."""
     rebuild: bool = setting(False)
     """Build the scene anew for each episode (`sim: cpu`), which then is the same bit for bit whatever was played before
-    it. PhysX orders contacts by what it had simulated, so in a scene that is used again two contacts of one moment can
-    change places, and last digits with them. Costs about 0.2 s per episode; what a task draws when it is built, such as
+    it. In a scene that is used again it may not be: probably PhysX orders contacts of one moment by what it had
+    simulated, and last digits change. Costs about 0.2 s per episode; what a task draws when it is built, such as
     sizes, then depends on the start state."""
 
 

@@ -377,7 +377,7 @@ def push(ours: ManiSkill, start_state: int) -> NDArray[np.float32]:
 
 
 def test_in_a_scene_that_is_rebuilt_an_episode_does_not_depend_on_those_before() -> None:
-    """In one that is used again, 15 of 24 repetitions differed: contacts of one moment change places."""
+    """In one that is used again, 15 of 24 repetitions differed."""
     ours = simulator("PushCube-v1", control_mode="pd_ee_delta_pos", rebuild=True)
     first = {number: push(ours, number) for number in range(3)}
     assert all(np.abs(states[-1, 28] - states[0, 28]) > 0.02 for states in first.values()), "nothing was pushed"
