@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, TypeGuard
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """C0 except tab and newline, DEL, C1, and the marks that reverse the direction of writing."""
@@ -87,6 +90,29 @@ class RunError(RuntimeError):
     def for_people(self) -> str:
         """Text that the command line prints."""
         return str(self)
+
+
+def resume_command(folder: Path, *words: str) -> str:
+    """Return the command that goes on with what was interrupted, as it can be pasted into a shell."""
+    return shlex.join(["embodyrl", "resume", str(folder), *words])
+
+
+class DiskFull(RunError):
+    """Raised when something could not be written because a disk is full, or a quota used up.
+
+    Args:
+        error: what writing it raised.
+        next: the command that goes on once there is room; empty if it is the one that was given.
+    """
+
+    def __init__(self, error: OSError, next: str = "") -> None:
+        where = "" if error.filename is None else f" ({error.filename})"
+        super().__init__(f"{error.strerror}{where}. Make room, then go on: {next or 'the same command'}")
+
+    @staticmethod
+    def is_why(error: Exception) -> TypeGuard[OSError]:
+        """Return whether an exception says that."""
+        return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_debugging() -> bool:

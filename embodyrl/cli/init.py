@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -293,8 +294,7 @@ def show_next(out: Path) -> None:
     faults = _faults(out, ConfigUse.run if _is_offline(out) else ConfigUse.check)
     for fault in faults:
         print(f"before it runs: {fault}")
-    command: Callable[[str], str] = f"embodyrl {{}} {out}".format
-    print(f"next: {command('validate' if faults else 'run')}")
+    print(f"next: embodyrl {'validate' if faults else 'run'} {shlex.quote(str(out))}")
 
 
 def _is_offline(out: Path) -> bool:

@@ -24,7 +24,7 @@ from embodyrl.cli.arguments import (
     split_arguments,
 )
 from embodyrl.cli.completion import option_of, override_words, sections
-from embodyrl.errors import RunError, UserError, explain, is_debugging, without_controls
+from embodyrl.errors import DiskFull, RunError, UserError, explain, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
 from embodyrl.version import __version__
@@ -554,6 +554,8 @@ def main() -> None:
             raise
         sys.exit(explain(error))
     except Exception as error:
+        if DiskFull.is_why(error) and not is_debugging():
+            sys.exit(explain(DiskFull(error)))
         own = frames_of_plugin(error)
         if own is None or is_debugging():
             raise

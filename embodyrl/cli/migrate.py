@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 import textwrap
@@ -56,7 +57,8 @@ def migrate(path: Path, out: Path | None) -> int:
     print(f"\n{out or 'The result'}: OK, {loaded.values} values, 0 faults", file=stream)
     if out is not None:
         weights = " model.checkpoint=WEIGHTS" if loaded.config.model.checkpoint == "<weights>" else ""
-        print(f"next: embodyrl plan {out} --elsewhere, then embodyrl run {out}{weights}", file=stream)
+        name = shlex.quote(str(out))
+        print(f"next: embodyrl plan {name} --elsewhere, then embodyrl run {name}{weights}", file=stream)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -36,7 +37,7 @@ def write(path: str, *, trust: bool) -> int:
     """Write a lock of what this machine gives; returns the exit code."""
     print(f"playing the evaluation of {path} ...", flush=True)
     lock = api.write_lock(path, trust=trust)
-    print(f"written to {lock}\nnext: embodyrl verify {path}   (elsewhere, or after an upgrade)")
+    print(f"written to {lock}\nnext: embodyrl verify {shlex.quote(str(path))}   (elsewhere, or after an upgrade)")
     return 0
 
 

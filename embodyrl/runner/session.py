@@ -20,7 +20,7 @@ from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
-from embodyrl.errors import UserError, without_controls
+from embodyrl.errors import DiskFull, UserError, resume_command, without_controls
 from embodyrl.models.judging import CLASSIFIER
 from embodyrl.models.saved import other_options, weight_type
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_allocator, why_no_cuda
@@ -118,7 +118,7 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
             loaded = read_config(run_dir, overrides, trust=trust)
         refuse_another_run(read_config(found.place, [], sources, trust=trust).config, loaded.config)
         if is_over(Manifest.read(found.place), loaded.config) and _has_summary(run_dir):
-            show(directory, f"{run_dir} is done. For more: embodyrl resume {run_dir} run.iterations=N", host)
+            show(directory, f"{run_dir} is done. For more: {resume_command(run_dir)} run.iterations=N", host)
             return Ending(run_dir=run_dir)
         write_config(run_dir, loaded)  # changed settings stay changed at the next resume
         show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}", host)
@@ -220,10 +220,16 @@ def _train_on(
 
 @contextmanager
 def held(directory: RunDir) -> Iterator[RunDir]:
-    """Release a run directory at the end of a block, and write the errors of the block into its log."""
+    """Release a run directory at the end of a block, and write the errors of the block into its log.
+
+    Raises:
+        DiskFull: the block could not write something.
+    """
     try:
         yield directory
     except Exception as error:
+        if DiskFull.is_why(error):  # nor could its log be written
+            raise DiskFull(error, resume_command(directory.path)) from error
         directory.note(without_controls(f"failed: {error}"))
         raise
     except (Interrupted, KeyboardInterrupt) as error:
@@ -284,11 +290,11 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
         rates = [*rates[:1], "...", *rates[1 - SHOWN_RATES :]]
     success = f"   success {' -> '.join(rates)}" if rates else ""
     stopped, folder = summary["stopped_by"], shlex.quote(str(run_dir))
-    steps = [f"embodyrl eval {folder}", f"embodyrl resume {folder} run.iterations={2 * summary['iterations']}"]
+    steps = [f"embodyrl eval {folder}", resume_command(run_dir, f"run.iterations={2 * summary['iterations']}")]
     if (run_dir / TENSORBOARD).is_dir():
         steps.append(f"tensorboard --logdir {folder}")
     if stopped is not None:
-        steps = [f"embodyrl resume {folder}"]
+        steps = [resume_command(run_dir)]
     page = run_dir / REPORT_FILE
     report = f"report: {page}\n" if page.is_file() else ""  # a warning has said why there is none
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
@@ -13,7 +14,7 @@ from rich.console import Console
 from embodyrl.config import LoadedConfig
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.plugins import can_sign, code_of_its_own
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, resume_command
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.ranks import is_launched
 from embodyrl.planning.choices import AUTO
@@ -246,10 +247,11 @@ def _end(
     try:
         if (report := _report(path, results)) is not None:
             show(directory, f"report: {report}", host)
-    except UserError as error:  # the results are written; `embodyrl report` tries again
-        show(directory, f"warning: no {REPORT_FILE}: {error}", host)
+    except (UserError, OSError) as error:  # the results are written
+        again = shlex.join(["embodyrl", "report", str(path)])
+        show(directory, f"warning: no {REPORT_FILE}: {error}. Once that is mended: {again}", host)
     if finished < len(results.runs):
-        show(directory, f"next: embodyrl resume {path}", host)
+        show(directory, f"next: {resume_command(path)}", host)
     exit_code = 128 + stopped_by if stopped_by is not None else 1 if failed else 0
     return SweepEnding(path=path, exit_code=exit_code, results=results, failed=reasons)
 

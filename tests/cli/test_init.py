@@ -2,6 +2,7 @@ import io
 import os
 import pty
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ def test_what_is_proposed_is_written_and_runs(tmp_path, capsys):
         "ppo",
     )
     assert loaded.config.run.name == "my-job"
-    assert capsys.readouterr().out.endswith(f"next: embodyrl run {file}\n")
+    assert capsys.readouterr().out.endswith(f"next: embodyrl run {shlex.quote(str(file))}\n")
     with pytest.raises(CommandLineError, match="never overwritten"):
         init.run(file, NOTHING, agreed=True)
 

@@ -180,7 +180,8 @@ def any_moment(folder: Path) -> dict[str, Any]:
 
 
 def full_disk(folder: Path) -> dict[str, Any]:
-    """Run on a disk of 1 MiB that is full at the second checkpoint, make room, and go on."""
+    """Run on a disk of 1 MiB that is full at the second checkpoint, make room, and go on; then fill it to the last byte
+    and go on."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
     words = ["env.num_envs=2", "env.max_episode_steps=10", "rollout.num_chunks=8", "algorithm.minibatches=2"]
@@ -193,7 +194,8 @@ def full_disk(folder: Path) -> dict[str, Any]:
         )
         place = find(run).place
         left = sorted(path.name for path in (run / "checkpoints").iterdir())
-        return {"code": done.returncode, "stderr": done.stderr, "last": place.name, "left": left}
+        log = (run / "run.log").read_text()
+        return {"code": done.returncode, "stderr": done.stderr, "last": place.name, "left": left, "log": log}
 
     ballast = folder / "ballast"
     ballast.write_bytes(b"x" * 400_000)
@@ -201,6 +203,8 @@ def full_disk(folder: Path) -> dict[str, Any]:
     findings = {"full": embodyrl(*common, f"run.dir={run}", *sys.argv[3:])}
     ballast.unlink()
     findings["room"] = embodyrl("resume", str(run), "run.keep_last=1")
+    ballast.write_bytes(b"x" * shutil.disk_usage(folder).free)
+    findings["no_byte"] = embodyrl("resume", str(run), "run.iterations=9")
     return findings
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -62,4 +63,11 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path,
     assert "No space left on device" in full["stderr"] and "Make room, then go on: embodyrl resume" in full["stderr"]
     assert f"checkpoints/{full['last']} is whole and remains the last" in full["stderr"]
     assert full["left"][-2:] == [full["last"], "last"] and not full["left"][0].startswith(".")
+    assert "No space left on device. Once that is mended: embodyrl report" in room.pop("log"), "a report needs more"
     assert room == {"code": 0, "stderr": "", "last": "000008", "left": ["000008", "last"]}
+    no_byte = findings["no_byte"]
+    assert no_byte["code"] == 1 and no_byte["last"] == "000008"
+    assert no_byte["stderr"].startswith("error: No space left on device"), no_byte["stderr"]
+    assert no_byte["stderr"].endswith(
+        f"Make room, then go on: embodyrl resume {quote(str(tmp_path / 'disk' / 'run'))}\n"
+    )

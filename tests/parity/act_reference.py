@@ -50,24 +50,33 @@ class Case:
         (folder / "config.json").write_text(json.dumps(config | settings))
         return folder
 
+    def network(self) -> ACT:
+        """The network in double precision, whose numbers are the same on every processor."""
+        network: ACT = self.policy().network.double()
+        return network
+
+    def given(self, key: str) -> torch.Tensor:
+        """An array as an input of `network`."""
+        return self["in/" + key].double()
+
     def actions(self, network: ACT) -> torch.Tensor:
         """Chunks with a latent variable of zero."""
-        return network(self["in/images"], self["in/state"])[0]
+        return network(self.given("images"), self.given("state"))[0]
 
     def learned(self, network: ACT) -> tuple[torch.Tensor, Style | None]:
         """Chunks with the latent variable of the demonstrations, and its distribution."""
-        style = None
+        images, state, style = self.given("images"), self.given("state"), None
         if network.sizes.style_layers:
-            style = network.infer_style(self["in/actions"], self["in/state"], self["in/action_is_pad"])
-        drawn = None if style is None else style.sample(self["in/eps"])
-        return network(self["in/images"], self["in/state"], drawn)[0], style
+            style = network.infer_style(self.given("actions"), state, self["in/action_is_pad"])
+        drawn = None if style is None else style.sample(self.given("eps"))
+        return network(images, state, drawn)[0], style
 
 
 def excess(found: torch.Tensor, wanted: torch.Tensor, *, largest: float | None = None) -> float:
     """Return the largest share of the tolerance: atol 1.5e-5 + rtol 2e-6, or a share of the largest entry."""
     assert found.shape == wanted.shape, (found.shape, wanted.shape)
     tolerance = 1.5e-5 + 2e-6 * wanted.abs() if largest is None else largest * wanted.abs().max()
-    return float(((found - wanted).abs() / tolerance).max())
+    return float(((found - wanted).abs() / tolerance).max().detach())
 
 
 # ------------------------------------------------------------------------------------------------------------ mutations

@@ -29,8 +29,14 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(getattr(request, "param", ""))
 
 
-def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert excess(found, wanted) <= 1.0
+ROUNDED = 4.0
+"""Tolerances allowed where layers multiply rounding. Double precision, the same on every processor, shows that the
+reference, of single precision, is off by up to 3.4 in its layers; single precision that adds in another order, by as
+much."""
+
+
+def assert_near(found: torch.Tensor, wanted: torch.Tensor, tolerances: float = 1.0) -> None:
+    assert excess(found, wanted) <= tolerances
 
 
 def observation(case: Case) -> PolicyObservation:
@@ -51,8 +57,8 @@ def test_inputs(case: Case) -> None:
 @BOTH
 @torch.inference_mode()
 def test_every_stage(case: Case) -> None:
-    network = case.policy().network
-    images, state, sizes = case["in/images"], case["in/state"], network.sizes
+    network = case.network()
+    images, state, sizes = case.given("images"), case.given("state"), network.sizes
     assert_near(network.backbone(images[:, 0]), case["backbone"])
     height, width = case["cam_pos_embed"].shape[2:]
     places = places_in_image(height, width, sizes.width, images.device)
@@ -62,15 +68,15 @@ def test_every_stage(case: Case) -> None:
     assert_near(where.transpose(0, 1), case["encoder_pos"])
     for number, layer in enumerate(network.encoder.layers):
         tokens = layer(tokens, where)
-        assert_near(tokens.transpose(0, 1), case[f"encoder_layers/{number}"])
+        assert_near(tokens.transpose(0, 1), case[f"encoder_layers/{number}"], ROUNDED)
     memory = network.encoder.norm(tokens)
-    assert_near(memory.transpose(0, 1), case["encoder_out"])
+    assert_near(memory.transpose(0, 1), case["encoder_out"], ROUNDED)
     steps = network.decoder_pos_embed.weight[:, None]
     decoded = torch.zeros_like(steps).expand(-1, len(images), -1)
     for number, layer in enumerate(network.decoder.layers):
         decoded = layer(decoded, steps, memory, where)
-        assert_near(decoded.transpose(0, 1), case[f"decoder_layers/{number}"])
-    assert_near(network.decoder.norm(decoded).transpose(0, 1), case["decoder_out"])
+        assert_near(decoded.transpose(0, 1), case[f"decoder_layers/{number}"], ROUNDED)
+    assert_near(network.decoder.norm(decoded).transpose(0, 1), case["decoder_out"], ROUNDED)
     assert_near(case.actions(network), case["actions"])
 
 
@@ -79,16 +85,17 @@ def test_every_stage(case: Case) -> None:
 def test_actions(case: Case) -> None:
     policy = case.policy()
     acted = policy.act(policy.preprocess(observation(case)), "eval")
-    assert_near(acted.actions, case["actions_raw"])
-    assert_near(policy.actions.normalize(acted.actions)[:, :2], case["select_action"])  # before un-normalisation
+    assert_near(acted.actions, case["actions_raw"], ROUNDED)
+    assert_near(
+        policy.actions.normalize(acted.actions)[:, :2], case["select_action"], ROUNDED
+    )  # before un-normalisation
 
 
 @BOTH
 def test_loss_and_gradients(case: Case) -> None:
     policy = case.policy()
-    network = policy.network
-    chunks, style = case.learned(network)
-    assert_near(chunks, case["train/actions_hat"])
+    chunks, style = case.learned(case.network())
+    assert_near(chunks, case["train/actions_hat"], ROUNDED)
     if style is not None:
         assert_near(style.mean, case["train/mu"])
         assert_near(style.log_variance, case["train/log_sigma_x2"])
@@ -100,7 +107,7 @@ def test_loss_and_gradients(case: Case) -> None:
     loss = policy.sft_loss(inputs, case["raw/actions"], draws)
     loss.backward()
     assert_near(loss, case["train/loss"])
-    weights = dict(network.named_parameters())
+    weights = dict(policy.network.named_parameters())
     for name in [name for name in case.arrays if name.startswith("grad/")]:
         gradient = weights[NAMING.own(name.removeprefix("grad/"))].grad
         assert excess(gradient, case[name], largest=1e-4) <= 1.0, name
@@ -201,7 +208,7 @@ def test_names_shapes_and_numbers_of_the_published_size() -> None:
 @pytest.mark.parametrize("name", [*NETWORKS, *CODE])
 @torch.inference_mode()
 def test_the_comparison_bites(case: Case, name: str) -> None:
-    network = case.policy().network
+    network = case.network()
     if name in NETWORKS:
         NETWORKS[name](network)
         assert excess(case.actions(network), case["actions"]) > 2.0

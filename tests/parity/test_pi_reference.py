@@ -27,8 +27,9 @@ from tests.parity.pi_reference import ENTRIES, EXECUTED, METHODS, REFERENCE, STE
 pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference cases are not beside this clone")
 ABSOLUTE, RELATIVE = 1e-5, 2e-6
 DRAWN = 5e-5
-"""For log-probs of what was drawn: d logprob / d mean = (x - mean) / std^2 multiplies the last digits of means, which
-processors without AVX-512 sum in another order."""
+"""For log-probs of what was drawn and for squared errors: d logprob / d mean = (x - mean) / std^2 and
+d error / d velocity = 2 (velocity - target) multiply the last digits, which processors sum in another order without
+AVX-512."""
 NAMES = ["pi0", "pi05"]
 
 
@@ -71,7 +72,7 @@ def test_actions(case: Case, steps: int) -> None:
 def test_loss_and_gradients(case: Case) -> None:
     policy = case.policy()
     errors = case.loss(policy)
-    assert_near(errors, case["loss"], RELATIVE)
+    assert_near(errors, case["loss"], RELATIVE, DRAWN)
     errors.mean().backward()
     assert_near(errors.mean(), case["loss_mean"], RELATIVE)
     network = policy.network
