@@ -1,4 +1,5 @@
-"""Rules about what a run needs of this machine before its simulators start; see `config.rules`. Imports no torch."""
+"""Rules about what a run needs before its simulators start, of this machine or that takes long to check; see
+`config.rules`. Imports no torch, except to look for layers that adapters are to be put around by name."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -13,7 +15,7 @@ import psutil
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import Rule, fact, is_supervised
 from embodyrl.config.schema import Config, Device, PlacementBackend
-from embodyrl.placement.cuda import why_no_cuda
+from embodyrl.placement.cuda import has_nvidia_gpu, why_no_cuda
 from embodyrl.registry import ALGORITHMS, SupportedModel
 from embodyrl.runner.rundir import why_not
 
@@ -25,6 +27,8 @@ LEAST_OF_ENV = 3 * 2**10
 """Memory of an env, at least [bytes]: measured for Gymnasium's CartPole, whose state is four numbers."""
 LEAST_OF_CHUNK = 64
 """Memory of a chunk in a rollout, at least [bytes]: of eight columns with a number for each."""
+LEAST_OF_WEIGHT = 8
+"""Memory of a weight that learns, at least [bytes]: itself and its gradient."""
 IMAGE_BUFFERS = 2
 """Buffers of each image between simulators and policy."""
 FILES_OF_WORKER, FILES_OF_RUN = 7, 50
@@ -108,6 +112,46 @@ def rollout_fits_into_memory(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+def networks_fit_into_memory(config: Config) -> Iterator[ConfigIssue]:
+    """Check that networks of given widths fit into main memory, where the policy is in it."""
+    if config.engine.device is Device.cuda or (config.engine.device is Device.auto and has_nvidia_gpu()):
+        return
+    there, settings = psutil.virtual_memory().total, getattr(config.algorithm, "off_policy", None)
+    critics = getattr(settings, "critics", None)
+    networks = {"model.hidden_sizes": (1, getattr(config.model, "hidden_sizes", ()))}
+    if critics is not None:
+        networks["algorithm.off_policy.critics.hidden_sizes"] = (critics.count, critics.hidden_sizes)
+    for where, (count, widths) in networks.items():
+        weights = count * sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
+        if (needed := LEAST_OF_WEIGHT * weights) > there:
+            yield ConfigIssue(
+                where,
+                f"{where} = {list(widths)} are {weights:.1e} weights, which need {needed / 1e9:.0f} GB of main memory "
+                f"or more, and this machine has {there / 1e9:.0f} GB",
+                "choose narrower layers",
+            )
+
+
+def adapters_find_layers(config: Config) -> Iterator[ConfigIssue]:
+    """Check that adapters are given layers of the model, which is built without weights for that."""
+    lora = config.engine.lora
+    if not (lora.rank and lora.targets) or fact(SupportedModel, config.model.name, "blocks") is False:
+        return
+    from embodyrl.engine.lora import choose_layers
+    from embodyrl.models.errors import PolicyError
+    from embodyrl.planning.planner import assumed_spec
+    from embodyrl.planning.weightless import build_weightless
+
+    try:
+        policy, _ = build_weightless(config.model, assumed_spec(config), chunk_size=config.rollout.chunk_size)
+    except PolicyError:
+        return  # says why when it is built with its weights
+    try:
+        choose_layers(policy, lora.targets)
+    except PolicyError as error:
+        yield ConfigIssue("engine.lora.targets", str(error))
+
+
 def images_are_looked_at(config: Config) -> Iterator[ConfigIssue]:
     """Check that no images are rendered for a model that reads none, unless a reward or a stage may read them."""
     settings, changes, name = config.algorithm, config.pipeline, config.model.name
@@ -155,6 +199,7 @@ _OF_THIS_MACHINE: tuple[Rule, ...] = (
     processes_are_allowed,
     envs_fit_into_memory,
     rollout_fits_into_memory,
+    networks_fit_into_memory,
 )
 
 
@@ -162,6 +207,7 @@ def start_rules(config: Config) -> Iterator[ConfigIssue]:
     """Check what a run that starts now needs, of this machine among others."""
     yield from run_dir_can_be_made(config)
     yield from images_are_looked_at(config)
+    yield from adapters_find_layers(config)
     if config.placement.backend is not PlacementBackend.ray:  # which runs on others
         for rule in _OF_THIS_MACHINE:
             yield from rule(config)

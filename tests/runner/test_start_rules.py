@@ -19,10 +19,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("own/notes.txt").write_text("")
 
 
-def faults(*settings: str) -> str:
+def faults(*settings: str, experiment: str = "gym_pendulum") -> str:
     """What is said about a config that would start now."""
     try:
-        load_config("gym_pendulum", settings, use=ConfigUse.check, also=[start_rules.start_rules])
+        load_config(experiment, settings, use=ConfigUse.check, also=[start_rules.start_rules])
     except ConfigError as error:
         return str(error)
     return ""
@@ -43,6 +43,10 @@ def faults(*settings: str) -> str:
             ["rollout.num_chunks=1000000000000"],
             "rollout.num_chunks = 1000000000000 of env.num_envs = 8 need 512000 GB of main memory or more",
         ),
+        (
+            ["model.hidden_sizes=[1000000,1000000]"],
+            "model.hidden_sizes = [1000000, 1000000] are 1.0e+12 weights, which need 8000 GB of main memory or more",
+        ),
         (["env.num_envs=1000000", "env.workers=1000000"], "env.workers = 1000000, but this machine allows "),
         (["env.kwargs.gg=9"], "'Pendulum-v1' takes no argument 'gg' (env.kwargs) - did you mean 'g'?"),
         (["env.cameras=[rendr]", "model=cnn"], "Pendulum-v1 has no camera 'rendr' - did you mean 'render'?"),
@@ -59,6 +63,7 @@ def test_it_is_refused_before_anything_starts(settings: list[str], message: str)
 
 def test_what_fits_passes() -> None:
     assert faults() == faults("run.dir=new/er") == faults("env.kwargs.g=9.8", "env.workers=2") == ""
+    assert faults("model.hidden_sizes=[1000,1000]") == ""
     assert faults("env=gym/pendulum_rgb", "model=cnn") == faults("rollout.num_chunks=1000000") == ""
     Path("empty").mkdir()
     assert faults("run.dir=empty") == ""
@@ -67,6 +72,22 @@ def test_what_fits_passes() -> None:
 def test_all_of_it_comes_at_once() -> None:
     text = faults("run.dir=file", "env.kwargs.gg=9", "env.num_envs=100000000", "engine.optimizer.lr=-1")
     assert text.endswith("4 faults; nothing was started.")
+
+
+def test_critics_count() -> None:
+    critics = "algorithm.off_policy.critics.hidden_sizes"
+    assert f"{critics} = [900000, 900000] are 1.6e+12 weights, which need 12960 GB" in faults(
+        f"{critics}=[900000,900000]", "algorithm.off_policy.critics.count=2", experiment="gym_pendulum_sac"
+    )
+
+
+def test_adapters_find_layers_without_weights() -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    wanted = ["env=gym/pendulum_rgb", "env.image_size=[224,224]", "model=smolvla", "engine.lora.rank=4"]
+    fault = "engine.lora.targets: no layer of model 'smolvla' that learns ends in 'q_prj' - did you mean 'q_proj'?"
+    assert fault in faults(*wanted, "engine.lora.targets=[v_proj,q_prj]")
+    assert "engine.lora.targets" not in faults(*wanted, "engine.lora.targets=[v_proj,q_proj]")
+    assert faults("engine.lora.rank=4", "engine.lora.targets=[q_proj]").endswith("\n1 fault; nothing was started.")
 
 
 def test_control_groups_and_ulimits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
