@@ -33,6 +33,7 @@ TINY = [
     "run.save_every=0",
     "run.iterations=4",
     "tracking.sinks=[jsonl,console]",
+    "tracking.report=false",
     "engine.optimizer.schedule=constant",
 ]
 

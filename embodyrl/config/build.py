@@ -10,6 +10,7 @@ import textwrap
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import Any, cast
 
 import yaml
@@ -273,8 +274,9 @@ def _text(text: str) -> str:
     return _quoted(escape(text))
 
 
+@lru_cache(maxsize=4096)
 def _quoted(text: str) -> str:
-    """Write a text, in quotes where YAML would read it as something else."""
+    """Write a text, in quotes where YAML would read it as something else; the same few hundred names each time."""
     try:
         listed, mapped = (yaml.load(each, PlainLoader) for each in (f"[{text}]", f"key: {text}"))
         is_plain = listed == [text] and mapped == {"key": text}

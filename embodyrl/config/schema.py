@@ -804,6 +804,8 @@ class TrackingConfig:
 
     sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS")
     """Destinations of metrics; `embodyrl list sinks` shows them."""
+    report: bool = setting(True)
+    """Whether a run ends with `report.html`, which takes about two seconds; `embodyrl report` writes it at any time."""
     service: ServiceConfig = field(default_factory=ServiceConfig)
     """Options of sinks that are tracking services."""
     video: VideoConfig = field(default_factory=VideoConfig)

@@ -380,11 +380,16 @@ class Runner:
         self._take_times()
         if self.ranks.is_first:
             write_whole(self.run_dir / SUMMARY_FILE, json.dumps(self.summary(), indent=2) + "\n")
-            try:
-                write_report(self.run_dir)
-            except (UserError, OSError) as error:  # what was learned is saved
-                again = shlex.join(["embodyrl", "report", str(self.run_dir)])
-                self.message(f"warning: no {REPORT_FILE}: {error}. Once that is mended: {again}")
+            (self.run_dir / REPORT_FILE).unlink(missing_ok=True)  # of a run that ended earlier
+            if self.config.tracking.report:
+                self._write_report()
+
+    def _write_report(self) -> None:
+        try:
+            write_report(self.run_dir)
+        except (UserError, OSError) as error:  # what was learned is saved
+            again = shlex.join(["embodyrl", "report", str(self.run_dir)])
+            self.message(f"warning: no {REPORT_FILE}: {error}. Once that is mended: {again}")
 
     def _is_evaluation_due(self) -> bool:
         """Return whether an evaluation follows the last iteration: as often as the config says, and at the end."""

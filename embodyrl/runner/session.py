@@ -296,7 +296,7 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     if stopped is not None:
         steps = [resume_command(run_dir)]
     page = run_dir / REPORT_FILE
-    report = f"report: {page}\n" if page.is_file() else ""  # a warning has said why there is none
+    report = f"report: {page}\n" if page.is_file() else ""  # tracking.report is false, or a warning said why
     return (
         f"{'done' if stopped is None else f'stopped by {stopped}, saved'} in {summary['wall_s']:.1f} s   "
         f"{summary['env_steps']:,} env steps, {summary['env_steps_per_s']:,.0f} per second{success}\n"

@@ -86,6 +86,7 @@ def test_an_example_runs_from_the_outside(name: str, copied: Path, tmp_path: Pat
     assert checked.returncode == 0, checked.stderr
     assert ": OK" in checked.stdout and "runs Python code of its own" in checked.stdout
     few = ["run.iterations=1", "run.eval_every=0", "run.save_every=0", "eval.episodes=2", "run.dir=out"]
+    few.append("tracking.report=false")
     done = embodyrl("run", config, *few, *SMALL[name], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"plug-in {name}: {copied / name}.py\n" in done.stderr

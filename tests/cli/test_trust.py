@@ -25,7 +25,7 @@ env: {num_envs: 2, workers: 1, max_episode_steps: 5}
 eval: {episodes: 2}
 rollout: {num_chunks: 4}
 algorithm: {minibatches: 1, epochs: 1}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 DENIED = (
     "and it would run the Python code of mine: read that code, and if you trust it, say so with --trust "

@@ -28,7 +28,7 @@ env: {num_envs: 2, workers: 1}
 rollout: {num_chunks: 16}
 eval: {episodes: 2}
 algorithm: {epochs: 1, minibatches: 1}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 
 

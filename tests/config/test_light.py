@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import gymnasium
+import pytest
 
 from embodyrl.envs.gymnasium.tasks import own_tasks
 
@@ -30,6 +31,17 @@ def test_gymnasium_is_imported_only_for_ids_that_are_not_its_own():
     )
     assert done.stdout.strip() == "False"
     assert "Pendulum-v1" in own_tasks() <= set(gymnasium.registry)
+
+
+@pytest.mark.parametrize("name", ["gymnasium", "metaworld", "libero", "maniskill"])
+def test_simulator_processes_import_nothing_that_reads_configs(name):
+    module = f"embodyrl.envs.{name}.simulator"
+    probe = f"import sys, {module}; print(*sorted({{'hydra', 'omegaconf', 'yaml', 'torch'}} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    if "ModuleNotFoundError" in done.stderr:
+        pytest.skip(f"{name} is not installed")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "\n"
 
 
 def test_nothing_heavy_is_imported():

@@ -149,7 +149,7 @@ def embodyrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_resumed_run_learns_bit_for_bit_what_an_uninterrupted_one_does(folder: Path, tmp_path: Path) -> None:
-    words = [*SMALL, f"data.path={folder}", "run.save_every=2", "tracking.sinks=[jsonl]"]
+    words = [*SMALL, f"data.path={folder}", "run.save_every=2", "tracking.sinks=[jsonl]", "tracking.report=false"]
     whole = embodyrl("run", *words, "run.iterations=4", "run.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     assert f"4 iterations of 20 x 32 chunks of 2 action(s) from {folder}" in whole.stdout

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from embodyrl.envs.base import NotFiniteError, RenderError
-from embodyrl.envs.gymnasium import families, tasks
+from embodyrl.envs.gymnasium import checks, families
 from embodyrl.envs.gymnasium.simulator import Gymnasium, GymnasiumSlot, known_tasks
 from embodyrl.envs.images import resize
 from embodyrl.envs.mujoco import rendering
@@ -200,10 +200,10 @@ PICTURE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 def test_a_config_knows_what_an_environment_says_of_itself(task: str, options: dict[str, Any]) -> None:
     spec = simulator(task, **options).spec
     config = GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=6, **options)
-    assert (tasks.state_dim(config), tasks.action_dim(config)) == (spec.proprio_dim, spec.action_dim)
+    assert (checks.state_dim(config), checks.action_dim(config)) == (spec.proprio_dim, spec.action_dim)
     # The probe declares none, and what the simulator assumes instead is no knowledge.
-    assert tasks.control_frequency(config) == (None if task == "EmbodyrlProbe-v0" else spec.control_frequency)
-    assert tasks.discrete(config) is (spec.actions[0].meaning == "discrete")
+    assert checks.control_frequency(config) == (None if task == "EmbodyrlProbe-v0" else spec.control_frequency)
+    assert checks.discrete(config) is (spec.actions[0].meaning == "discrete")
     assert families.task_description(task) == spec.tasks[task]
 
 
@@ -213,7 +213,7 @@ def test_a_config_knows_what_an_environment_says_of_itself(task: str, options: d
 )
 def test_what_cannot_be_made_is_unknown_and_left_to_its_simulator(task: str, options: dict[str, Any]) -> None:
     config = GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=6, **options)
-    assert (tasks.state_dim(config), tasks.action_dim(config), tasks.discrete(config)) == (None, None, None)
+    assert (checks.state_dim(config), checks.action_dim(config), checks.discrete(config)) == (None, None, None)
 
 
 def test_the_time_limit_is_the_runs_and_not_the_registered_one() -> None:

@@ -37,6 +37,7 @@ SMALL = [
     "run.eval_every=0",
     "run.save_every=1",
     "tracking.sinks=[jsonl]",
+    "tracking.report=false",
 ]
 """CartPole: solved by balancing for 30 steps. A policy learns that halfway in six iterations."""
 SHORT = """

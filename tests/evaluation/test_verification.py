@@ -31,7 +31,7 @@ eval: {episodes: 6}
 model: {name: small}
 rollout: {num_chunks: 8}
 algorithm: {name: ppo, minibatches: 2, epochs: 1}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 
 

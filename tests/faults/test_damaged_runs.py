@@ -37,6 +37,7 @@ TINY = [
     "run.iterations=2",
     "run.save_every=1",
     "tracking.sinks=[jsonl]",
+    "tracking.report=false",
 ]
 
 
@@ -236,7 +237,7 @@ def test_what_is_not_in_a_checkpoint_is_mended_by_resume(run: Path, damage: str)
     before = read_summary(run)
     name, spoil = DAMAGES[damage]
     spoil(run / name)
-    answer = ask("resume", str(run), "run.iterations=3")
+    answer = ask("resume", str(run), "run.iterations=3", "tracking.report=true")
     assert answer.code == 0, answer.text
     after = read_summary(run)
     assert after["iterations"] == 3 and after["evaluations"].items() >= before["evaluations"].items()

@@ -27,6 +27,7 @@ SMALL = [
     "run.iterations=3",
     "eval.episodes=1",
     "tracking.sinks=[jsonl]",
+    "tracking.report=false",
 ]
 
 EXPLODING = ["engine.optimizer.lr=10", "engine.optimizer.weight_decay=10"]

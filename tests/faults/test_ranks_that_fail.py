@@ -27,6 +27,7 @@ SMALL = [
     "run.eval_every=0",
     "run.iterations=100000",
     "tracking.sinks=[jsonl]",
+    "tracking.report=false",
 ]
 OWN = ("-m", "embodyrl", "run", "experiment/gym_pendulum", "engine.parallel.world_size=2")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *OWN[:4])

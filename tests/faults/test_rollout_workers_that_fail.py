@@ -18,7 +18,13 @@ pytestmark = pytest.mark.faults
 WORDS = [
     *("-m", "embodyrl", "run", "experiment/gym_pendulum", "placement.rollout.workers=2", "env.num_envs=4"),
     *("env.workers=2", "env.max_episode_steps=40", "rollout.num_chunks=8", "model.hidden_sizes=[8]"),
-    *("run.eval_every=0", "run.save_every=1", "run.iterations=100000", "tracking.sinks=[jsonl]"),
+    *(
+        "run.eval_every=0",
+        "run.save_every=1",
+        "run.iterations=100000",
+        "tracking.sinks=[jsonl]",
+        "tracking.report=false",
+    ),
     *("algorithm.minibatches=2", "algorithm.epochs=1"),
 ]
 

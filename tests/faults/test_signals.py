@@ -41,6 +41,7 @@ SMALL = [
     "run.eval_every=0",
     "run.save_every=0",
     "run.iterations=100000",
+    "tracking.report=false",
 ]
 RUN = (*EMBODYRL, "run", "experiment/gym_pendulum", *SMALL)
 A_SECOND, SECONDS = "rollout.num_chunks=2000", "rollout.num_chunks=12000"
@@ -255,7 +256,7 @@ def with_contents(descriptor: int) -> None:
 
 
 def test_ctrl_c_that_ends_the_reader_of_a_pipe_as_well(tmp_path: Path, start: Callable[..., Started]) -> None:
-    words = shlex.join(["exec", *RUN, f"run.dir={tmp_path / 'run'}"])
+    words = shlex.join(["exec", *RUN, "tracking.report=true", f"run.dir={tmp_path / 'run'}"])
     started = start("bash", "-c", f"({words}) | cat; exit ${{PIPESTATUS[0]}}").wait_for_iterations(1)
     started.signal_group(SIGINT)
     started.process.communicate(timeout=60)

@@ -19,7 +19,14 @@ HERE = Path(__file__).parent
 BENCHMARK = HERE.parents[1] / "benchmarks" / "gpu.py"
 SHORT = [
     *("env.num_envs=4", "env.workers=1", "env.max_episode_steps=20", "rollout.num_chunks=8", "algorithm.epochs=2"),
-    *("algorithm.minibatches=2", "run.iterations=2", "run.eval_every=1", "eval.episodes=4", "tracking.sinks=[jsonl]"),
+    *(
+        "algorithm.minibatches=2",
+        "run.iterations=2",
+        "run.eval_every=1",
+        "eval.episodes=4",
+        "tracking.sinks=[jsonl]",
+        "tracking.report=false",
+    ),
 ]
 
 
@@ -73,7 +80,13 @@ def test_the_main_job_has_the_cpus_metrics_and_is_evaluated(standin: None, tmp_p
 SAC = [
     *("env.num_envs=4", "env.workers=1", "env.max_episode_steps=20", "rollout.num_chunks=8"),
     *("algorithm.off_policy.replay.start_after=60", "algorithm.off_policy.batch_size=32", "run.iterations=4"),
-    *("algorithm.off_policy.critics.count=3", "run.eval_every=2", "eval.episodes=4", "tracking.sinks=[jsonl]"),
+    *(
+        "algorithm.off_policy.critics.count=3",
+        "run.eval_every=2",
+        "eval.episodes=4",
+        "tracking.sinks=[jsonl]",
+        "tracking.report=false",
+    ),
 ]
 
 
@@ -109,7 +122,7 @@ algorithm:
   off_policy: {replay: {start_after: 60}, batch_size: 32, offline_iterations: 2, augment_pixels: 2}
 run: {name: worth, iterations: 4, eval_every: 2}
 eval: {episodes: 4}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 
 

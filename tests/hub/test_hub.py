@@ -26,7 +26,7 @@ SHARED = Path(__file__).parents[3] / "shared"
 SMALL = (
     *("experiment/gym_pendulum", "env.num_envs=2", "env.workers=1", "env.max_episode_steps=10"),
     *("rollout.num_chunks=8", "algorithm.minibatches=2", "run.iterations=1", "eval.episodes=2"),
-    *("run.eval_every=0", "run.dir=out"),
+    *("run.eval_every=0", "tracking.report=false", "run.dir=out"),
 )
 START = (*SMALL, "model.checkpoint=hf://me/pendulum")
 

@@ -441,7 +441,7 @@ defaults: [env: gym/pendulum_rgb, model: gr00t, algorithm: ppo, _self_]
 run: {iterations: 1, eval_every: 0, dir: out}
 env: {num_envs: 2, workers: 1, max_episode_steps: 8, image_size: [48, 48]}
 eval: {episodes: 2}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 model: {denoising_steps: 2, scratch: {layers: 1, action_layers: 2}}
 rollout: {num_chunks: 4, chunk_size: 2}
 algorithm: {minibatches: 2}

@@ -39,6 +39,7 @@ SMALL = [
     "run.eval_every=0",
     "run.dir=out",
     "tracking.sinks=[jsonl]",
+    "tracking.report=false",
 ]
 TINY = [
     *SMALL,

@@ -19,7 +19,7 @@ COMMON = """\
 run: {iterations: 2, eval_every: 0, dir: out}
 env: {num_envs: 2, workers: 1, max_episode_steps: 8, image_size: [48, 48]}
 eval: {episodes: 2}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 engine: {optimizer: {lr: 1.0e-12}}
 """
 GRPO = """\

@@ -23,6 +23,7 @@ SMALL = [
     "run.save_every=3",
     "run.iterations=6",
     "tracking.sinks=[jsonl]",
+    "tracking.report=false",
     "engine.optimizer.schedule=constant",
 ]
 """Pendulum, made so small that a run takes seconds; episodes (40 steps) straddle rollouts (24). The

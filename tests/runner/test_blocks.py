@@ -48,7 +48,7 @@ algorithm: {epochs: 1, minibatches: 2}
 engine: {threads: 1}
 run: {name: blocks, iterations: 1, save_every: 0, eval_every: 0}
 eval: {episodes: 2}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 SIZES = ["image_size=32", "hidden_size=32", "layers=1", "mlp_size=48"]
 CASES = {

@@ -69,7 +69,7 @@ algorithm:
     intervene: {share: 0.2, after: 25, labels: executed}
 run: {name: small-dagger, iterations: 8, save_every: 3, eval_every: 0}
 eval: {episodes: 4}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 """Episodes (40 steps) straddle rollouts (12), and so does what the expert takes over."""
 
@@ -162,7 +162,12 @@ def test_push_is_learned_from_demonstrations_and_corrections(tmp_path: Path) -> 
     settings = [
         *(f"data.path={data}", f"run.dir={run}", "env.proprio=robot", "run.iterations=1", "eval.episodes=4"),
         *("algorithm.off_policy.imitation.first_steps=30", "rollout.num_chunks=100", "env.num_envs=2"),
-        *("algorithm.off_policy.updates_per_step=0.1", "tracking.sinks=[jsonl]", "env.max_episode_steps=30"),
+        *(
+            "algorithm.off_policy.updates_per_step=0.1",
+            "tracking.sinks=[jsonl]",
+            "tracking.report=false",
+            "env.max_episode_steps=30",
+        ),
     ]
     options = collect.Options(
         out=data,

@@ -32,7 +32,7 @@ algorithm:
   off_policy: {{replay: {{capacity: 200, start_after: 90}}, updates_per_step: 0.4, batch_size: 32, {more}}}
 run: {{name: small, iterations: 6, save_every: 3, eval_every: 3}}
 eval: {{episodes: 5}}
-tracking: {{sinks: [jsonl]}}
+tracking: {{sinks: [jsonl], report: false}}
 """
 RLPD = "critics: {count: 3, hidden_sizes: [16]}, imitation: {first_steps: 60, coef: 1.0, cloned_coef: 0.5}"
 IQL = "critics: {count: 2, hidden_sizes: [16]}, offline_iterations: 2"

@@ -30,7 +30,7 @@ rollout: {num_chunks: 2, chunk_size: 2}
 algorithm: {minibatches: 1, epochs: 1}
 run: {iterations: 1, eval_every: 0}
 eval: {episodes: 2}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 STEERED = """
 defaults: [env: gym/pendulum_rgb, model: pi0, algorithm: dsrl, _self_]
@@ -48,7 +48,7 @@ algorithm:
     steering: {rows: 1, hidden_sizes: [16]}
 run: {name: steered, iterations: 6, save_every: 2, eval_every: 3}
 eval: {episodes: 3}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 """Episodes (5 chunks) straddle rollouts (6), and the replay wraps."""
 POLICY = "checkpoints/last/policy"

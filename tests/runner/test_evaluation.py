@@ -16,7 +16,7 @@ WEIGHTS = "policy/model.safetensors"
 def test_sampled_actions_repeat_whenever_they_are_drawn_and_leave_training_as_it_was(
     small_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sampled = small_run("sampled", "run.iterations=2", "run.eval_every=1", "eval.sample=true")
+    sampled = small_run("sampled", "run.iterations=2", "run.eval_every=1", "eval.sample=true", "tracking.report=true")
     likeliest = small_run("likeliest", "run.iterations=2", "run.eval_every=0")
     assert sampled.digest(2, WEIGHTS) == likeliest.digest(2, WEIGHTS)
     found = sampled.summary

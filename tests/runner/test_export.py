@@ -25,7 +25,7 @@ defaults: [env: gym/pendulum_rgb, model: openvla_oft, algorithm: grpo, _self_]
 run: {iterations: 1, eval_every: 0, dir: out}
 env: {num_envs: 2, workers: 1, max_episode_steps: 8, image_size: [48, 48]}
 eval: {episodes: 2}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 rollout: {num_chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
 algorithm: {minibatches: 2, reward: dense}
 """

@@ -29,7 +29,7 @@ STATES = [
         "algorithm.minibatches=2",
     ),
     *("algorithm.epochs=2", "model.hidden_sizes=[16]", "eval.episodes=2", "run.eval_every=2", "run.save_every=0"),
-    *("run.iterations=4", "tracking.sinks=[jsonl]", "engine.optimizer.schedule=linear"),
+    *("run.iterations=4", "tracking.sinks=[jsonl]", "tracking.report=false", "engine.optimizer.schedule=linear"),
 ]
 """Episodes (20 steps) straddle rollouts (12), and the learning rate falls."""
 
@@ -47,7 +47,7 @@ algorithm:
   minibatches: 2
   epochs: 1
 engine: {optimizer: {schedule: linear}}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 
 

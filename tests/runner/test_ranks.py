@@ -111,7 +111,7 @@ algorithm: {epochs: 2, minibatches: 2}
 engine: {threads: 1}
 run: {name: pixels, iterations: 2, save_every: 0, eval_every: 0}
 eval: {episodes: 2}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 
 
@@ -139,7 +139,7 @@ engine: {micro_batch_size: 3, optimizer: {schedule: constant}}
 model: {scratch: {image_size: 32, hidden_size: 32, layers: 1, mlp_size: 48}}
 run: {name: images, iterations: 3, save_every: 1, eval_every: 0}
 eval: {episodes: 2}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 
 

@@ -61,7 +61,7 @@ model: {name: mlp, hidden_sizes: [8]}
 rollout: {num_chunks: 8}
 algorithm: {name: ppo, minibatches: 2, epochs: 1}
 engine: {optimizer: {schedule: constant}}
-tracking: {sinks: [console, jsonl]}
+tracking: {sinks: [console, jsonl], report: false}
 """
 
 

@@ -165,6 +165,16 @@ def test_a_run_that_is_done_says_so_and_starts_nothing(
     assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.name != "run.log"}
 
 
+def test_a_report_is_of_the_newest_end_or_there_is_none(
+    small_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_run("run", "run.iterations=1", "tracking.report=true")
+    page = run.path / "report.html"
+    assert page.is_file() and f"\nreport: {page}\n" in capsys.readouterr().out
+    assert train.resume(run.path, ["run.iterations=2", "tracking.report=false"]) == 0
+    assert not page.exists() and "report:" not in capsys.readouterr().out
+
+
 def test_a_checkpoint_that_is_taken_for_a_run_stays_as_it_is(small_run: Callable[..., Run]) -> None:
     run = small_run("run", "run.iterations=1")
     said = f"is a checkpoint, and only a whole run can go on: {resume_command(run.path)}"

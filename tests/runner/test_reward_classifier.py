@@ -27,7 +27,7 @@ model: {hidden_sizes: [32], activation: relu}
 data: {path: DATA, steps: 40, batch_size: 64}
 run: {name: judge, iterations: 5, eval_every: 2}
 engine: {optimizer: {lr: 0.01}}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 PAID = """
 defaults: [env: gym/pendulum, model: mlp, algorithm: ALGORITHM, _self_]
@@ -39,7 +39,7 @@ algorithm:
   MORE
 run: {name: paid, iterations: 6, save_every: 3, eval_every: 0}
 eval: {episodes: 3}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 REPLAYED = "off_policy: {replay: {capacity: 400, start_after: 60}, batch_size: 32, critics: {hidden_sizes: [16]}}"
 LEAST = 0.3
@@ -236,7 +236,7 @@ def test_images_are_judged_too(tmp_path: Path) -> None:
         f"data: {{path: {tmp_path / 'data'}, steps: 20, batch_size: 32}}\n"
         "run: {iterations: 3, eval_every: 0}\n"
         "engine: {optimizer: {lr: 0.003}}\n"
-        "tracking: {sinks: [jsonl]}\n"
+        "tracking: {sinks: [jsonl], report: false}\n"
     )
     assert train.run(load_config(str(tmp_path / "learn.yaml"), [f"run.dir={tmp_path / 'run'}"])) == 0
     scores = json.loads((tmp_path / "run" / "classifier" / "classifier.json").read_text())["held_out"]["0.5"]

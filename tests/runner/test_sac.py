@@ -31,7 +31,7 @@ algorithm:
     critics: {count: 3, hidden_sizes: [16]}
 run: {name: small-sac, iterations: 8, save_every: 3, eval_every: 4}
 eval: {episodes: 5}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 """Episodes (40 steps) straddle rollouts (12), the replay wraps, and steps are owed in fractions."""
 

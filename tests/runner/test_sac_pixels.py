@@ -48,7 +48,7 @@ algorithm:
     critics: {count: 3, hidden_sizes: [16]}
 run: {name: pixels, iterations: 6, save_every: 2, eval_every: 0}
 eval: {episodes: 4}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 """Episodes (up to 5 steps) straddle rollouts (12); images of the replay (1.5 MiB) lie on the disk."""
 

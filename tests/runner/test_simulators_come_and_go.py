@@ -24,7 +24,7 @@ eval: {episodes: 4}
 model: {name: mlp, hidden_sizes: [8]}
 rollout: {num_chunks: 8}
 algorithm: {name: ppo, minibatches: 2, epochs: 1}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 
 

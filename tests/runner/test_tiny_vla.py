@@ -18,7 +18,7 @@ from embodyrl.registry import SIMULATORS, SupportedModel
 
 pytest.importorskip("pyarrow", reason="demonstrations need pyarrow: pip install 'embodyrl[data]'")
 
-SHORT = ["env.num_envs=4", "env.workers=1", "eval.episodes=4", "tracking.sinks=[jsonl]"]
+SHORT = ["env.num_envs=4", "env.workers=1", "eval.episodes=4", "tracking.sinks=[jsonl]", "tracking.report=false"]
 DEMONSTRATIONS = ["run.iterations=3", "data.steps=12", "data.batch_size=16", "run.eval_every=0"]
 TRIALS = [
     *("run.iterations=2", "run.eval_every=0", "rollout.episodes_per_slot=1", "rollout.group_size=4"),

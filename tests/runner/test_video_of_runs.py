@@ -24,7 +24,15 @@ def videos(run_dir: Path) -> dict[str, int]:
 
 
 def run(path: Path, *overrides: str) -> dict[str, dict[str, float]]:
-    settings = [*CARTPOLE, "run.eval_every=1", "eval.episodes=5", "tracking.sinks=[]", f"run.dir={path}", *overrides]
+    settings = [
+        *CARTPOLE,
+        "run.eval_every=1",
+        "eval.episodes=5",
+        "tracking.sinks=[]",
+        "tracking.report=false",
+        f"run.dir={path}",
+        *overrides,
+    ]
     assert train.run(load_config("experiment/gym_cartpole", settings)) == 0
     evaluations: dict[str, dict[str, float]] = json.loads((path / "summary.json").read_text())["evaluations"]
     return evaluations

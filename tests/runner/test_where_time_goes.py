@@ -74,7 +74,7 @@ def test_what_happens_has_its_phase(watched: list[tuple[float, Mapping[str, floa
 
 
 def test_without_images_nothing_is_drawn_and_the_summary_has_it_all(small_run: Callable[..., Run]) -> None:
-    run = small_run("plain", "run.iterations=2", "eval.episodes=2")
+    run = small_run("plain", "run.iterations=2", "eval.episodes=2", "tracking.report=true")
     seconds = run.summary["phases_s"]
     assert set(seconds) == set(Phase) and seconds["render"] == 0.0 and seconds["save"] > 0.0
     assert Path(run.path / "report.html").read_text().count("Where the time went") == 1

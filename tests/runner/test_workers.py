@@ -21,7 +21,7 @@ algorithm: {epochs: 2, minibatches: 2}
 engine: {threads: 1}
 run: {name: apart, iterations: 3, save_every: 1, eval_every: 1}
 eval: {episodes: 5}
-tracking: {sinks: [jsonl]}
+tracking: {sinks: [jsonl], report: false}
 """
 SIZES = [f"model.scratch.{size}" for size in ("image_size=32", "hidden_size=32", "layers=1", "mlp_size=48")]
 WHOLE = ["rollout.episodes=whole", "rollout.num_chunks=6", "rollout.episodes_per_slot=2", "rollout.schedule=pipeline"]

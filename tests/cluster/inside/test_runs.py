@@ -19,6 +19,7 @@ BASE = [
     *("experiment/gym_pendulum", "run.iterations=3", "run.eval_every=0", "run.save_every=1", "eval.episodes=4"),
     *("env.num_envs=4", "env.workers=2", "env.max_episode_steps=40", "rollout.blocks=2", "rollout.num_chunks=64"),
     "tracking.sinks=[console,jsonl]",
+    "tracking.report=false",
 ]
 ON_RAY = ["placement.backend=ray", f"placement.address={ADDRESS}"]
 WORKERS = ["placement.rollout.workers=2"]

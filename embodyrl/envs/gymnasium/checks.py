@@ -1,0 +1,183 @@
+"""Checks of configs with environments of Gymnasium, and what a config has to know of them.
+
+Apart from `tasks`, so that simulator processes import nothing of configs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.rules import fact, of_newest_rollouts
+from embodyrl.envs.gymnasium.families import family
+from embodyrl.envs.gymnasium.tasks import GYMNASIUM, Facts, known_tasks, own_tasks, why_unknown
+from embodyrl.errors import UserError, did_you_mean
+from embodyrl.registry import ALGORITHMS, load_target
+
+if TYPE_CHECKING:
+    from embodyrl.config.schema import Config
+
+
+def check_here(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in, and for each whose actions
+    the algorithm cannot learn."""
+    issues = list(_unknown(config)) or list(_misfits(config))
+    yield from issues
+    off_policy, imitates = (fact(ALGORITHMS, config.algorithm.name, name) for name in ("off_policy", "imitates"))
+    if not issues and off_policy and not imitates:
+        yield from _choices(config)
+
+
+def _unknown(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task that is not registered."""
+    simulator = config.env.name
+    if simulator == GYMNASIUM and "gymnasium" not in sys.modules and own_tasks().issuperset(config.env.tasks):
+        return
+    known = known_tasks(simulator)
+    for index, task in enumerate(config.env.tasks):
+        if task not in known:
+            yield ConfigIssue(f"env.tasks.{index}", *why_unknown(simulator, task, known))
+
+
+def _misfits(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each of env.kwargs that a constructor does not take, else for what an environment says of
+    itself that a run cannot use."""
+    env: Any = config.env
+    if not (env.kwargs or env.cameras or len(env.tasks) > 1):
+        return  # nothing to compare: whatever an environment needs, its simulator says
+    unknown = list(_unknown_arguments(env))
+    yield from unknown
+    if not unknown and len(env.image_size) == 2:
+        yield from _unusable(env)
+
+
+def _unknown_arguments(env: Any) -> Iterator[ConfigIssue]:
+    """Yield an issue for each of env.kwargs that some task's constructor does not take."""
+    for key in env.kwargs:
+        for task in env.tasks:
+            legal = _arguments(env.name, task)
+            if legal is not None and key not in legal:
+                listed = f"it takes {', '.join(sorted(legal))}" if legal else "it takes none"
+                hint = did_you_mean(key, legal, otherwise=listed)
+                yield ConfigIssue((("env", "kwargs", key),), f"{task!r} takes no argument {key!r} (env.kwargs)", hint)
+                break
+
+
+def _unusable(env: Any) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task that cannot be used with this section, and for those unlike the first."""
+    from embodyrl.envs.gymnasium.simulator import look
+
+    shapes: dict[str, tuple[int, int, bool]] = {}
+    for index, task in enumerate(env.tasks):
+        try:
+            facts = look(task, env)
+        except UserError as error:
+            where = (
+                "env.kwargs" if "env.kwargs" in str(error) else "env.cameras" if env.cameras else f"env.tasks.{index}"
+            )
+            yield ConfigIssue(where, str(error))
+        except Exception:  # of any kind, by code of its own, which the simulator will tell of
+            continue
+        else:
+            shapes[task] = (facts.state_dim, facts.action_dim, facts.discrete)
+    first = next(iter(shapes), "")
+    for task, shape in shapes.items():
+        if shape != shapes[first]:
+            yield ConfigIssue(
+                f"env.tasks.{env.tasks.index(task)}",
+                f"env.tasks mixes environments of different shapes: {task!r} has {_shape(shape)}, {first!r} has "
+                f"{_shape(shapes[first])}",
+                "name environments of one shape",
+            )
+
+
+def _shape(shape: tuple[int, int, bool]) -> str:
+    states, actions, discrete = shape
+    return f"{states} observation numbers and " + ("a choice for action" if discrete else f"{actions} action numbers")
+
+
+def _arguments(simulator: str, task: str) -> set[str] | None:
+    """Return the arguments that the constructor of an environment takes; None if it does not say so."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    try:
+        if (of := family(simulator)) is not None and of.make is not None:
+            _, *there = inspect.signature(load_target(of.make)).parameters.values()
+        else:
+            entry = gymnasium.spec(task).entry_point
+            creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+            there = list(inspect.signature(creator).parameters.values())
+    except Exception:  # of any kind, by code of its own, which the simulator will tell of
+        return None
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in there):
+        return None
+    return {each.name for each in there if each.kind is not inspect.Parameter.VAR_POSITIONAL}
+
+
+def _choices(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task with discrete actions, where they must be continuous."""
+    head = ", with model.head: gaussian" if hasattr(config.model, "head") else ""
+    for index, task in enumerate(config.env.tasks):
+        facts = _facts(config.env, task)
+        if facts is not None and facts.discrete:
+            yield ConfigIssue(
+                (f"env.tasks.{index}", "algorithm.name"),
+                f"algorithm {config.algorithm.name!r} learns continuous actions, and those of {task!r} are discrete",
+                f"set algorithm to {of_newest_rollouts()}{head}",
+            )
+
+
+# ---- what an environment says of itself
+
+_SEEN: dict[str, Facts | None] = {}
+"""Facts by what they depend on: rules ask for them several times."""
+
+
+def _facts(env: Any, task: str) -> Facts | None:
+    """Return what an environment says of itself; None if it cannot be made, of which its simulator will say why."""
+    try:
+        import gymnasium
+
+        from embodyrl.envs.gymnasium.simulator import look
+
+        known_tasks(env.name)  # imports what registers them
+        key = repr((env.name, task, gymnasium.registry.get(task), env.kwargs, env.cameras, env.image_size))
+        if key not in _SEEN:
+            _SEEN[key] = None
+            _SEEN[key] = look(task, env)
+    except Exception:  # of any kind, by code of its own
+        return None
+    return _SEEN[key]
+
+
+def _first(env: Any) -> Facts | None:
+    """Return the facts of the first task; those of the others must be the same."""
+    return _facts(env, env.tasks[0]) if env.tasks else None
+
+
+def state_dim(env: Any) -> int | None:
+    """Return the size of the state (S)."""
+    facts = _first(env)
+    return None if facts is None else facts.state_dim
+
+
+def action_dim(env: Any) -> int | None:
+    """Return the size of an action (D)."""
+    facts = _first(env)
+    return None if facts is None else facts.action_dim
+
+
+def control_frequency(env: Any) -> float | None:
+    """Return the control steps per second [Hz]; None if the environment does not declare them."""
+    facts = _first(env)
+    return None if facts is None else facts.control_frequency
+
+
+def discrete(env: Any) -> bool | None:
+    """Return whether an action is a choice."""
+    facts = _first(env)
+    return None if facts is None else facts.discrete
