@@ -92,9 +92,9 @@ class RunError(RuntimeError):
         return str(self)
 
 
-def resume_command(folder: Path, *words: str) -> str:
-    """Return the command that goes on with what was interrupted, as it can be pasted into a shell."""
-    return shlex.join(["embodyrl", "resume", str(folder), *words])
+def shell_command(*words: str | Path) -> str:
+    """Return a command of embodyrl, as it can be pasted into a shell: `shell_command("resume", run_dir)`."""
+    return shlex.join(["embodyrl", *map(str, words)])
 
 
 class DiskFull(RunError):
@@ -102,12 +102,12 @@ class DiskFull(RunError):
 
     Args:
         error: what writing it raised.
-        next: the command that goes on once there is room; empty if it is the one that was given.
+        go_on: the command for when there is room; empty: the one that was given.
     """
 
-    def __init__(self, error: OSError, next: str = "") -> None:
+    def __init__(self, error: OSError, go_on: str = "") -> None:
         where = "" if error.filename is None else f" ({error.filename})"
-        super().__init__(f"{error.strerror}{where}. Make room, then go on: {next or 'the same command'}")
+        super().__init__(f"{error.strerror}{where}. Make room, then go on: {go_on or 'the same command'}")
 
     @staticmethod
     def is_why(error: Exception) -> TypeGuard[OSError]:

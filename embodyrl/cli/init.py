@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from embodyrl.config.files import builtin_folder, list_experiments, list_options
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import ConfigUse
 from embodyrl.config.swap import SwapError, swap
-from embodyrl.errors import UserError, did_you_mean
+from embodyrl.errors import UserError, did_you_mean, shell_command
 from embodyrl.registry import ALGORITHMS, SIMULATORS, Registry, SupportedModel
 
 GROUPS = ("env", "model", "algorithm")
@@ -294,7 +293,7 @@ def show_next(out: Path) -> None:
     faults = _faults(out, ConfigUse.run if _is_offline(out) else ConfigUse.check)
     for fault in faults:
         print(f"before it runs: {fault}")
-    print(f"next: embodyrl {'validate' if faults else 'run'} {shlex.quote(str(out))}")
+    print(f"next: {shell_command('validate' if faults else 'run', out)}")
 
 
 def _is_offline(out: Path) -> bool:

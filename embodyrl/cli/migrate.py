@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 import textwrap
@@ -16,7 +15,7 @@ from embodyrl.config.build import inline
 from embodyrl.config.issues import ConfigError
 from embodyrl.config.rlinf import Migration, convert
 from embodyrl.config.rlinf_files import read_rlinf
-from embodyrl.errors import without_controls
+from embodyrl.errors import shell_command, without_controls
 from embodyrl.files import write_whole
 
 WIDTH = 80
@@ -57,8 +56,7 @@ def migrate(path: Path, out: Path | None) -> int:
     print(f"\n{out or 'The result'}: OK, {loaded.values} values, 0 faults", file=stream)
     if out is not None:
         weights = " model.checkpoint=WEIGHTS" if loaded.config.model.checkpoint == "<weights>" else ""
-        name = shlex.quote(str(out))
-        print(f"next: embodyrl plan {name} --elsewhere, then embodyrl run {name}{weights}", file=stream)
+        print(f"next: {shell_command('plan', out)} --elsewhere, then {shell_command('run', out)}{weights}", file=stream)
     return 0
 
 

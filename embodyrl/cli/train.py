@@ -12,7 +12,7 @@ from pathlib import Path
 from embodyrl import api
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config import ConfigUse, LoadedConfig, load_config
-from embodyrl.errors import resume_command
+from embodyrl.errors import shell_command
 from embodyrl.evaluation.journal import is_journal, read_command
 from embodyrl.hub import parse_repo, push, readable_size
 from embodyrl.models.saved import own_folder_settings
@@ -87,7 +87,7 @@ def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int 
     if missing := asked.missing():
         raise CommandLineError(
             f"{folder} names {missing[0]} from {asked.directory}, and there is none here: "
-            f"cd {shlex.quote(asked.directory)} && {resume_command(folder.absolute())}"
+            f"cd {shlex.quote(asked.directory)} && {shell_command('resume', folder.absolute())}"
         )
     api.compare(
         asked.policy,
@@ -175,8 +175,7 @@ def export(
         say(f"exported {checkpoint}{place}  ({size}; {checked})")
         if out is not None and not adapter:
             settings = own_folder_settings(loaded.config.model, str(out))
-            command = ["embodyrl", "run", f"{out}/training.yaml", *settings, "run.dir=NEW"]
-            print(f"next: {shlex.join(command)}", flush=True)
+            print(f"next: {shell_command('run', out / 'training.yaml', *settings, 'run.dir=NEW')}", flush=True)
         if upload is not None:
             agreed = agrees(upload, size)
             print(f"uploaded: {push(folder, upload.repo, public=upload.public)}" if agreed else "nothing was uploaded")

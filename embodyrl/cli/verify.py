@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from embodyrl import api
-from embodyrl.errors import without_controls
+from embodyrl.errors import shell_command, without_controls
 
 if TYPE_CHECKING:  # imports torch
     from embodyrl.evaluation.verification import Verification
@@ -37,7 +36,7 @@ def write(path: str, *, trust: bool) -> int:
     """Write a lock of what this machine gives; returns the exit code."""
     print(f"playing the evaluation of {path} ...", flush=True)
     lock = api.write_lock(path, trust=trust)
-    print(f"written to {lock}\nnext: embodyrl verify {shlex.quote(str(path))}   (elsewhere, or after an upgrade)")
+    print(f"written to {lock}\nnext: {shell_command('verify', path)}   (elsewhere, or after an upgrade)")
     return 0
 
 

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from embodyrl.errors import resume_command, without_controls
+from embodyrl.errors import shell_command, without_controls
 from embodyrl.runner.checkpoint import published
 from embodyrl.runner.stopping import Interrupted
 from embodyrl.runner.watching import ENDED, RunView, RunWatcher, Status, find_runs
@@ -143,7 +143,7 @@ def _progress(view: RunView) -> list[Text]:
     if view.status in (Status.failed, Status.stopped):
         rows.append(_row("because", view.reason))
     if view.status in (Status.died, Status.failed, Status.stopped) and published(view.path):
-        rows.append(_row("next", resume_command(view.path)))
+        rows.append(_row("next", shell_command("resume", view.path)))
     quiet = view.silent_s is not None and view.silent_s >= QUIET_S
     if view.status is Status.running and quiet:
         rows.append(_row("quiet", f"nothing was written for {duration(view.silent_s or 0.0)}"))

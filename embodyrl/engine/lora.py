@@ -112,10 +112,9 @@ def choose_layers(policy: Policy, targets: list[str]) -> list[str]:
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in learning):
             endings = sorted({name.rpartition(".")[2] for name in learning})
-            hint = did_you_mean(target, endings, lead=" - ")
             raise PolicyError(
-                f"engine.lora.targets: no layer of model {policy.name!r} that learns ends in {target!r}{hint} "
-                f"(layers end in {', '.join(endings)})"
+                f"engine.lora.targets: no layer of model {policy.name!r} that learns ends in {target!r}",
+                did_you_mean(target, endings, otherwise=f"layers end in {', '.join(endings)}"),
             )
     return [name for name in learning if not targets or any(f".{name}".endswith(f".{target}") for target in targets)]
 

@@ -17,7 +17,7 @@ from embodyrl.config import ConfigError, LoadedConfig, to_plain
 from embodyrl.config.build import differences
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
 from embodyrl.config.schema import Config
-from embodyrl.errors import resume_command
+from embodyrl.errors import shell_command
 from embodyrl.evaluation.journal import ASKED_FILE, Command, Journal, digest_of, is_journal
 from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overrides, find, parts_of
 from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
@@ -579,7 +579,7 @@ class Study:
             self._say(f"interrupted; what there is:\n{Comparison(rows=tuple(rows)).text()}")
             self._write(rows)
         if self._asked.out is not None:
-            self._say(f"next: {resume_command(self._asked.out)}")
+            self._say(f"next: {shell_command('resume', self._asked.out)}")
 
     def _write(self, rows: Sequence[Row]) -> Path | None:
         missing = len(rows) < len(self._plans)
@@ -632,7 +632,7 @@ def _check_folder(out: Path, *, goes_on: bool) -> None:
     if not goes_on and is_journal(out):
         raise ProtocolError(
             f"{out / ASKED_FILE} exists, and results are never overwritten: name another folder, or go on with what "
-            f"was interrupted there: {resume_command(out)}"
+            f"was interrupted there: {shell_command('resume', out)}"
         )
     if (out / FILE).exists() and not is_journal(out):
         raise ProtocolError(f"{out / FILE} exists, and results are never overwritten: name another folder")

@@ -16,7 +16,7 @@ from embodyrl.config.issues import KeyPath
 from embodyrl.config.plugins import ORIGIN_FILE, claims, read_origin, sign
 from embodyrl.config.schema import Config
 from embodyrl.config.values import escape
-from embodyrl.errors import UserError, resume_command
+from embodyrl.errors import UserError, shell_command
 from embodyrl.files import write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
 from embodyrl.placement.ranks import MEETING_FILE
@@ -114,7 +114,9 @@ class RunDir:
             )
         if (path / MANIFEST).exists():  # nothing may be written there
             run_dir = path.absolute().parents[1]
-            raise RunDirError(f"{path} is a checkpoint, and only a whole run can go on: {resume_command(run_dir)}")
+            raise RunDirError(
+                f"{path} is a checkpoint, and only a whole run can go on: {shell_command('resume', run_dir)}"
+            )
         directory = cls(path)
         directory._clear()
         return directory
@@ -204,7 +206,7 @@ def _what_to_do_with(path: Path) -> str:
         return "choose another run.dir"
     if not (path / CHECKPOINTS / LAST).is_symlink():
         return "that run saved nothing to go on from, so remove the folder, or choose another run.dir"
-    return f"choose another run.dir, or go on with it: {resume_command(path)}"
+    return f"choose another run.dir, or go on with it: {shell_command('resume', path)}"
 
 
 def write_config(folder: Path, loaded: LoadedConfig) -> None:

@@ -7,7 +7,6 @@ import gc
 import json
 import math
 import platform
-import shlex
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from embodyrl.config.schema import Config, KeepBest, Offload
 from embodyrl.engine.compute import noise_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.states import changes, simulator_versions
-from embodyrl.errors import RunError, UserError, resume_command, without_controls
+from embodyrl.errors import RunError, UserError, shell_command, without_controls
 from embodyrl.files import write_whole
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.pipelines.stages import Components
@@ -237,7 +236,7 @@ class Runner:
         fate = self._rescue()  # outside of the handler, which would hold on to what the iteration used
         raise OutOfMemoryError(
             f"memory ran out in iteration {self.progress.iteration + 1}: {reason}. {fate}. Less memory is needed with "
-            f"{less_memory(self.config)}: {resume_command(self.run_dir)} KEY=VALUE"
+            f"{less_memory(self.config)}: {shell_command('resume', self.run_dir)} KEY=VALUE"
         )
 
     def _iterate(self) -> dict[str, float]:
@@ -346,7 +345,7 @@ class Runner:
         raise RunError(
             f"env.offload is true, but simulator {self.config.env.name!r} does not restore its saved states bit for "
             f"bit, so no episode would outlast an iteration. The run is saved. Continue with the simulators kept "
-            f"running: {resume_command(self.run_dir, 'env.offload=false')}"
+            f"running: {shell_command('resume', self.run_dir, 'env.offload=false')}"
         )
 
     def _goes_on(self) -> bool:
@@ -388,8 +387,9 @@ class Runner:
         try:
             write_report(self.run_dir)
         except (UserError, OSError) as error:  # what was learned is saved
-            again = shlex.join(["embodyrl", "report", str(self.run_dir)])
-            self.message(f"warning: no {REPORT_FILE}: {error}. Once that is mended: {again}")
+            self.message(
+                f"warning: no {REPORT_FILE}: {error}. Once that is mended: {shell_command('report', self.run_dir)}"
+            )
 
     def _is_evaluation_due(self) -> bool:
         """Return whether an evaluation follows the last iteration: as often as the config says, and at the end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
-from embodyrl.errors import DiskFull, UserError, resume_command, without_controls
+from embodyrl.errors import DiskFull, UserError, shell_command, without_controls
 from embodyrl.models.judging import CLASSIFIER
 from embodyrl.models.saved import other_options, weight_type
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_allocator, why_no_cuda
@@ -35,7 +35,15 @@ from embodyrl.runner.checkpoint import Manifest, find, published
 from embodyrl.runner.deployment import Deployment, deployed, lending
 from embodyrl.runner.fitting import fit, refuse_without_cuda, told
 from embodyrl.runner.ranks import follow, leading
-from embodyrl.runner.rundir import SOURCES, RunDir, read_config, restore_files, sources_not_needed, write_config
+from embodyrl.runner.rundir import (
+    LOG_FILE,
+    SOURCES,
+    RunDir,
+    read_config,
+    restore_files,
+    sources_not_needed,
+    write_config,
+)
 from embodyrl.runner.stopping import Interrupted
 from embodyrl.runner.workers import RolloutWorkers
 from embodyrl.screen import say
@@ -118,7 +126,7 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
             loaded = read_config(run_dir, overrides, trust=trust)
         refuse_another_run(read_config(found.place, [], sources, trust=trust).config, loaded.config)
         if is_over(Manifest.read(found.place), loaded.config) and _has_summary(run_dir):
-            show(directory, f"{run_dir} is done. For more: {resume_command(run_dir)} run.iterations=N", host)
+            show(directory, f"{run_dir} is done. For more: {shell_command('resume', run_dir)} run.iterations=N", host)
             return Ending(run_dir=run_dir)
         write_config(run_dir, loaded)  # changed settings stay changed at the next resume
         show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from {found.place}", host)
@@ -219,8 +227,12 @@ def _train_on(
 
 
 @contextmanager
-def held(directory: RunDir) -> Iterator[RunDir]:
+def held(directory: RunDir, is_resumable: Callable[[Path], object] = published) -> Iterator[RunDir]:
     """Release a run directory at the end of a block, and write the errors of the block into its log.
+
+    Args:
+        directory: its own.
+        is_resumable: whether there is something in it to go on from.
 
     Raises:
         DiskFull: the block could not write something.
@@ -228,9 +240,14 @@ def held(directory: RunDir) -> Iterator[RunDir]:
     try:
         yield directory
     except Exception as error:
-        if DiskFull.is_why(error):  # nor could its log be written
-            raise DiskFull(error, resume_command(directory.path)) from error
-        directory.note(without_controls(f"failed: {error}"))
+        go_on = shell_command("resume", directory.path) if is_resumable(directory.path) else ""
+        fault = DiskFull(error, go_on) if DiskFull.is_why(error) else error
+        try:
+            directory.note(without_controls(f"failed: {fault}"))
+        except OSError as unwritten:  # must not hide why
+            fault.add_note(f"(Nor could {LOG_FILE} be written: {unwritten.strerror}.)")
+        if fault is not error:
+            raise fault from error
         raise
     except (Interrupted, KeyboardInterrupt) as error:
         directory.note(str(error) or "stopped by SIGINT, at once")
@@ -289,12 +306,15 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     if len(rates) > SHOWN_RATES:
         rates = [*rates[:1], "...", *rates[1 - SHOWN_RATES :]]
     success = f"   success {' -> '.join(rates)}" if rates else ""
-    stopped, folder = summary["stopped_by"], shlex.quote(str(run_dir))
-    steps = [f"embodyrl eval {folder}", resume_command(run_dir, f"run.iterations={2 * summary['iterations']}")]
+    stopped = summary["stopped_by"]
+    steps = [
+        shell_command("eval", run_dir),
+        shell_command("resume", run_dir, f"run.iterations={2 * summary['iterations']}"),
+    ]
     if (run_dir / TENSORBOARD).is_dir():
-        steps.append(f"tensorboard --logdir {folder}")
+        steps.append(f"tensorboard --logdir {shlex.quote(str(run_dir))}")
     if stopped is not None:
-        steps = [resume_command(run_dir)]
+        steps = [shell_command("resume", run_dir)]
     page = run_dir / REPORT_FILE
     report = f"report: {page}\n" if page.is_file() else ""  # tracking.report is false, or a warning said why
     return (

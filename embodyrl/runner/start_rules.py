@@ -116,17 +116,20 @@ def networks_fit_into_memory(config: Config) -> Iterator[ConfigIssue]:
     """Check that networks of given widths fit into main memory, where the policy is in it."""
     if config.engine.device is Device.cuda or (config.engine.device is Device.auto and has_nvidia_gpu()):
         return
-    there, settings = psutil.virtual_memory().total, getattr(config.algorithm, "off_policy", None)
-    critics = getattr(settings, "critics", None)
-    networks = {"model.hidden_sizes": (1, getattr(config.model, "hidden_sizes", ()))}
-    if critics is not None:
-        networks["algorithm.off_policy.critics.hidden_sizes"] = (critics.count, critics.hidden_sizes)
-    for where, (count, widths) in networks.items():
+    there, replayed = psutil.virtual_memory().total, getattr(config.algorithm, "off_policy", None)
+    sections = {
+        "model": config.model,
+        "algorithm.off_policy.critics": getattr(replayed, "critics", None),
+        "algorithm.off_policy.steering": getattr(replayed, "steering", None),
+    }
+    for section, settings in sections.items():
+        where, widths = f"{section}.hidden_sizes", list(getattr(settings, "hidden_sizes", ()))
+        count = getattr(settings, "count", 1)
         weights = count * sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
         if (needed := LEAST_OF_WEIGHT * weights) > there:
             yield ConfigIssue(
                 where,
-                f"{where} = {list(widths)} are {weights:.1e} weights, which need {needed / 1e9:.0f} GB of main memory "
+                f"{where} = {widths} are {weights:.1e} weights, which need {needed / 1e9:.0f} GB of main memory "
                 f"or more, and this machine has {there / 1e9:.0f} GB",
                 "choose narrower layers",
             )
@@ -144,12 +147,12 @@ def adapters_find_layers(config: Config) -> Iterator[ConfigIssue]:
 
     try:
         policy, _ = build_weightless(config.model, assumed_spec(config), chunk_size=config.rollout.chunk_size)
-    except PolicyError:
-        return  # says why when it is built with its weights
+    except Exception:  # of any kind, by code of its own, which says why when it is built with its weights
+        return
     try:
         choose_layers(policy, lora.targets)
     except PolicyError as error:
-        yield ConfigIssue("engine.lora.targets", str(error))
+        yield ConfigIssue("engine.lora.targets", error.message, error.remedy)
 
 
 def images_are_looked_at(config: Config) -> Iterator[ConfigIssue]:

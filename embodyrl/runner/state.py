@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from embodyrl.config import LoadedConfig
 from embodyrl.engine.lora import save_policy
-from embodyrl.errors import RunError, resume_command
+from embodyrl.errors import RunError, shell_command
 from embodyrl.models.policy import Policy
 from embodyrl.rollout.batch import TrajectoryBatch, leaves
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
@@ -369,7 +369,7 @@ class Saver:
         return (
             f"the checkpoint of iteration {snapshot.iteration} could not be written to {self._run_dir}: {error}. It "
             f"takes about {needed} bytes, {free} are free there; {older}. Make room, then go on: "
-            f"{resume_command(self._run_dir)}"
+            f"{shell_command('resume', self._run_dir)}"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from embodyrl.config import LoadedConfig
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath
-from embodyrl.errors import UserError, resume_command
+from embodyrl.errors import UserError, shell_command
 from embodyrl.files import write_whole
 from embodyrl.models.judging import CLASSIFIER
 from embodyrl.runner.checkpoint import published
@@ -102,7 +102,7 @@ def make_folder(loaded: LoadedConfig) -> Path:
         return make_numbered(Path("runs") / run.name / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-sweep")
     path = Path(run.dir)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        remedy = f"go on with it: {resume_command(path)}" if is_sweep(path) else "choose another run.dir"
+        remedy = f"go on with it: {shell_command('resume', path)}" if is_sweep(path) else "choose another run.dir"
         raise SweepError(f"{path} exists already and is never overwritten: {remedy}")
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
@@ -14,7 +13,7 @@ from rich.console import Console
 from embodyrl.config import LoadedConfig
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.plugins import can_sign, code_of_its_own
-from embodyrl.errors import UserError, resume_command
+from embodyrl.errors import UserError, shell_command
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.ranks import is_launched
 from embodyrl.planning.choices import AUTO
@@ -28,6 +27,7 @@ from embodyrl.sweeps.folder import (
     Plan,
     State,
     SweepError,
+    is_sweep,
     make_folder,
     read_plan,
     set_aside,
@@ -97,7 +97,7 @@ def start(
     loaded = load_all(load, plain, points)
     first = loaded[0]
     path = make_folder(first)
-    with held(RunDir(path)) as directory:
+    with held(RunDir(path), is_sweep) as directory:
         plan = Plan(source=first.source, name=first.config.run.name, words=plain, points=points, at_once=wish.at_once)
         for point, each in zip(points, loaded, strict=True):
             write_start(path, point, each, {})
@@ -116,7 +116,7 @@ def go_on(path: Path, wish: Wish | None = None, host: Host = PROGRAM) -> SweepEn
         SweepError: it is no sweep.
     """
     plan = read_plan(path)
-    with held(RunDir(path)) as directory:
+    with held(RunDir(path), is_sweep) as directory:
         show(directory, f"sweep of {counted(len(plan.points), 'run')}   ({plan.source})", host)
         return _carry_on(path, plan, wish or Wish(), directory, host)
 
@@ -248,10 +248,10 @@ def _end(
         if (report := _report(path, results)) is not None:
             show(directory, f"report: {report}", host)
     except (UserError, OSError) as error:  # the results are written
-        again = shlex.join(["embodyrl", "report", str(path)])
+        again = shell_command("report", path)
         show(directory, f"warning: no {REPORT_FILE}: {error}. Once that is mended: {again}", host)
     if finished < len(results.runs):
-        show(directory, f"next: {resume_command(path)}", host)
+        show(directory, f"next: {shell_command('resume', path)}", host)
     exit_code = 128 + stopped_by if stopped_by is not None else 1 if failed else 0
     return SweepEnding(path=path, exit_code=exit_code, results=results, failed=reasons)
 

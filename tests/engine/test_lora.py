@@ -87,7 +87,7 @@ def test_frozen_vision_towers_get_no_adapters() -> None:
 
 
 def test_a_target_that_no_layer_has_is_refused_with_a_near_one() -> None:
-    with pytest.raises(PolicyError, match=r"engine\.lora\.targets: .* ends in 'q_porj' - did you mean 'q_proj'\?"):
+    with pytest.raises(PolicyError, match=r"engine\.lora\.targets: .* ends in 'q_porj': did you mean 'q_proj'\?"):
         adapted(targets=["q_porj"])
 
 

@@ -16,7 +16,7 @@ from small_runs import SMALL
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
-from embodyrl.errors import resume_command
+from embodyrl.errors import shell_command
 from embodyrl.runner.checkpoint import find
 from embodyrl.runner.runner import less_memory
 
@@ -45,7 +45,7 @@ def test_what_was_learned_is_saved_and_the_run_goes_on_with_less(
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.startswith("error: memory ran out in iteration 3: ") and reason in done.stderr
     assert "What was learned before it is saved" in done.stderr and "engine.micro_batch_size=24" in done.stderr
-    assert resume_command(path) in done.stderr and len(done.stderr.splitlines()) == 1
+    assert shell_command("resume", path) in done.stderr and len(done.stderr.splitlines()) == 1
     assert find(path).place.name == "000002"
     assert train.resume(path, ["engine.micro_batch_size=12", "run.iterations=4", "run.save_async=false"]) == 0
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 from slow import rest_slow
 
+from embodyrl.errors import DiskFull, RunError
+from embodyrl.runner.rundir import RunDir
+from embodyrl.runner.session import held
+
 pytestmark = pytest.mark.faults
 
 MOUNT = ["unshare", "--mount"]
@@ -71,3 +75,21 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path,
     assert no_byte["stderr"].endswith(
         f"Make room, then go on: embodyrl resume {quote(str(tmp_path / 'disk' / 'run'))}\n"
     )
+
+
+def test_a_log_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+    (tmp_path / "run.log").symlink_to("/dev/full")
+    with pytest.raises(RunError, match="the loss is not finite") as caught, held(RunDir(tmp_path)):
+        raise RunError("the loss is not finite")
+    assert caught.value.__notes__ == ["(Nor could run.log be written: No space left on device.)"]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_full_disk_names_resume_only_where_something_was_saved(tmp_path: Path, saved: bool) -> None:
+    if saved:
+        (tmp_path / "checkpoints" / "000003").mkdir(parents=True)
+    with pytest.raises(DiskFull) as caught, held(RunDir(tmp_path)):
+        Path("/dev/full").write_text("lost")
+    go_on = f"embodyrl resume {quote(str(tmp_path))}" if saved else "the same command"
+    assert str(caught.value) == f"No space left on device. Make room, then go on: {go_on}"
+    assert str(caught.value) in (tmp_path / "run.log").read_text()

@@ -18,7 +18,7 @@ from small_runs import SMALL, Run
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
-from embodyrl.errors import RunError, UserError, resume_command
+from embodyrl.errors import RunError, UserError, shell_command
 from embodyrl.runner.checkpoint import CheckpointError, verify
 from embodyrl.runner.rundir import RunDirError
 
@@ -161,7 +161,8 @@ def test_a_run_that_is_done_says_so_and_starts_nothing(
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.name != "run.log"}
     capsys.readouterr()
     assert train.resume(run.path, []) == 0
-    assert capsys.readouterr().out == f"{run.path} is done. For more: {resume_command(run.path)} run.iterations=N\n"
+    more = f"{shell_command('resume', run.path)} run.iterations=N"
+    assert capsys.readouterr().out == f"{run.path} is done. For more: {more}\n"
     assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.name != "run.log"}
 
 
@@ -177,7 +178,7 @@ def test_a_report_is_of_the_newest_end_or_there_is_none(
 
 def test_a_checkpoint_that_is_taken_for_a_run_stays_as_it_is(small_run: Callable[..., Run]) -> None:
     run = small_run("run", "run.iterations=1")
-    said = f"is a checkpoint, and only a whole run can go on: {resume_command(run.path)}"
+    said = f"is a checkpoint, and only a whole run can go on: {shell_command('resume', run.path)}"
     with pytest.raises(RunDirError, match=f"{re.escape(said)}$"):
         train.resume(run.path / "checkpoints" / "last", [])
     verify((run.path / "checkpoints" / "last").resolve())

@@ -86,6 +86,8 @@ def test_adapters_find_layers_without_weights() -> None:
     wanted = ["env=gym/pendulum_rgb", "env.image_size=[224,224]", "model=smolvla", "engine.lora.rank=4"]
     fault = "engine.lora.targets: no layer of model 'smolvla' that learns ends in 'q_prj' - did you mean 'q_proj'?"
     assert fault in faults(*wanted, "engine.lora.targets=[v_proj,q_prj]")
+    frozen = faults(*wanted, "model.frozen=language", "engine.lora.targets=[nowhere]")
+    assert frozen.count("no layer of model") == 1, "what follows from other remedies repeats it"
     assert "engine.lora.targets" not in faults(*wanted, "engine.lora.targets=[v_proj,q_proj]")
     assert faults("engine.lora.rank=4", "engine.lora.targets=[q_proj]").endswith("\n1 fault; nothing was started.")
 

@@ -16,7 +16,7 @@ from small_runs import SMALL, Run
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
-from embodyrl.errors import resume_command
+from embodyrl.errors import shell_command
 from embodyrl.placement.plan import Inventory
 from embodyrl.runner.build import Host
 from embodyrl.sweeps import session
@@ -75,7 +75,7 @@ def test_a_stopped_sweep_saves_all_runs_and_goes_on(sweep, tmp_path, capsys):
     threading.Thread(target=interrupt, daemon=True).start()
     ending = sweep("run.iterations=400", "env.workers=1", "run.eval_every=0", "run.save_every=0", seeds="3")
     assert ending.exit_code == 130
-    assert f"next: {resume_command(path)}" in capsys.readouterr().out
+    assert f"next: {shell_command('resume', path)}" in capsys.readouterr().out
     assert [state_of(path / f"seed={seed}") for seed in (1, 2, 3)] == [
         *(State.interrupted, State.interrupted),
         State.missing,

@@ -11,7 +11,7 @@ from typing import Any
 
 from embodyrl.config.files import read_document
 from embodyrl.config.rules import described_tasks, known_tasks
-from embodyrl.errors import UserError, resume_command, without_controls
+from embodyrl.errors import UserError, shell_command, without_controls
 from embodyrl.tracking.intervals import wilson_interval
 from embodyrl.tracking.report.summary import EVALUATIONS, GRAPH_FILE, SUMMARY_FILE, VIDEOS, is_evaluation, read_summary
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
@@ -138,11 +138,14 @@ class RunRecord:
     def state(self) -> tuple[str, str]:
         """How the run stands, in a word (`done`, `stopped`, `unfinished`) and in a sentence."""
         if self.summary is None:
-            go_on = f": {resume_command(self.path)}" if (self.path / LAST).is_symlink() else "."
+            go_on = f": {shell_command('resume', self.path)}" if (self.path / LAST).is_symlink() else "."
             return "unfinished", f"No {SUMMARY_FILE}: the run goes on, was killed or failed, see {LOG_FILE}{go_on}"
         by = self.summary.get("stopped_by")
         if by:
-            return "stopped", f"Stopped by {by} after iteration {self.last_iteration}: {resume_command(self.path)}"
+            return (
+                "stopped",
+                f"Stopped by {by} after iteration {self.last_iteration}: {shell_command('resume', self.path)}",
+            )
         return "done", f"Done after {self.summary['iterations']:,} iterations."
 
     @cached_property

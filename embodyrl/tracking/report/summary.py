@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embodyrl.errors import MissingPackageError, UserError, resume_command
+from embodyrl.errors import MissingPackageError, UserError, shell_command
 
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"
@@ -63,7 +63,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         damaged = True
     if damaged:
-        raise SummaryError(f"{path} is damaged: have it written anew with {resume_command(run_dir)}")
+        raise SummaryError(f"{path} is damaged: have it written anew with {shell_command('resume', run_dir)}")
     return dict(summary)
 
 
