@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from signal import Signals
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from embodyrl.placement.signals import heard, ignore_from_now_on
 
@@ -30,6 +30,9 @@ AGAIN_S = 0.5
 CALLBACK = 0
 """Stands for a callback among the numbers of signals that asked to stop."""
 
+_active: list[Stopper] = []
+"""Those that turn signals into requests now, the innermost last."""
+
 _fulfilled: list[float] = []
 """Time (`time.monotonic`) of the request that a `Stopper` of this process received first. From then on the program
 closes, which a repetition of the request must not interrupt."""
@@ -45,6 +48,45 @@ class Interrupted(BaseException):
     def __init__(self, number: Signals) -> None:
         super().__init__(f"stopped by {number.name}")
         self.exit_code = 128 + number.value
+
+
+class LastingScreen:
+    """stdout whose reader may go away (`| head`, a `tee` that dies, or that the same Ctrl-C ends before this process
+    knows of it) while a `Stopper` is active or after its request: what is printed then is dropped, and the work under
+    way is finished and saved, as after SIGHUP. At other times, `BrokenPipeError` is raised as ever.
+
+    Args:
+        stream: stdout.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text; returns its length."""
+        with _no_reader_needed():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is still in Python's buffer."""
+        with _no_reader_needed():
+            self._stream.flush()
+
+
+@contextmanager
+def _no_reader_needed() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        if not (_active or _fulfilled):
+            raise
+        _leave_dead_screens()  # also for what is still in Python's buffer
+        if _active:
+            _active[-1].hang_up()
 
 
 @contextmanager
@@ -83,9 +125,11 @@ def interruptible() -> Iterator[None]:
     sys.unraisablehook = lambda dropped: None if dropped.exc_value in raised else hook(dropped)
     for each in heard():
         signal.signal(each, interrupt)
+    stdout, sys.stdout = sys.stdout, cast(TextIO, LastingScreen(sys.stdout))
     try:
         yield
     finally:
+        sys.stdout = stdout
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         ignore_from_now_on()
         sys.unraisablehook = hook
@@ -155,6 +199,11 @@ class Stopper:
         if self._wish is None:
             self._wish = CALLBACK
 
+    def hang_up(self) -> None:
+        """Request to stop because nobody reads stdout any more; not if the program is deaf to SIGHUP (nohup)."""
+        if (self._wish is None or self._wish == CALLBACK) and signal.SIGHUP in heard():
+            self._accept(signal.SIGHUP, why="nobody reads stdout any more: ")
+
     def agree(self) -> bool:
         """Agree on the request of the first rank that has one; returns whether there is any. All ranks must call it."""
         # Signals reach ranks at different moments; if each acted on its own, some would begin an iteration that the
@@ -166,6 +215,7 @@ class Stopper:
         return self._agreed is not None
 
     def __enter__(self) -> Stopper:
+        _active.append(self)
         if threading.current_thread() is threading.main_thread():
             self._previous = {each: signal.signal(each, self._handle) for each in heard()}
         return self
@@ -174,6 +224,7 @@ class Stopper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _restore(self._previous)
+        _active.remove(self)
         if self._wish is not None:
             _leave_dead_screens()
         if error is not None and self._ranks is not None:
@@ -187,12 +238,15 @@ class Stopper:
         # Noted before anything is done: another signal may arrive while this one is handled.
         self._first_at.setdefault(number, now)
         if self._wish is None or self._wish == CALLBACK:
-            self._wish = number
-            _fulfilled[:] = [now]
-            _leave_dead_screens()
-            _say(f"stopping after {self._unit}, then saving{_hint(number)}")
+            self._accept(number)
         elif now - min(self._first_at.values()) > ONE_WISH_S:
             _say(f"still finishing {self._unit}, then saving{_hint(number)}")
+
+    def _accept(self, number: int, why: str = "") -> None:
+        self._wish = number
+        _fulfilled[:] = [time.monotonic()]
+        _leave_dead_screens()
+        _say(f"{why}stopping after {self._unit}, then saving{_hint(number)}")
 
 
 def _hint(number: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import shlex
 import shutil
 import signal
 import subprocess
@@ -255,16 +254,61 @@ def with_contents(descriptor: int) -> None:
         return
 
 
-def test_ctrl_c_that_ends_the_reader_of_a_pipe_as_well(tmp_path: Path, start: Callable[..., Started]) -> None:
-    words = shlex.join(["exec", *RUN, "tracking.report=true", f"run.dir={tmp_path / 'run'}"])
-    started = start("bash", "-c", f"({words}) | cat; exit ${{PIPESTATUS[0]}}").wait_for_iterations(1)
-    started.signal_group(SIGINT)
-    started.process.communicate(timeout=60)
-    deadline = time.monotonic() + 60
-    while not (started.path / "report.html").exists():
-        assert time.monotonic() < deadline, "the run did not come to its end"
-        time.sleep(0.05)
+@contextmanager
+def a_reader() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """What reads a pipe to its end, and the pipe's other end."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
+        assert reader.stdin is not None
+        yield reader, reader.stdin.fileno()
+        reader.kill()
+
+
+def test_ctrl_c_that_ends_the_reader_of_a_pipe_as_well(start: Callable[..., Started]) -> None:
+    """The reader dies after the run has heard of the signal, which it then cannot know, and before it prints on."""
+    with a_reader() as (reader, pipe):
+        started = run(start, "tracking.report=true", "run.eval_every=1", "eval.episodes=250", stdout=pipe)
+        time.sleep(1.0)  # now it evaluates, and prints the result before it looks for signals
+        with started.simulators_asleep():
+            started.process.send_signal(SIGINT)
+            time.sleep(0.5)
+            reader.kill()
+            reader.wait()
+        code, _, err = started.ending()
+    assert code == 130 and "stopping after this iteration" in err, err
+    assert (started.path / "report.html").exists()
     started.assert_saved(SIGINT)
+
+
+def test_a_reader_that_goes_away_alone_is_a_hangup(start: Callable[..., Started]) -> None:
+    with a_reader() as (reader, pipe):
+        started = run(start, stdout=pipe)
+        reader.kill()
+        code, _, err = started.ending()
+    assert code == 129 and "nobody reads stdout any more: stopping after this iteration" in err, err
+    started.assert_saved(SIGHUP)
+
+
+def test_nohup_goes_on_without_a_reader(start: Callable[..., Started]) -> None:
+    with a_reader() as (reader, pipe):
+        started = run(start, prefix=("nohup",), stdout=pipe)
+        reader.kill()
+        time.sleep(2.5)  # some lines have been due by now
+        started.wait_for_iterations(len((started.path / "metrics.jsonl").read_text().splitlines()) + 2)
+        started.signal_group(SIGTERM)
+        code, _, err = started.ending()
+    assert code == 143, err
+    started.assert_saved(SIGTERM)
+
+
+def test_a_reader_that_was_never_there_is_an_error_as_of_any_program() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        words = [*EMBODYRL, "list", "models"]
+        done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    finally:
+        os.close(write)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
 
 
 CLOSING = """
