@@ -43,7 +43,7 @@ SMALL = [
     "tracking.report=false",
 ]
 RUN = (*EMBODYRL, "run", "experiment/gym_pendulum", *SMALL)
-A_SECOND, SECONDS = "rollout.num_chunks=2000", "rollout.num_chunks=12000"
+A_SECOND, SECONDS = "rollout.num_chunks=2000", "rollout.num_chunks=3000"
 """How long one iteration takes."""
 TIMEOUT = shutil.which("timeout")
 needs_timeout = pytest.mark.skipif(TIMEOUT is None, reason="GNU timeout is not installed")

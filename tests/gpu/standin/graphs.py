@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from standin import events
+from standin.nested import leaves, mapped
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
@@ -49,16 +49,16 @@ class CUDAGraph:
     def write_down(self, func: Any, args: Any, kwargs: dict[str, Any], numbers: list[Tensor]) -> Any:
         """Compute an operation on tensors of the CPU, and write it down. Those of `numbers` are the CPU's own: single
         numbers, which are fixed."""
-        for each in tree_leaves((args, kwargs)):
+        for each in leaves((args, kwargs)):
             if isinstance(each, torch._C.Generator) and each._cdata not in self._generators:
                 raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
         self._made |= {id(each): each for each in numbers}
-        kept, made = tree_map(self._keep, (args, kwargs)), func(*args, **kwargs)
+        kept, made = mapped(self._keep, (args, kwargs)), func(*args, **kwargs)
         results = tensors(made)
         self._made |= {id(each): each for each in results}
 
         def repeat() -> None:
-            again_args, again_kwargs = tree_map(lambda value: value() if isinstance(value, _Memory) else value, kept)
+            again_args, again_kwargs = mapped(lambda value: value() if isinstance(value, _Memory) else value, kept)
             for target, source in zip(results, tensors(func(*again_args, **again_kwargs)), strict=True):
                 if target.numel() and target.data_ptr() != source.data_ptr():  # else it is a view, or was written to
                     target.copy_(source)
@@ -78,7 +78,7 @@ class CUDAGraph:
 
 def tensors(value: Any) -> list[Tensor]:
     """Return all tensors of nested values."""
-    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+    return [each for each in leaves(value) if isinstance(each, Tensor)]
 
 
 class _Memory:

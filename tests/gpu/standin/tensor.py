@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from standin.events import Kind, line, note, note_copy
 from standin.graphs import CUDAGraph
+from standin.nested import leaves, mapped
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -170,29 +171,29 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], mode: Callable[[], Abs
         return 0  # attention by its formula: the kernels are the GPU's
     if name == "_pin_memory":
         return args[0].clone()
-    if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
+    given = leaves((args, kwargs))
+    if any(isinstance(each, FakeTensor) for each in given):
         return func(*args, **kwargs)  # a plan of what would be computed
-    if name not in KEEPING_PLACE and func._can_decompose() and is_composite(func):
+    if name not in KEEPING_PLACE and is_composite(func):
         with mode():
             found = func.decompose(*args, **kwargs)
         if found is not NotImplemented:
             return found
 
-    leaves = tree_leaves((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = [each for each in given if isinstance(each, Tensor)]
     on_gpu = any(place_of(tensor) == "cuda" for tensor in tensors)
-    asked = asked_device(leaves, kwargs)
+    asked = asked_device(given, kwargs)
     if asked is not None and asked.type == "meta":
         return func(*args, **kwargs)
     to_gpu = on_gpu if asked is None else asked.type == "cuda"
     if on_gpu:
         check_devices(func, name, args, tensors)
-    check_generators(func, leaves, to_gpu)
+    check_generators(func, given, to_gpu)
     count(name, args, kwargs, tensors, to_gpu)
     if not to_gpu and not any(isinstance(tensor, CudaTensor) for tensor in tensors):
         return func(*args, **kwargs)
 
-    plain_args, plain_kwargs = tree_map(on_cpu, (args, kwargs))
+    plain_args, plain_kwargs = mapped(on_cpu, (args, kwargs))
     plain_kwargs |= {"pin_memory": False} if "pin_memory" in kwargs else {}
     if CUDAGraph.recording is None:
         made = func(*plain_args, **plain_kwargs)
@@ -202,14 +203,16 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], mode: Callable[[], Abs
     return results(func, args, kwargs, made, to_gpu)
 
 
+@cache
 def is_composite(func: Any) -> bool:
     """Return whether an operation is made of others for all devices."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return kernel and func._can_decompose()
 
 
-def asked_device(leaves: list[Any], kwargs: dict[str, Any]) -> torch.device | None:
+def asked_device(given: list[Any], kwargs: dict[str, Any]) -> torch.device | None:
     """Return the device that an operation names."""
-    asked = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    asked = [each for each in given if isinstance(each, torch.device)]
     if not asked and isinstance(kwargs.get("device"), str):
         asked = [torch.device(kwargs["device"])]
     if asked and asked[0].type == "cuda" and asked[0].index not in (None, 0):
@@ -226,22 +229,32 @@ def on_cpu(value: Any) -> Any:
 
 def results(func: Any, args: Any, kwargs: dict[str, Any], made: Any, to_gpu: bool) -> Any:
     """Return what an operation made as tensors of the stand-in; what it wrote to are the arguments themselves."""
-    written = []
-    for number, each in enumerate(func._schema.arguments):
-        if each.alias_info is not None and each.alias_info.is_write:
-            written.append(kwargs.get(each.name) if each.kwarg_only or number >= len(args) else args[number])
+    written = [
+        kwargs.get(name) if by_name or number >= len(args) else args[number]
+        for number, name, by_name in arguments_written(func)
+    ]
     if written and not func._schema.returns:
         return None
     if written and isinstance(made, Tensor) and isinstance(written[0], Tensor):
         return written[0]
-    known = {id(each.inner): each for each in tree_leaves(written) if isinstance(each, CudaTensor)}
+    known = {id(each.inner): each for each in leaves(written) if isinstance(each, CudaTensor)}
 
     def outside(value: Any) -> Any:
         if not isinstance(value, Tensor) or isinstance(value, CudaTensor):
             return value
         return known.get(id(value)) or (CudaTensor(value) if to_gpu else value)
 
-    return tree_map(outside, made)
+    return mapped(outside, made)
+
+
+@cache
+def arguments_written(func: Any) -> list[tuple[int, str, bool]]:
+    """Return place and name of the arguments that an operation writes to, and whether it takes them by name alone."""
+    return [
+        (number, each.name, each.kwarg_only)
+        for number, each in enumerate(func._schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
 
 
 def check_devices(func: Any, name: str, args: Any, tensors: list[Tensor]) -> None:
@@ -262,9 +275,9 @@ def check_devices(func: Any, name: str, args: Any, tensors: list[Tensor]) -> Non
     raise WrongDeviceError(f"Expected all tensors to be on the same device ({func}: {shapes})")
 
 
-def check_generators(func: Any, leaves: list[Any], to_gpu: bool) -> None:
+def check_generators(func: Any, given: list[Any], to_gpu: bool) -> None:
     """Refuse a generator of another device than the numbers that it draws."""
-    for generator in leaves:
+    for generator in given:
         if isinstance(generator, torch._C.Generator):
             found = GENERATORS[generator._cdata].device.type if generator._cdata in GENERATORS else "cpu"
             wanted = "cuda" if to_gpu else "cpu"
