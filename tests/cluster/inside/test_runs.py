@@ -26,7 +26,7 @@ WORKERS = ["placement.rollout.workers=2"]
 RANKS = ["engine.parallel.world_size=2"]
 SEPARATE = [*WORKERS, *RANKS, "rollout.mode=async", "tracking.video.episodes=2"]
 HYBRID = ["placement.simulators.nodes=b"]
-LONG = ["run.iterations=40"]
+LONG = ["run.iterations=24"]
 
 
 def program(run_dir: Path, *settings: str, command: str = "run") -> subprocess.Popen[str]:
