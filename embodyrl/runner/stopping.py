@@ -29,6 +29,8 @@ AGAIN_S = 0.5
 
 CALLBACK = 0
 """Stands for a callback among the numbers of signals that asked to stop."""
+NO_SIGNAL = (None, CALLBACK)
+"""Requests over which a signal takes precedence."""
 
 _active: list[Stopper] = []
 """Those that turn signals into requests now, the innermost last."""
@@ -201,7 +203,7 @@ class Stopper:
 
     def hang_up(self) -> None:
         """Request to stop because nobody reads stdout any more; not if the program is deaf to SIGHUP (nohup)."""
-        if (self._wish is None or self._wish == CALLBACK) and signal.SIGHUP in heard():
+        if self._wish in NO_SIGNAL and signal.SIGHUP in heard():
             self._accept(signal.SIGHUP, why="nobody reads stdout any more: ")
 
     def agree(self) -> bool:
@@ -237,7 +239,7 @@ class Stopper:
             self._leave(number)
         # Noted before anything is done: another signal may arrive while this one is handled.
         self._first_at.setdefault(number, now)
-        if self._wish is None or self._wish == CALLBACK:
+        if self._wish in NO_SIGNAL:
             self._accept(number)
         elif now - min(self._first_at.values()) > ONE_WISH_S:
             _say(f"still finishing {self._unit}, then saving{_hint(number)}")

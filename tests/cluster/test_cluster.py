@@ -20,7 +20,6 @@ IN_NETWORK = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "-
 
 
 @pytest.mark.slow
-@pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'embodyrl[ray]'")
 @pytest.mark.parametrize("file", sorted(path.name for path in INSIDE.glob("test_*.py")))
