@@ -8,6 +8,8 @@ ARGS ?=
 
 SETUP := $(PYTHON) scripts/setup.py --torch $(TORCH)
 BIN := .venv/bin
+# A file's tests share what they make, so that one process runs them; the longest files come first.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 # Commands and tests start many interpreters: each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,11 +28,11 @@ run:  ## Train the main job: MetaWorld reach-v3 from state observations, about a
 
 test:  ## Run the tests in minutes, one process per usable core (ARGS='-n 0': in one process)
 	@$(SETUP) metaworld maniskill vla data dev
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
-test-all:  ## Run all tests: also repeated kills, every variant, more random cases, published sizes
+test-all:  ## Run all tests: also repeated kills, further cases, more random ones, published sizes
 	@$(SETUP) metaworld maniskill vla data ray dev
-	@$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=all $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=all $(ARGS)
 
 check:  ## Lint, check formatting, types and the layers of the architecture
 	@$(SETUP) metaworld maniskill vla data dev

@@ -18,6 +18,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parent))  # where `programs` is
 
+import budget
 import programs
 
 gc.disable()  # until all tests are collected: what they import stays, and looking through it again and again takes long
@@ -43,10 +44,17 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_server_stays() -> Iterator[None]:
-    """The process that programs are forked from ends with the tests."""
-    yield
-    programs.close()
+def warm_children() -> Iterator[None]:
+    """What embodyrl starts in a test's process is forked."""
+    with programs.warm_children():
+        yield
+
+
+@pytest.fixture
+def fresh_children(warm_children: None) -> Iterator[None]:
+    """What embodyrl starts in a test's process is an interpreter, as it is for a user."""
+    with programs.fresh_children():
+        yield
 
 
 @pytest.fixture
@@ -56,22 +64,23 @@ def repository() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--list-skipped`, for a second pass where what was missing is there: `pytest @FILE`; and `--shuffle`."""
+    """Add options: of a second pass where what was missing is there (`pytest @FILE`), of orders, of costs."""
     parser.addoption("--list-skipped", metavar="FILE", type=Path, help="write the ids of skipped tests to FILE")
     parser.addoption("--shuffle", metavar="SEED", help="run files, and the tests of each, in an order drawn with SEED")
+    parser.addoption("--budget", action="store_true", help="show what tests cost, beside what they may cost")
+    parser.addoption("--record-durations", action="store_true", help=f"write what files cost to {budget.DURATIONS}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that have slow tests, so that none of these is left when all others are done; or shuffle the
-    tests: none may depend on what ran before."""
+    """Begin with the files that take longest; or shuffle the tests: none may depend on what ran before."""
 
     def place(text: str) -> bytes:
         return hashlib.sha256(f"{config.getoption('--shuffle')} {text}".encode()).digest()
 
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
     if config.getoption("--shuffle") is not None:
         items.sort(key=lambda item: (place(str(item.path)), place(item.nodeid)))
+    else:
+        budget.longest_files_first(items, config.rootpath)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+    config.pluginmanager.register(budget.Costs(config))
     file = config.getoption("--list-skipped")
     if file is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SkippedTests(file))
@@ -90,6 +100,12 @@ def pytest_collection_finish() -> None:
     """Collect garbage from here on, but not among what is imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """End the process that programs are forked from."""
+    programs.close()
 
 
 @pytest.hookimpl(optionalhook=True)

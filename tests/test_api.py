@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import psutil
 import pytest
 
@@ -59,13 +60,13 @@ def weights(run_dir: Path) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def others() -> Iterator[set[int]]:
     """Processes that other tests keep, by id."""
-    OTHERS.update(each.pid for each in psutil.Process().children(recursive=True))
+    OTHERS.update(each.pid for each in programs.children_of(psutil.Process(), recursive=True))
     yield OTHERS
     OTHERS.clear()
 
 
 def assert_nothing_is_left() -> None:
-    children = [each for each in psutil.Process().children(recursive=True) if each.pid not in OTHERS]
+    children = [each for each in programs.children_of(psutil.Process(), recursive=True) if each.pid not in OTHERS]
     assert not psutil.wait_procs(children, timeout=10)[1], "processes are left"
 
 
@@ -140,8 +141,7 @@ def test_two_runs_in_a_process_equal_two_from_the_command_line(tmp_path: Path) -
     embodyrl.train(loaded.config)
     for seed, name in ((1, "cell"), (2, "dict")):
         words = ["run", "gym_pendulum", *TINY, f"seed={seed}", f"run.dir={tmp_path}/cli-{name}"]
-        done = subprocess.run([sys.executable, "-m", "embodyrl", *words], capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
+        programs.run(["-m", "embodyrl", *words], check=True)
         assert numbers(tmp_path / name) == numbers(tmp_path / f"cli-{name}")
         assert weights(tmp_path / name) == weights(tmp_path / f"cli-{name}")
 
@@ -301,7 +301,7 @@ def test_a_simulator_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def kill_a_child() -> None:
-    for child in psutil.Process().children(recursive=True):
+    for child in programs.children_of(psutil.Process(), recursive=True):
         if child.pid not in OTHERS:
             child.kill()
 

@@ -73,4 +73,4 @@ def test_its_orphans_are_not_ours() -> None:
 def test_one_that_takes_too_long_is_killed() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         programs.run(["-c", "import time; time.sleep(60)"], timeout=0.2)
-    assert not [each for each in psutil.Process().children() if each.status() == psutil.STATUS_ZOMBIE]
+    assert not [each for each in programs.children_of(psutil.Process()) if each.status() == psutil.STATUS_ZOMBIE]

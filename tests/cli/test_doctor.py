@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import pytest
 
 from embodyrl.cli import checkup
 from embodyrl.cli.checkup import CheckResult, Probe, ProbeFailed, Status
-from embodyrl.cli.doctor import verdict
-from embodyrl.config import load_config
+from embodyrl.cli.doctor import _start, verdict
+from embodyrl.config import ConfigUse, load_config
 from embodyrl.envs.mujoco import rendering
 from embodyrl.placement.plan import Inventory
 from embodyrl.placement.topology import Gpu
@@ -38,10 +39,23 @@ def row(done: subprocess.CompletedProcess[str], subject: str) -> tuple[str, str]
     return match[1], match[2].rstrip()
 
 
+IMPORT_LIGHT = """
+import sys
+from embodyrl.cli.main import main
+sys.argv[1:] = ["doctor"]
+try:
+    main()
+finally:
+    heavy = {"torch", "tensordict", "gymnasium", "metaworld", "mujoco", "mani_skill", "sapien"}
+    sys.stderr.write(" ".join(heavy & set(sys.modules)))
+"""
+
+
 @pytest.fixture(scope="module")
 def healthy() -> subprocess.CompletedProcess[str]:
-    """The answer on this machine as it is."""
-    return doctor()
+    """The answer on this machine as it is, by an interpreter of its own that says what it has imported."""
+    command, environment = [sys.executable, "-c", IMPORT_LIGHT], {**os.environ, "COLUMNS": "400"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
 
 def test_this_machine_can_run(healthy: subprocess.CompletedProcess[str]) -> None:
@@ -49,7 +63,7 @@ def test_this_machine_can_run(healthy: subprocess.CompletedProcess[str]) -> None
     for subject in ("Python", "torch", "CPUs", "memory", "disk", "gymnasium"):
         assert row(healthy, subject)[0] == "ok"
     assert healthy.stdout.splitlines()[-1].startswith("everything that every run needs is here")
-    assert not healthy.stderr
+    assert not healthy.stderr, "it imports neither torch nor a simulator: other processes do"
 
 
 def test_every_simulator_has_a_row(healthy: subprocess.CompletedProcess[str]) -> None:
@@ -77,36 +91,47 @@ def test_assets_of_libero(tmp_path: Path) -> None:
 
 
 @needs_mujoco
-def test_an_opengl_that_does_not_exist() -> None:
-    done = doctor(MUJOCO_GL="nonsense")
-    assert done.returncode == 1
+def test_a_config_is_checked_for_what_it_needs() -> None:
+    """With an OpenGL that does not exist, and a place where nobody can write."""
+    done = doctor("experiment/metaworld_reach", "run.dir=/proc/nowhere/run", MUJOCO_GL="nonsense")
+    assert done.returncode == 1 and row(done, "disk")[0] == "FAULT"
     status, text = row(done, "OpenGL (MUJOCO_GL=nonsense)")
     assert status == "FAULT" and "nonsense" in text and "-> unset MUJOCO_GL, or set it to osmesa or egl" in text
-    assert done.stdout.splitlines()[-1] == "1 fault: OpenGL (MUJOCO_GL=nonsense)"
+    assert done.stdout.splitlines()[-1] == "2 faults: disk, OpenGL (MUJOCO_GL=nonsense)"
+    assert "maniskill" not in done.stdout and "Vulkan" not in done.stdout
+    wrong = doctor("experiment/gym_pendulum", "env.num_envs=0")
+    assert wrong.returncode == 2 and "env.num_envs" in wrong.stderr
 
 
+IMAGES = "env.cameras=[base_camera]"
+
+
+@pytest.mark.slow
 @needs_maniskill
 def test_a_vulkan_driver_that_does_not_exist() -> None:
     broken = {"VK_ICD_FILENAMES": os.devnull, "VK_DRIVER_FILES": os.devnull}
-    done = doctor(**broken)
-    status, text = row(done, "Vulkan (SAPIEN)")
-    assert status == "absent" and "no device that can render" in text and "-> install a Vulkan driver" in text
-    assert done.returncode == 0  # states need no driver
-    images = doctor("experiment/maniskill_push_cube", "env.cameras=[base_camera]", **broken)
-    assert row(images, "Vulkan (SAPIEN)")[0] == "FAULT" and images.returncode == 1
-    states = doctor("experiment/maniskill_push_cube", **broken)
-    assert states.returncode == 0
-    assert states.stdout.splitlines()[-1] == "everything experiment/maniskill_push_cube needs is here"
-    videos = doctor("experiment/maniskill_push_cube", "tracking.video.episodes=2", **broken)
-    assert row(videos, "Vulkan (SAPIEN)")[0] == "FAULT" and row(videos, "videos")[0] == "ok"
+    images = doctor("experiment/maniskill_push_cube", IMAGES, **broken)
+    status, text = row(images, "Vulkan (SAPIEN)")
+    assert status == "FAULT" and "no device that can render" in text and "-> install a Vulkan driver" in text
+    assert images.returncode == 1
 
 
-def test_a_config_is_checked_for_what_it_needs() -> None:
-    done = doctor("experiment/gym_pendulum", "run.dir=/proc/nowhere/run")
-    assert done.returncode == 1 and row(done, "disk")[0] == "FAULT"
-    assert "metaworld" not in done.stdout and "Vulkan" not in done.stdout
-    wrong = doctor("experiment/gym_pendulum", "env.num_envs=0")
-    assert wrong.returncode == 2 and "env.num_envs" in wrong.stderr
+@needs_maniskill
+def test_states_need_no_driver_but_images_and_videos_of_them_do() -> None:
+    found = {}
+    for needs in ("", IMAGES, "tracking.video.episodes=2"):
+        overrides = [needs] if needs else []
+        loaded = load_config("experiment/maniskill_push_cube", overrides, use=ConfigUse.elsewhere)
+        started = _start(loaded, Inventory(cpus=(0,), cores=1))
+        for each in started:
+            each.probe.close()
+        findings = [each.judge(None, None) for each in started[1:]]  # the first is torch
+        found[needs] = {each.subject: each.status for each in findings}
+    assert found == {
+        "": {"Vulkan (SAPIEN)": Status.absent},
+        IMAGES: {"Vulkan (SAPIEN)": Status.fault},
+        "tracking.video.episodes=2": {"Vulkan (SAPIEN)": Status.fault, "videos": Status.ok},
+    }
 
 
 def test_a_probe_that_crashes() -> None:
@@ -161,6 +186,8 @@ def test_the_last_line() -> None:
     assert verdict([fine], None) == "everything that every run needs is here"
     assert verdict([fine, odd], None).endswith("; absent, needed by some runs: b")
     assert verdict([fine, odd, bad, bad], None) == "2 faults: c, c"
+    loaded = load_config("experiment/gym_pendulum")
+    assert verdict([fine, odd], loaded) == "everything experiment/gym_pendulum needs is here"
 
 
 def gpus(count: int) -> Inventory:

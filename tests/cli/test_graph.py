@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import programs
@@ -35,13 +34,3 @@ def test_it_shows_what_the_config_changes(tmp_path: Path) -> None:
     )
     done = graph("my.yaml", cwd=tmp_path)
     assert '  rollout -- "success" --> watch' in done.stdout, done.stderr
-
-
-def test_drawing_needs_no_torch() -> None:
-    code = (
-        "import sys, embodyrl.cli.main as m; sys.argv = ['embodyrl', 'graph']\n"
-        "try: m.main()\nexcept SystemExit: pass\n"
-        "sys.stderr.write(' '.join({'torch', 'tensordict', 'mujoco', 'gymnasium'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("flowchart TD") and done.stderr == ""

@@ -3,11 +3,12 @@ import os
 import pty
 import select
 import shlex
-import subprocess
 import sys
 import time
 
+import programs
 import pytest
+from slow import only_slow, rest_slow
 
 from embodyrl.cli import init
 from embodyrl.cli.arguments import CommandLineError
@@ -46,7 +47,7 @@ def test_what_is_given_is_written(tmp_path, env, algorithm, task):
     ("given", "message"),
     [
         ({"env": "gym/pendulun"}, "did you mean 'gym/pendulum'"),
-        ({"env": "gym/pendulum", "model": "cnn"}, "--model cnn does not fit env gym/pendulum"),
+        only_slow(({"env": "gym/pendulum", "model": "cnn"}, "--model cnn does not fit env gym/pendulum")),
         (
             {"env": "gym/pendulum", "model": "mlp", "algorithm": "dsrl"},
             "--algorithm dsrl does not fit",
@@ -67,12 +68,13 @@ def test_the_file_must_be_yaml(tmp_path):
         init.run(tmp_path / "my.txt", NOTHING, agreed=True)
 
 
-def test_three_questions_on_a_terminal(tmp_path):
+@pytest.mark.parametrize("given", rest_slow([["--model", "mlp"], []]), ids=["two questions", "three questions"])
+def test_questions_on_a_terminal(tmp_path, given):
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "embodyrl", "init", "my.yaml"]
-    with subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    words = ["-m", "embodyrl", "init", "my.yaml", *given]
+    with programs.Program(words, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        shown, answers = "", ["gym/pendulun", "gym/pendulum", "1", "ppo"]
+        shown, answers = "", ["gym/pendulun", "gym/pendulum", *([] if given else ["1"]), "ppo"]
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if not select.select([ours], [], [], 0.2)[0]:
@@ -87,6 +89,7 @@ def test_three_questions_on_a_terminal(tmp_path):
         assert process.wait(10) == 0, shown
     os.close(ours)
     assert "'gym/pendulun' is none of them: did you mean 'gym/pendulum'?" in shown
-    assert all(question in shown for question in init.QUESTIONS.values())
+    asked = [group for group, question in init.QUESTIONS.items() if question in shown]
+    assert asked == [group for group in init.GROUPS if f"--{group}" not in given]
     assert max(len(line) for line in shown.splitlines() if line[:4].strip().isdigit()) <= 80
     assert load_config(tmp_path / "my.yaml").config.env.tasks == ["Pendulum-v1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -29,6 +30,7 @@ def plan(*words: str) -> str:
     return done.stdout
 
 
+@functools.cache
 def plan_json(*words: str) -> dict[str, Any]:
     return dict(json.loads(plan("--json", *words)))
 
@@ -179,6 +181,7 @@ def test_rollout_workers_and_what_travels_between_them_and_ranks(two_nodes: str)
     assert "rollout buffer" not in shared["needs"]["host"]["both"], "nor are two parts copied"
 
 
+@pytest.mark.slow
 def test_rollout_workers_get_adapters_alone() -> None:
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
     workers = ["placement.rollout.workers=2", "engine.device=cpu"]

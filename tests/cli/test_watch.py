@@ -10,10 +10,10 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import programs
 import pytest
 from rich.console import Console
 
@@ -53,11 +53,11 @@ def test_a_run_is_watched_while_it_goes_on_is_killed_and_is_over(
 ) -> None:
     config, folder = tmp_path / "my.yaml", tmp_path / "runs" / "one"
     config.write_text(CONFIG)
-    command = [sys.executable, "-m", "embodyrl"]
     watcher = RunWatcher(folder)
-    process = subprocess.Popen([*command, "run", str(config), f"run.dir={folder}"], stdout=subprocess.DEVNULL)
+    words = ["-m", "embodyrl", "run", config, f"run.dir={folder}"]
+    process = programs.Program(words, stdout=subprocess.DEVNULL)
     try:
-        view = until(watcher, r"iteration +[5-9]\d* of 100,000 .* left")
+        view = until(watcher, r"iteration +([5-9]|[1-9][\d,]+) of 100,000 .* left")
         assert view.status is Status.running and view.pid == process.pid
         shown = text_of(view)
         assert "held out" in shown and re.search(r"memory +[\d.]+ GiB in \d+ processes", shown)
@@ -70,8 +70,7 @@ def test_a_run_is_watched_while_it_goes_on_is_killed_and_is_over(
     assert f"  next        embodyrl resume {shlex.quote(str(folder))}\n" in shown
 
     reached = watcher.look().iteration
-    resumed = [*command, "resume", str(folder), f"run.iterations={reached + 2}"]
-    assert subprocess.run(resumed, stdout=subprocess.DEVNULL, timeout=120).returncode == 0
+    assert programs.run(["-m", "embodyrl", "resume", folder, f"run.iterations={reached + 2}"]).returncode == 0
     ended = watcher.look()
     assert ended.status is Status.done and ended.iteration == ended.iterations
     assert [row["iteration"] for row in ended.rows] == sorted({row["iteration"] for row in ended.rows})

@@ -22,9 +22,17 @@ from embodyrl.registry import SIMULATORS, load_target
 from . import backends
 from .backends import BACKENDS, LIMIT, Backend, Trajectory, actions, arrays_of, episode, go_on, missing, play, same
 
-COVERED = {"metaworld-mixed", "metaworld-rgb", "libero-state", "maniskill-mixed"}
-"""Backends all of whose parts are in others, in other combinations."""
-PARAMS = [only_slow(each) if each.label in COVERED else each for each in BACKENDS]
+SHORT = [
+    "metaworld",
+    "metaworld-rgb-mixed",
+    "maniskill",
+    "gymnasium-box",
+    "gymnasium-discrete",
+    "gymnasium-rgb",
+    "custom",
+]
+"""What `make test` plays: each kind, with and without images, with one task and several, ending in either way."""
+PARAMS = [each if each.label in SHORT else only_slow(each) for each in BACKENDS]
 
 
 @pytest.fixture(scope="module", params=PARAMS, ids=lambda backend: backend.label)

@@ -86,13 +86,13 @@ def test_pushes_disturb_and_the_label_is_what_the_expert_wanted() -> None:
 
 
 def test_recording_goes_on_after_success_for_as_long_as_was_asked() -> None:
-    short, long = record(3), record(3, after_success=4)
+    short, long = record(2), record(2, after_success=4)
     for one, other in zip(short, long, strict=True):
         assert len(other.episode) == len(one.episode) + 4
         assert np.array_equal(one.episode.last_proprio, other.episode.proprio[len(one.episode)])
         assert not one.episode.terminated and not other.episode.terminated
         assert one.episode.success[-1] and other.episode.success[len(one.episode) - 1]
-    ends = record(3, "env.end_at_success=true", after_success=4)
+    ends = record(2, "env.end_at_success=true", after_success=4)
     assert [len(each.episode) for each in ends] == [len(each.episode) for each in short]
     assert all(each.episode.terminated for each in ends)
     assert all(
@@ -209,6 +209,7 @@ def test_who_plays_needs_no_files_of_the_model_that_the_config_names(tmp_path: P
     assert len(Dataset(tmp_path / "by_expert").episodes) == 1
 
 
+@pytest.mark.slow
 def test_of_frames_the_newest_is_recorded_and_a_policy_that_reads_several_cannot_record(tmp_path: Path) -> None:
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
     pytest.importorskip("metaworld", reason="MetaWorld is not installed")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from engines import SPEC
 from measured import peak_bytes
+from slow import rest_slow
 from tensordict import TensorDict
 
 from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LoraConfig, ModelConfig, Precision
@@ -127,7 +128,7 @@ def test_the_plan_is_within_20_percent_of_what_is_measured(case: str, micro: int
 
 @pytest.mark.parametrize(
     "settings",
-    [{"gradient_checkpointing": True}, {"lora": LoraConfig(rank=4)}, {"precision": Precision.bfloat16}],
+    rest_slow([{"gradient_checkpointing": True}, {"lora": LoraConfig(rank=4)}, {"precision": Precision.bfloat16}]),
     ids=["checkpointing", "lora", "bfloat16"],
 )
 def test_so_it_is_with_what_the_engine_changes(settings: dict[str, Any]) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
+from slow import rest_slow
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
@@ -142,6 +144,7 @@ def test_the_robots_own_numbers_are_the_first_four_and_tell_nothing_else() -> No
     assert len({seen[1].tobytes() for seen in starts if seen[1] is not None}) == 1
 
 
+@pytest.mark.slow
 def test_every_task_starts_and_steps() -> None:
     ours = simulator(*known_tasks(), max_episode_steps=5)
     for task in known_tasks():
@@ -246,7 +249,7 @@ NO_OPENGL = [
 ]
 
 
-@pytest.mark.parametrize("environment", NO_OPENGL, ids=lambda environment: "-".join(environment.values()))
+@pytest.mark.parametrize("environment", rest_slow(NO_OPENGL), ids=lambda environment: "-".join(environment.values()))
 def test_without_cameras_no_opengl_is_needed_whatever_the_environment_says(environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", STATE_ONLY]
     ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
@@ -255,9 +258,9 @@ def test_without_cameras_no_opengl_is_needed_whatever_the_environment_says(envir
 
 
 def test_a_run_without_cameras_forks_its_simulators_where_there_is_no_opengl(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "embodyrl", "run", f"run.dir={tmp_path / 'run'}", "run.iterations=1"]
-    command += ["run.eval_every=0", "eval.episodes=2", "env.num_envs=2", "env.workers=2"]
-    environment = {**os.environ, "MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    words = ["-m", "embodyrl", "run", f"run.dir={tmp_path / 'run'}", "run.iterations=1", "tracking.report=false"]
+    words += ["run.eval_every=0", "eval.episodes=2", "env.num_envs=2", "env.workers=2", "rollout.num_chunks=40"]
+    words += ["algorithm.minibatches=2", "algorithm.epochs=1", "env.max_episode_steps=20"]
+    ran = programs.run(words, env={**os.environ, "MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "osmesa"})
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "could not be imported" not in ran.stdout + (tmp_path / "run" / "run.log").read_text()

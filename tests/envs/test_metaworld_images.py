@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from slow import rest_slow
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
@@ -64,7 +65,7 @@ def metaworlds_own(env: Any, camera: str, size: tuple[int, int]) -> NDArray[np.u
 
 
 def test_images_are_metaworlds_own_bit_for_bit_and_the_right_way_up() -> None:
-    size = 96, 160
+    size = 48, 80
     ours = simulator("push-v3", cameras=list(CAMERAS), image_size=list(size))
     start(ours, "push-v3")
     images = ours.step_chunk([0], MOVES[None]).observation.images
@@ -98,7 +99,7 @@ def test_corner4_is_the_view_of_public_vla_evaluations() -> None:
     ours.close()
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", rest_slow(TASKS))
 def test_the_first_image_shows_everything_where_it_is(task: str) -> None:
     import mujoco
 
@@ -123,7 +124,7 @@ def test_the_goal_of_the_first_image_is_where_the_numbers_say() -> None:
     ours.close()
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", rest_slow(TASKS))
 def test_drawing_changes_no_number(task: str) -> None:
     results = []
     for options in ({}, {"cameras": ["corner2"], "image_size": [32, 32], "render_quality": FAST}):
@@ -246,7 +247,7 @@ def test_no_opengl_is_said_in_words(environment: dict[str, str], message: str) -
     assert message in in_a_process(["corner2"], **environment)
 
 
-@pytest.mark.parametrize("task", ["reach-v3", "faucet-close-v3"])
+@pytest.mark.parametrize("task", rest_slow(["reach-v3", "faucet-close-v3"]))
 def test_the_dots_that_mark_goals_can_be_left_out(task: str) -> None:
     seen = []
     for shown in (True, False):

@@ -182,6 +182,9 @@ def any_moment(folder: Path) -> dict[str, Any]:
 def full_disk(folder: Path) -> dict[str, Any]:
     """Run on a disk of 1 MiB that is full at the second checkpoint, make room, and go on; then fill it to the last byte
     and go on."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    import programs
+
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
     words = ["env.num_envs=2", "env.max_episode_steps=10", "rollout.num_chunks=8", "algorithm.minibatches=2"]
@@ -189,9 +192,7 @@ def full_disk(folder: Path) -> dict[str, Any]:
     run = folder / "run"
 
     def embodyrl(*arguments: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-m", "embodyrl", *arguments], capture_output=True, text=True, check=False
-        )
+        done = programs.run(["-m", "embodyrl", *arguments])
         place = find(run).place
         left = sorted(path.name for path in (run / "checkpoints").iterdir())
         log = (run / "run.log").read_text()
@@ -205,6 +206,7 @@ def full_disk(folder: Path) -> dict[str, Any]:
     findings["room"] = embodyrl("resume", str(run), "run.keep_last=1")
     ballast.write_bytes(b"x" * shutil.disk_usage(folder).free)
     findings["no_byte"] = embodyrl("resume", str(run), "run.iterations=9")
+    programs.close()
     return findings
 
 

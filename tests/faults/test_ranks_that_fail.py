@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from begun import await_rows
+from programs import Program, children_of
 
 pytestmark = pytest.mark.faults
 
@@ -38,7 +38,7 @@ class Started:
     """A run of two ranks that has begun to learn."""
 
     path: Path
-    process: subprocess.Popen[str]
+    process: Program
     ranks: list[psutil.Process]
     everyone: list[psutil.Process]
 
@@ -51,18 +51,19 @@ class Started:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    running: list[subprocess.Popen[str]] = []
+    running: list[Program] = []
 
     def begin(*command: str) -> Started:
         path = tmp_path / "run"
-        words = [sys.executable, *command, *SMALL, f"run.dir={path}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        words = [*command, *SMALL, f"run.dir={path}"]
+        process = Program(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         running.append(process)
         await_rows(process, path)
-        children = psutil.Process(process.pid).children(recursive=True)
+        first = psutil.Process(process.pid)
+        children = children_of(first, recursive=True)
         if command[:4] == OWN[:4]:
-            ranks = [psutil.Process(process.pid), *(each for each in children if "rank 1" in each.cmdline())]
+            ranks = [first, *(each for each in children if each.name() == "rank 1")]
         else:
             ranks = sorted(
                 (each for each in children if "run" in each.cmdline()), key=lambda each: int(each.environ()["RANK"])
@@ -98,7 +99,7 @@ def test_a_rank_whose_simulator_died_is_quoted(start: Callable[..., Started]) ->
 
 def is_worker(process: psutil.Process, rank: psutil.Process) -> bool:
     """Whether a process simulates for a rank."""
-    return process.is_running() and rank in process.parents() and not process.children()
+    return process.is_running() and rank in process.parents() and not children_of(process)
 
 
 def test_a_hung_rank_is_named_when_time_is_up(start: Callable[..., Started]) -> None:
@@ -115,6 +116,7 @@ def test_ranks_die_with_the_first_one(start: Callable[..., Started]) -> None:
     assert run.ending()[0] == -signal.SIGKILL
 
 
+@pytest.mark.slow  # torchrun starts interpreters
 def test_the_others_name_a_rank_that_torchrun_started(start: Callable[..., Started]) -> None:
     run = start(*TORCHRUN)
     run.ranks[1].kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from begun import await_rows
-from programs import Program
+from programs import Program, children_of
 
 pytestmark = pytest.mark.faults
 
@@ -36,8 +36,8 @@ class Started:
         self.path = path
         self.process = process
         own = psutil.Process(process.pid)
-        self.everyone = own.children(recursive=True)
-        self.workers = sorted(own.children(), key=lambda each: each.create_time())
+        self.everyone = children_of(own, recursive=True)
+        self.workers = sorted(children_of(own), key=lambda each: each.create_time())
         assert len(self.workers) == 2 and len(self.everyone) >= 4
 
     def ending(self, within_s: float) -> tuple[int, str]:
@@ -76,20 +76,20 @@ def test_a_worker_that_is_killed_is_named(start: Callable[..., Started]) -> None
 
 
 def test_a_worker_that_hangs_is_named_when_time_is_up_with_what_it_was_doing(start: Callable[..., Started]) -> None:
-    run = start("placement.rollout.timeout_s=20")  # also for its start
+    run = start("placement.rollout.timeout_s=10")  # also for its start
     os.kill(run.workers[0].pid, signal.SIGSTOP)
-    code, err = run.ending(within_s=35)
+    code, err = run.ending(within_s=25)
     assert (
         code == 1
         and f"pid {run.workers[0].pid}" in err
-        and re.search("did not answer '(collect|state)' within 20 s", err)
+        and re.search("did not answer '(collect|state)' within 10 s", err)
     )
 
 
 def test_what_a_worker_raises_is_told_and_names_both_processes(start: Callable[..., Started]) -> None:
     run = start("rollout.mode=async")
-    simulator = run.workers[0].children()[0]
-    simulators = {each.pid for each in run.workers[0].children(recursive=True)}
+    simulator = children_of(run.workers[0])[0]
+    simulators = {each.pid for each in children_of(run.workers[0], recursive=True)}
     simulator.kill()
     code, err = run.ending(within_s=10)
     assert code == 1 and "Traceback" not in err

@@ -25,6 +25,7 @@ MOUNT = ["unshare", "--mount"]
 
 def saving(program: str, folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
     """Run one of the programs in `saving.py`."""
+    # An interpreter: it forks hundreds of times, which a program that has imported everything takes longer for.
     command = [*prefix, sys.executable, str(Path(__file__).with_name("saving.py")), program, str(folder), *words]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment, check=False)
@@ -42,7 +43,7 @@ def test_killed_before_any_line_of_saving_a_whole_checkpoint_is_found(tmp_path: 
         assert set(contents) == {"old 3", "new"} and {warning for _, warning in found} == {None}
 
 
-@pytest.mark.parametrize("kills", rest_slow([6, 12]))
+@pytest.mark.parametrize("kills", rest_slow([4, 12]))
 def test_killed_at_any_moment_nothing_published_is_lost_or_torn(tmp_path: Path, kills: int) -> None:
     findings = saving("any_moment", tmp_path / "run", str(kills))
     assert findings["kills"] == kills
@@ -72,9 +73,8 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path,
     no_byte = findings["no_byte"]
     assert no_byte["code"] == 1 and no_byte["last"] == "000008"
     assert no_byte["stderr"].startswith("error: No space left on device"), no_byte["stderr"]
-    assert no_byte["stderr"].endswith(
-        f"Make room, then go on: embodyrl resume {quote(str(tmp_path / 'disk' / 'run'))}\n"
-    )
+    told = no_byte["stderr"].replace(" (Nor could run.log be written: No space left on device.)", "")  # by its length
+    assert told.endswith(f"Make room, then go on: embodyrl resume {quote(str(tmp_path / 'disk' / 'run'))}\n")
 
 
 def test_a_log_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from embodyrl.runner.stopping import Stopper
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
-EMBODYRL = (sys.executable, "-m", "embodyrl")
+EMBODYRL = ("-m", "embodyrl")
 SMALL = [
     "env.num_envs=4",
     "env.workers=2",
@@ -47,6 +47,8 @@ A_SECOND, SECONDS = "rollout.num_chunks=2000", "rollout.num_chunks=3000"
 """How long one iteration takes."""
 TIMEOUT = shutil.which("timeout")
 needs_timeout = pytest.mark.skipif(TIMEOUT is None, reason="GNU timeout is not installed")
+NOHUP = "nohup"
+"""In front of a program: have it started with SIGHUP ignored, which is all that nohup does away from terminals."""
 
 
 @dataclass
@@ -74,13 +76,13 @@ class Started:
 
     def signal_everyone(self, number: Signals) -> None:
         """Every process that belongs to it, as a batch system or a service manager does."""
-        for each in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
+        for each in [*programs.children_of(psutil.Process(self.process.pid), recursive=True), self.process]:
             os.kill(each.pid, number)
 
     @contextmanager
     def simulators_asleep(self) -> Iterator[None]:
         """Keep the iteration that is going on from ending."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
+        children = programs.children_of(psutil.Process(self.process.pid), recursive=True)
         for each in children:
             each.suspend()
         yield
@@ -89,7 +91,7 @@ class Started:
 
     def ending(self, seconds: float = 60.0) -> tuple[int, str, str]:
         """Exit code, stdout and stderr, once it has ended and every process with it."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
+        children = programs.children_of(psutil.Process(self.process.pid), recursive=True)
         out, err = self.process.communicate(timeout=seconds)
         assert not psutil.wait_procs(children, timeout=10)[1], "processes are left"
         assert "Traceback" not in err
@@ -113,11 +115,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     def begin(*command: str, **options: Any) -> Started:
         path = tmp_path / "run"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
         words = [word.replace("RUN_DIR", str(path)) for word in command]
-        python = words[:2] == [sys.executable, "-m"] and streams["stdout"] == subprocess.PIPE
-        kind, words = (programs.Program, words[1:]) if python else (subprocess.Popen, words)
-        process = kind(words, text=True, env=environment, start_new_session=True, **streams)
+        process: subprocess.Popen[str]
+        if words[0] == TIMEOUT:
+            process = subprocess.Popen(words, **{**settings, **options}, env=environment)
+        else:
+            ignored = [SIGHUP] if words[0] == NOHUP else []
+            settings |= {"ignored": ignored, **options}
+            process = programs.Program(words[len(ignored) :], **settings, env=environment)
         running.append(process)
         return Started(process, path)
 
@@ -133,10 +139,12 @@ def run(start: Callable[..., Started], *words: str, prefix: tuple[str, ...] = ()
 
 
 @needs_timeout
-@pytest.mark.parametrize("number", rest_slow([SIGTERM, SIGINT, SIGHUP, SIGUSR1]))
+@pytest.mark.slow  # interpreters: what it starts has no other parent
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
 def test_gnu_timeout_signals_twice_and_the_run_saves(start: Callable[..., Started], number: Signals) -> None:
     """Its alarm is what goes off when time is up; it then signals the program, and its process group."""
-    started = run(start, A_SECOND, prefix=(str(TIMEOUT), "--preserve-status", "--signal", number.name, "600"))
+    prefix = (str(TIMEOUT), "--preserve-status", "--signal", number.name, "600", sys.executable)
+    started = run(start, A_SECOND, prefix=prefix)
     started.process.send_signal(signal.SIGALRM)
     code, out, err = started.ending()
     assert code == 128 + number, err
@@ -217,7 +225,7 @@ def test_a_signal_that_arrives_while_another_is_handled(monkeypatch: pytest.Monk
 
 
 def test_nohup_is_deaf_to_a_hangup(start: Callable[..., Started]) -> None:
-    started = run(start, prefix=("nohup",))
+    started = run(start, prefix=(NOHUP,))
     started.signal_everyone(SIGHUP)
     started.wait_for_iterations(len((started.path / "metrics.jsonl").read_text().splitlines()) + 2)
     started.signal_group(SIGTERM)
@@ -228,8 +236,10 @@ def test_nohup_is_deaf_to_a_hangup(start: Callable[..., Started]) -> None:
 def test_a_closed_terminal_is_no_reason_to_lose_anything(tmp_path: Path, start: Callable[..., Started]) -> None:
     """The run is its session's leader, and the terminal that it writes to goes away."""
     ours, theirs = pty.openpty()
-    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    started = start(*(sys.executable, "-c", code, *RUN, "run.dir=RUN_DIR"), stdin=theirs, stdout=theirs, stderr=theirs)
+    code = "import fcntl, runpy, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    code += "runpy.run_module('embodyrl', run_name='__main__', alter_sys=True)"
+    words = ("-c", code, *RUN[2:], "run.dir=RUN_DIR")
+    started = start(*words, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     os.set_blocking(ours, False)
     metrics = started.path / "metrics.jsonl"
@@ -239,7 +249,7 @@ def test_a_closed_terminal_is_no_reason_to_lose_anything(tmp_path: Path, start: 
         return metrics.exists() and len(metrics.read_text().splitlines()) >= 2
 
     started.wait_for(watching)
-    children = psutil.Process(started.process.pid).children(recursive=True)
+    children = programs.children_of(psutil.Process(started.process.pid), recursive=True)
     os.close(ours)
     assert started.process.wait(60) == 129
     assert not psutil.wait_procs(children, timeout=10)[1], "processes are left"
@@ -290,7 +300,7 @@ def test_a_reader_that_goes_away_alone_is_a_hangup(start: Callable[..., Started]
 
 def test_nohup_goes_on_without_a_reader(start: Callable[..., Started]) -> None:
     with a_reader() as (reader, pipe):
-        started = run(start, prefix=("nohup",), stdout=pipe)
+        started = run(start, prefix=(NOHUP,), stdout=pipe)
         reader.kill()
         time.sleep(2.5)  # some lines have been due by now
         started.wait_for_iterations(len((started.path / "metrics.jsonl").read_text().splitlines()) + 2)
@@ -304,8 +314,7 @@ def test_a_reader_that_was_never_there_is_an_error_as_of_any_program() -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        words = [*EMBODYRL, "list", "models"]
-        done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+        done = programs.run([*EMBODYRL, "list", "models"], stdout=write)
     finally:
         os.close(write)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
@@ -343,8 +352,9 @@ def test_a_wish_that_is_repeated_while_a_program_closes(first: str, second: str,
 
 
 ENDING = """
-import os, sys
+import os, signal, sys
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
+signal.signal({number}, signal.SIG_DFL)  # whatever the tests' own process ignores
 class Late:
     def __del__(self, kill=os.kill, pid=os.getpid()):
         kill(pid, {number})
@@ -354,11 +364,12 @@ leave_to_parent()
 """
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGHUP, SIGUSR1])
-def test_an_interpreter_that_shuts_down_is_not_ended_by_a_signal(number: Signals) -> None:
-    for end, code in (("", -number), ("ignore_from_now_on()", 0)):
-        program = ENDING.format(number=int(number), end=end)
-        assert programs.run(["-c", program]).returncode == code
+def test_an_interpreter_that_shuts_down_is_not_ended_by_a_signal() -> None:
+    """Interpreters, not programs, which leave out what happens then; they import nothing that takes long."""
+    for number in (SIGTERM, SIGHUP, SIGUSR1):
+        for end, code in (("", -number), ("ignore_from_now_on()", 0)):
+            program = ENDING.format(number=int(number), end=end)
+            assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == code, (number, end)
 
 
 LOST = """
@@ -404,7 +415,7 @@ def test_a_signal_whose_exception_gets_lost_is_not(lose: str) -> None:
 def test_before_there_is_anything_to_save(start: Callable[..., Started], number: Signals, ranks: int) -> None:
     started = start(*RUN, f"engine.parallel.world_size={ranks}", "run.dir=RUN_DIR")
     started.wait_for((started.path / "run.log").exists)
-    time.sleep(0.1 if ranks == 1 else 1.0)  # it is still starting simulators then
+    time.sleep(0.1)  # it is still starting simulators then
     for _ in range(2):
         started.signal_group(number)
     code, _, err = started.ending()
@@ -417,7 +428,7 @@ def test_before_there_is_anything_to_save(start: Callable[..., Started], number:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is done."""
     path = tmp_path_factory.mktemp("done") / "run"
-    programs.run([*RUN[1:], "run.iterations=1", "rollout.num_chunks=20", f"run.dir={path}"], check=True)
+    programs.run([*RUN, "run.iterations=1", "rollout.num_chunks=20", f"run.dir={path}"], check=True)
     return path
 
 
@@ -429,8 +440,8 @@ def test_eval_leaves_nothing_behind(
     temporary.mkdir()
     words = ("eval", str(trained), "eval.episodes=100000", "--video", str(tmp_path / "video.mp4"))
     started = start(*EMBODYRL, *words, env={"TMPDIR": str(temporary)})
-    started.wait_for(lambda: len(psutil.Process(started.process.pid).children(recursive=True)) >= 3)
-    time.sleep(3.0)
+    started.wait_for(lambda: len(programs.children_of(psutil.Process(started.process.pid), recursive=True)) >= 3)
+    time.sleep(1.0)
     for _ in range(2):
         started.signal_group(number)
     code, _, err = started.ending()
@@ -445,7 +456,7 @@ def test_plan_ends_the_processes_that_it_started(
 ) -> None:
     words = ("plan", "experiment/gym_pendulum", "--start")
     started = start(*EMBODYRL, *words, env={"TMPDIR": str(tmp_path)})
-    started.wait_for(lambda: bool(psutil.Process(started.process.pid).children(recursive=True)))
+    started.wait_for(lambda: bool(programs.children_of(psutil.Process(started.process.pid), recursive=True)))
     started.signal_group(number)
     code, _, err = started.ending()
     assert code == 128 + number, err

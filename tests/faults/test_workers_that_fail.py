@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from programs import children_of
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.config.schema import StartMethod
@@ -123,10 +124,10 @@ def test_the_simulators_exit_is_an_exception_too(manager):
 
 
 def test_an_exception_at_the_start_ends_all_workers(start):
-    before = {child.pid for child in psutil.Process().children()}
+    before = {child.pid for child in children_of(psutil.Process())}
     with pytest.raises(RemoteError, match="'start' raised ValueError: no such robot"):
         start(start="badly")
-    assert {child.pid for child in psutil.Process().children()} <= before
+    assert {child.pid for child in children_of(psutil.Process())} <= before
 
 
 def test_a_users_mistake_is_told_as_one(start):
@@ -223,7 +224,7 @@ def test_no_process_descriptor_or_shared_memory_is_left(start):
         return len(os.listdir("/proc/self/fd"))
 
     def mine():
-        return {child.pid for child in psutil.Process().children(recursive=True)}
+        return {child.pid for child in children_of(psutil.Process(), recursive=True)}
 
     def named_memory():  # what other tests have in /dev/shm, at the same time or in this process before, is theirs
         maps = [Path(f"/proc/{pid}/maps").read_text() for pid in ("self", *mine())]

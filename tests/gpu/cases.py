@@ -337,13 +337,17 @@ def difference(one: Result, other: Result) -> tuple[float, str]:
     return worst
 
 
-def load_families(chosen: list[str]) -> None:
-    """Import all that these families need. Some libraries look for GPUs then, so there must be none yet."""
-    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.optim"):
-        importlib.import_module(name)
+def modules(chosen: list[str]) -> list[str]:
+    """Return what these families need. Some libraries look for GPUs when they are imported, so it must be before there
+    is one."""
+    needed = ["torch._dynamo", "torch.distributed.fsdp", "torch.optim"]
     if any(FAMILIES[name].layered for name in chosen):
-        for module in ("embodyrl.models.libraries", "peft", "torch._inductor.utils"):
-            importlib.import_module(module)
-    for name in chosen:
-        if FAMILIES[name].module is None:
-            SupportedModel.entry(FAMILIES[name].options["name"]).load()
+        needed += ["embodyrl.models.libraries", "peft", "torch._inductor.utils"]
+    names = [FAMILIES[name].options["name"] for name in chosen if FAMILIES[name].module is None]
+    return needed + [str(SupportedModel.entry(name).target).partition(":")[0] for name in names]
+
+
+def load_families(chosen: list[str]) -> None:
+    """Import it."""
+    for name in modules(chosen):
+        importlib.import_module(name)

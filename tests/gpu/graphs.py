@@ -11,23 +11,19 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from standin import build
+import cases
+import numpy as np
+import torch
+from standin.device import gpu
+from torch import Tensor
 
-build.load()
-
-import cases  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from standin.device import gpu  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from embodyrl.config.build import build_section  # noqa: E402
-from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig  # noqa: E402
-from embodyrl.engine.hybrid import HybridEngine  # noqa: E402
-from embodyrl.envs import ActionField, Observation, SimulatorSpec  # noqa: E402
-from embodyrl.models.mlp.policy import MLPPolicy  # noqa: E402
-from embodyrl.models.policy import ActOutput, Inputs  # noqa: E402
-from embodyrl.registry import LOSSES  # noqa: E402
+from embodyrl.config.build import build_section
+from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.models.mlp.policy import MLPPolicy
+from embodyrl.models.policy import ActOutput, Inputs
+from embodyrl.registry import LOSSES
 
 Work = Callable[[Tensor, torch.Generator], Any]
 

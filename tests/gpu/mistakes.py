@@ -13,16 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from standin import build
-
-build.load()
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-from standin import events  # noqa: E402
-from standin.device import gpu  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import numpy as np
+import torch
+import torch._dynamo
+from standin import events
+from standin.device import gpu
+from torch import Tensor, nn
 
 ERRORS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "sum of both devices": lambda here, there: here + there,

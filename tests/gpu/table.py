@@ -62,7 +62,6 @@ def main() -> int:
     if (reason := build.missing()) is not None:
         print(reason)
         return 1
-    build.load()
     import cases
     import torch
 

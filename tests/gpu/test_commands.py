@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import programs
 import pytest
+from slow import rest_slow
 
 from embodyrl.registry import SIMULATORS, SupportedModel
 
 HERE = Path(__file__).parent
 BENCHMARK = HERE.parents[1] / "benchmarks" / "gpu.py"
+QUIET = ["tracking.sinks=[jsonl]", "tracking.report=false"]
 SHORT = [
     *("env.num_envs=4", "env.workers=1", "env.max_episode_steps=20", "rollout.num_chunks=8", "algorithm.epochs=2"),
-    *(
-        "algorithm.minibatches=2",
-        "run.iterations=2",
-        "run.eval_every=1",
-        "eval.episodes=4",
-        "tracking.sinks=[jsonl]",
-        "tracking.report=false",
-    ),
+    *("algorithm.minibatches=2", "run.iterations=2", "run.eval_every=2", "eval.episodes=4", *QUIET),
 ]
 
 
 def under(family: str, folder: Path, *words: str) -> str:
     """Output of a program that has the stand-in."""
-    command = [sys.executable, str(HERE / "under.py"), family, *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=280)
+    command = [HERE / "under.py", family, *words]
+    done = programs.run(command, preload=cases.modules([family]), cwd=folder, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -45,61 +39,54 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in rows]
 
 
-RUN_AND_EVAL = """
-import contextlib, sys
-from embodyrl.cli.main import main
-for words in (sys.argv[1:], ["eval", "gpu", "eval.episodes=4"]):
-    sys.argv = ["embodyrl", *words]
-    with contextlib.suppress(SystemExit):
-        main()
-"""
+def embodyrl_on_gpu(family: str, folder: Path, *words: str) -> str:
+    """Output of a command on the stand-in."""
+    (folder / "command.py").write_text("from embodyrl.cli.main import main\nmain()\n")
+    said = under(family, folder, "command.py", *words)
+    assert not re.search("[Ww]arning", said), f"decisions are CUDA graphs: {said}"
+    return said
 
 
-def on_both(words: list[str], folder: Path, tolerance: float) -> tuple[str, list[dict[str, Any]]]:
-    """Run and evaluate a config on the CPU and on the stand-in, which must have the same metrics; returns what the
-    second printed, and the metrics."""
-    here = programs.run(["-m", "embodyrl", "run", *words, "run.dir=cpu", "engine.device=cpu"], cwd=folder)
+def on_both(words: list[str], folder: Path, tolerance: float, family: str = "mlp") -> list[dict[str, Any]]:
+    """Run a config on the CPU and on the stand-in; returns its metrics, which must be the same."""
+    command = ["-m", "embodyrl", "run", *words, "run.dir=cpu", "engine.device=cpu"]
+    here = programs.run(command, preload=cases.modules([family]), cwd=folder)
     assert here.returncode == 0, here.stderr
-    (folder / "run_and_eval.py").write_text(RUN_AND_EVAL)
-    said = under("mlp", folder, "run_and_eval.py", "run", *words, "run.dir=gpu", "engine.device=cuda")
-    assert "policy on cuda" in said and not re.search("[Ww]arning", said), "decisions are CUDA graphs"
+    said = embodyrl_on_gpu(family, folder, "run", *words, "run.dir=gpu", "engine.device=cuda")
+    assert "policy on cuda" in said
     found, wanted = metrics(folder / "gpu"), metrics(folder / "cpu")
     assert [row.keys() for row in found] == [row.keys() for row in wanted]
     for row, other in zip(found, wanted, strict=True):
         assert row == pytest.approx(other, rel=tolerance, abs=tolerance / 100)
-    return said, wanted
+    return wanted
 
 
 @pytest.mark.skipif(bool(SIMULATORS.entry("metaworld").missing()), reason="metaworld is not installed")
 @pytest.mark.timeout(300)
 def test_the_main_job_has_the_cpus_metrics_and_is_evaluated(standin: None, tmp_path: Path) -> None:
-    said, rows = on_both(["experiment/metaworld_reach", *SHORT], tmp_path, 1e-4)
-    assert len(rows) == 3 and f"return {rows[-1]['eval/return']:.2f}" in said
+    rows = on_both(["experiment/metaworld_reach", *SHORT], tmp_path, 1e-4)
+    assert len(rows) == 3
+    evaluated = embodyrl_on_gpu("mlp", tmp_path, "eval", "gpu", "eval.episodes=4")
+    assert f"return {rows[-1]['eval/return']:.2f}" in evaluated
 
 
 SAC = [
     *("env.num_envs=4", "env.workers=1", "env.max_episode_steps=20", "rollout.num_chunks=8"),
     *("algorithm.off_policy.replay.start_after=60", "algorithm.off_policy.batch_size=32", "run.iterations=4"),
-    *(
-        "algorithm.off_policy.critics.count=3",
-        "run.eval_every=2",
-        "eval.episodes=4",
-        "tracking.sinks=[jsonl]",
-        "tracking.report=false",
-    ),
+    *("algorithm.off_policy.critics.count=3", "run.eval_every=4", "eval.episodes=4", *QUIET),
 ]
 
 
 @pytest.mark.timeout(300)
 def test_learning_from_a_replay_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
-    _, rows = on_both(["experiment/gym_pendulum_sac", *SAC], tmp_path, 1e-3)
+    rows = on_both(["experiment/gym_pendulum_sac", *SAC], tmp_path, 1e-3)
     assert rows[-1]["train/updates"] == 3 * 32 and len(rows) == 5
 
 
 PIXELS = [
-    *("env=gym/pendulum_rgb", "env.image_size=[32,32]", "model=cnn", "model.head=squashed", "model.encoder=drq"),
-    *("model.channels=[4,4]", "model.strides=[2,2]", "model.hidden_sizes=[16]", "model.image_features=8"),
-    "algorithm.off_policy.augment_pixels=2",
+    *("env=gym/pendulum_rgb", "env.image_size=[32,32]", "env.max_episode_steps=10", "eval.episodes=2"),
+    *("model=cnn", "model.encoder=drq", "model.channels=[4,4]", "model.strides=[2,2]", "model.hidden_sizes=[16]"),
+    *("model.image_features=8", "algorithm.off_policy.augment_pixels=2"),
 ]
 
 
@@ -107,29 +94,31 @@ PIXELS = [
 @pytest.mark.skipif(bool(SupportedModel.entry("cnn").missing()), reason="needs the extra vla")
 @pytest.mark.timeout(300)
 def test_learning_from_a_replay_of_images_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
-    _, rows = on_both(["experiment/gym_pendulum_sac", *PIXELS, *SAC], tmp_path, 1e-3)
+    words = ["experiment/gym_pendulum_sac", *SAC, *PIXELS, "model.head=squashed"]
+    rows = on_both(words, tmp_path, 1e-3, "cnn")
     assert rows[-1]["train/updates"] == 3 * 32 and len(rows) == 5
 
 
 WORTH = """
-defaults: [env: gym/pendulum_rgb, model: cnn, algorithm: iql, _self_]
-env: {num_envs: 4, workers: 1, max_episode_steps: 20, image_size: [32, 32]}
-model: {encoder: drq, channels: [4, 4], strides: [2, 2], hidden_sizes: [16], image_features: 8}
+defaults: [env: gym/pendulum, model: mlp, algorithm: iql, _self_]
+env: {num_envs: 4, workers: 1, max_episode_steps: 10}
 rollout: {num_chunks: 8}
 data: {path: shown, steps: 6}
 algorithm:
   reward: dense
-  off_policy: {replay: {start_after: 60}, batch_size: 32, offline_iterations: 2, augment_pixels: 2}
-run: {name: worth, iterations: 4, eval_every: 2}
-eval: {episodes: 4}
+  off_policy: {replay: {start_after: 32}, batch_size: 32, offline_iterations: 2}
+run: {name: worth, iterations: 3, eval_every: 3}
+eval: {episodes: 2}
 tracking: {sinks: [jsonl], report: false}
 """
 
 
-@pytest.mark.skipif(bool(SupportedModel.entry("cnn").missing()), reason="needs the extra vla")
+@pytest.mark.parametrize("sees", rest_slow(["states", "images"]))
 @pytest.mark.timeout(300)
-def test_learning_by_worth_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
+def test_learning_by_worth_has_the_cpus_metrics(sees: str, standin: None, tmp_path: Path) -> None:
     """The policy learns by its own loss, and critics look for themselves."""
+    if sees == "images" and SupportedModel.entry("cnn").missing():
+        pytest.skip("needs the extra vla")
     pytest.importorskip("pyarrow", reason="needs the extra data")
     from embodyrl.data.layout import DatasetSpec, Episode
     from embodyrl.data.writer import DatasetWriter
@@ -151,7 +140,9 @@ def test_learning_by_worth_has_the_cpus_metrics(standin: None, tmp_path: Path) -
                 )
             )
     (tmp_path / "my.yaml").write_text(WORTH)
-    _, rows = on_both(["my.yaml"], tmp_path, 1e-2)  # of a loss of differences between values that are nearly the same
+    more, family = (PIXELS, "cnn") if sees == "images" else ([], "mlp")
+    # Of a loss of differences between values that are nearly the same.
+    rows = on_both(["my.yaml", *more], tmp_path, 1e-2, family)
     assert rows[1]["train/weight"] > 0 and rows[-1]["train/updates"] == 2 * 6 + 32
 
 
@@ -187,9 +178,6 @@ import sys
 
 if not sys.argv[1].startswith(("env", "zygote")):  # simulators need no GPU
     sys.path.insert(0, {str(HERE)!r})
-    from standin import build
-
-    build.load()
     import cases
 
     cases.load_families(["mlp"])
@@ -223,8 +211,7 @@ def test_rollout_workers_share_the_gpu_of_the_rank(standin: None, tmp_path: Path
             f"run.dir=run{len(weights)}",
             f"placement.rollout={workers}",
         ]
-        command = [sys.executable, "-m", "embodyrl", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280)
+        done = programs.run(["-m", "embodyrl", *words], cwd=tmp_path, timeout=280)
         assert done.returncode == 0 and "policy on cuda" in done.stdout, done.stdout + done.stderr
         path = tmp_path / f"run{len(weights)}"
         weights.append((path / "checkpoints" / "last" / "policy" / "model.safetensors").read_bytes())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import cases
+import programs
 import pytest
 from standin import build
 
@@ -44,7 +44,7 @@ COUNTED = {  # synchronisations, copies
 
 
 def test_every_mistake_is_an_error_with_its_line_and_all_else_is_counted(standin: None) -> None:
-    done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True, check=True)
+    done = programs.run([PROGRAM], check=True)
     said: dict[str, dict[str, Any]] = json.loads(done.stdout)
     errors = {name: each for name, each in said.items() if name not in ALLOWED | COUNTED.keys()}
     assert len(errors) == 15
@@ -58,7 +58,7 @@ def test_every_mistake_is_an_error_with_its_line_and_all_else_is_counted(standin
 
 
 def test_graphs_repeat_what_was_recorded_and_an_engine_does_without_those_that_it_cannot_trust(standin: None) -> None:
-    done = subprocess.run([sys.executable, str(GRAPHS)], capture_output=True, text=True, check=True)
+    done = programs.run([GRAPHS], preload=cases.modules(["mlp"]), check=True)
     said: dict[str, Any] = json.loads(done.stdout)
     assert said["replays"], "on other numbers, with the generator's next ones"
     assert said["freed"] == "CUDA error: a graph reads memory that was freed after it was recorded"

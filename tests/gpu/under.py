@@ -12,12 +12,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from standin import build
-
-build.load()
-
-import cases  # noqa: E402
-from standin.device import gpu  # noqa: E402
+import cases
+from standin.device import gpu
 
 
 def main() -> None:

@@ -7,15 +7,15 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import programs
 import pytest
 
 
@@ -33,6 +33,11 @@ class Hub(ThreadingHTTPServer):
     """Repositories by `models/owner/name` or `datasets/owner/name`, and what was asked for and uploaded."""
 
     daemon_threads = True
+    anew: ClassVar[dict[str, tuple[str, ...]]] = {
+        "preload": ("huggingface_hub.hf_api",),
+        "forget": ("huggingface_hub",),
+    }
+    """For programs: the library reads variables when it is imported, but what it imports itself need not be."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
@@ -56,13 +61,13 @@ class Hub(ThreadingHTTPServer):
         address = f"http://127.0.0.1:{self.server_port}"
         return {**kept, "HF_HOME": str(self.home), "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", **more}
 
-    def embodyrl(
-        self, *words: str, cwd: Path, stdin: str | None = None, **more: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run the program in an interpreter of its own, because huggingface_hub reads variables when it is imported."""
-        command = [sys.executable, "-m", "embodyrl", *words]
-        environment = self.environment(**more)
-        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, input=stdin or "")
+    def run(self, words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a Python program."""
+        return programs.run(words, **{**self.anew, "env": self.environment(), "stdin": subprocess.DEVNULL, **options})
+
+    def embodyrl(self, *words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run a command."""
+        return self.run(["-m", "embodyrl", *words], cwd=cwd, env=self.environment(**more))
 
 
 class Answers(BaseHTTPRequestHandler):

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,11 @@ import pytest
 import yaml
 
 from embodyrl.hub import name_of
+from embodyrl.registry import SupportedModel
 
 pytest.importorskip("huggingface_hub", reason="needs the extra hub")
 
+needs_vla = pytest.mark.skipif(bool(SupportedModel.entry("openvla").missing()), reason="needs the extra vla")
 SHARED = Path(__file__).parents[3] / "shared"
 
 SMALL = (
@@ -182,11 +183,9 @@ def test_an_export_names_nothing_on_this_machine(hub: Any, policy: Path, tmp_pat
 def answered(hub: Any, words: list[str], cwd: Path, keys: bytes) -> tuple[int, str]:
     """Exit code and output of a command at a terminal, where someone presses `keys`."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "embodyrl", *words]
+    streams = {"stdin": theirs, "stdout": subprocess.PIPE, "text": True}
     environment = hub.environment(HF_TOKEN="hf_me")
-    with subprocess.Popen(
-        command, cwd=cwd, env=environment, stdin=theirs, stdout=subprocess.PIPE, text=True
-    ) as program:
+    with programs.Program(["-m", "embodyrl", *words], cwd=cwd, env=environment, **streams, **hub.anew) as program:
         os.close(theirs)
         os.write(ours, keys)
         text = program.communicate(timeout=60)[0]
@@ -224,15 +223,15 @@ def test_ranks_share_one_download(hub: Any, policy: Path, tmp_path: Path) -> Non
     assert sorted(hub.downloads) == ["model.safetensors", "policy.json"]
 
 
+@needs_vla
 def test_a_checkpoint_of_another_model_is_refused_before_anything_starts(hub: Any, tmp_path: Path) -> None:
-    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text('{"model_type": "gr00t_n1_5"}')
     (other / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     hub.add("models/me/other", other)
     words = ("metaworld_ppo_pi0", "model.checkpoint=hf://me/other", "run.dir=out")
-    done = hub.embodyrl("run", *words, cwd=tmp_path)
+    done = hub.run(["-m", "embodyrl", "run", *words], cwd=tmp_path, preload=(*hub.anew["preload"], *programs.VLA))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "model.checkpoint: config.json is that of a 'gr00t' model: set model.name to that one" in done.stderr
     assert not (tmp_path / "out").exists()
@@ -246,14 +245,22 @@ def test_other_options_name_files_of_this_machine(hub: Any, tmp_path: Path) -> N
     assert "run: hf download google/paligemma-3b-pt-224 --local-dir DIR" in done.stderr
 
 
-@pytest.mark.slow  # the longest wait is ten seconds, and the library asks more than once
+IMPATIENT = """
+import embodyrl.hub
+from embodyrl.cli.main import main
+assert embodyrl.hub.TIMEOUT_S <= 10
+embodyrl.hub.TIMEOUT_S = 0.2
+main()
+"""
+
+
 def test_a_hub_that_never_answers(hub: Any, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
-        error = wrong(hub, tmp_path, "hf://me/pendulum", HF_ENDPOINT=address)
-        assert f"the hub {address} gives no answer on hf://me/pendulum@main" in error
-        assert time.monotonic() - began < 60
+        environment = hub.environment(HF_ENDPOINT=address, HF_HUB_ETAG_TIMEOUT="1", HF_HUB_DOWNLOAD_TIMEOUT="1")
+        done = hub.run(["-c", IMPATIENT, "run", *START], cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert f"the hub {address} gives no answer on hf://me/pendulum@main" in done.stderr
 
 
 LOADING = """
@@ -267,15 +274,15 @@ assert there.keys() == here.keys() and all(torch.equal(there[name], here[name]) 
 """
 
 
+@needs_vla
 @pytest.mark.parametrize(("model", "folder"), [("openvla", "openvla"), ("openvla_oft", "openvla_oft/l1")])
 def test_public_layouts_come_from_the_hub_as_from_a_folder(hub: Any, model: str, folder: str) -> None:
-    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
     here = SHARED / "reference" / folder / "checkpoint"
     if not here.is_dir():
         pytest.skip("needs a small checkpoint in ../shared")
     hub.add(f"models/me/{model}", here)
-    words = [sys.executable, "-c", LOADING, model, f"hf://me/{model}", str(here), "unnorm_key=bridge_orig"]
-    done = subprocess.run(words, env=hub.environment(), capture_output=True, text=True)
+    words = ["-c", LOADING, model, f"hf://me/{model}", str(here), "unnorm_key=bridge_orig"]
+    done = hub.run(words, preload=(*hub.anew["preload"], *programs.VLA, f"embodyrl.models.{model}.policy"))
     assert done.returncode == 0, done.stderr
     shards = [name for name in hub.downloads if name.endswith(".safetensors")]
     assert len(shards) == len(set(shards)) == len(list(here.glob("*.safetensors")))
@@ -288,7 +295,7 @@ def test_of_a_data_set_only_tables_and_videos_are_fetched(hub: Any, tmp_path: Pa
         (tmp_path / "demos" / name).write_text(name)
     commit = hub.add("datasets/me/demos", tmp_path / "demos").commit
     code = "from embodyrl.hub import *; print(fetch(parse('hf://datasets/me/demos', Kind.dataset)))"
-    done = subprocess.run([sys.executable, "-c", code], env=hub.environment(), capture_output=True, text=True)
+    done = hub.run(["-c", code])
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.strip())
     assert folder.name == commit

@@ -25,6 +25,7 @@ def rows_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_rows_are_beside_their_bounds_and_kept(tmp_path: Path) -> None:
     done = measure(tmp_path, "--rows", "decide")
     assert done.returncode == 0, done.stderr

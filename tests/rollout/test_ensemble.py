@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 import embodyrl
@@ -69,7 +68,7 @@ def play(folder: Path, die_at: int) -> int:
     folder.mkdir(exist_ok=True)
     script = folder / "program.py"
     script.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, script, folder, str(die_at)], timeout=100, capture_output=True, text=True)
+    done = programs.run([script, folder, str(die_at)])
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 

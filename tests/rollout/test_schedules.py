@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow import rest_slow
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -37,7 +38,7 @@ def assert_same(left: list[Rollout], right: list[Rollout]) -> None:
         assert (first.finished, first.env_steps) == (second.finished, second.env_steps)
 
 
-@pytest.mark.parametrize(("whole", "episodes_per_slot"), [(False, 1), (True, 1), (True, 3)])
+@pytest.mark.parametrize(("whole", "episodes_per_slot"), rest_slow([(False, 1), (True, 3), (True, 1)], 2))
 def test_all_schedules_play_the_same_episodes(whole: bool, episodes_per_slot: int) -> None:
     options = {**DAWDLING, "whole": whole, "episodes_per_slot": episodes_per_slot}
     lockstep = collect(**options, schedule="lockstep")

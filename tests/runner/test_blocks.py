@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from slow import rest_slow
-from small_runs import Run
+from small_runs import Runs, copy_of, resumed
 
-from embodyrl.cli import train
-from embodyrl.config import load_config
 from embodyrl.registry import SupportedModel
 
 PLUGIN = """
@@ -58,48 +56,42 @@ CASES = {
 }
 
 
-@pytest.fixture
-def roll_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Runs that the tests share, and only read."""
+    folder = tmp_path_factory.mktemp("blocks")
+    (folder / "note_digest.py").write_text(PLUGIN)
+    (folder / "my.yaml").write_text(CONFIG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIGESTS", str(folder))
+        yield Runs(folder, folder / "my.yaml")
+
+
+def rolled_out(blocks: Runs, *settings: str) -> tuple[str, dict[str, float]]:
     """Digest and metrics of the first iteration."""
-    (tmp_path / "note_digest.py").write_text(PLUGIN)
-    (tmp_path / "my.yaml").write_text(CONFIG)
-
-    def run(name: str, *overrides: str) -> tuple[str, dict[str, float]]:
-        path = tmp_path / name
-        settings = [f"run.dir={path}", *overrides]
-        monkeypatch.setenv("DIGESTS", str(path))
-        assert train.run(load_config(str(tmp_path / "my.yaml"), settings, trust=True)) == 0
-        metrics = Run(path).metrics()[-1]
-        return (path / "digest_0").read_text(), {
-            key: metrics[key] for key in metrics if key.startswith(("env", "roll"))
-        }
-
-    return run
+    metrics = blocks(*settings).metrics()[-1]
+    shown = {key: metrics[key] for key in metrics if key.startswith(("env", "roll"))}
+    return (blocks.folder / "digest_0").read_text(), shown
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", rest_slow(["states", "images", "whole episodes, pipeline"]))
-def test_ranks_that_share_blocks_roll_out_the_same(case: str, roll_out) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("case", "ranks"), rest_slow([("states", 2), ("images", 2), ("whole episodes, pipeline", 4)]))
+def test_ranks_that_share_blocks_roll_out_the_same(case: str, ranks: int, blocks: Runs) -> None:
     if "model=openvla_oft" in CASES[case] and SupportedModel.entry("openvla_oft").missing():
         pytest.skip("openvla_oft is not installed")
-    one = roll_out("one", *CASES[case])
-    ranks = 4 if case == "states" else 2
-    assert one == roll_out("shared", *CASES[case], f"engine.parallel.world_size={ranks}")
+    one = rolled_out(blocks, *CASES[case])
+    assert one == rolled_out(blocks, *CASES[case], f"engine.parallel.world_size={ranks}")
     if case == "states":
-        assert one[0] != roll_out("undivided", *CASES[case], "rollout.blocks=auto")[0]
+        assert one[0] != rolled_out(blocks, *CASES[case], "rollout.blocks=auto")[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_run_goes_on_with_the_same_rollout_on_other_ranks(  # type: ignore[no-untyped-def]
-    tmp_path: Path, roll_out, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    roll_out("begun", *CASES["states"])
-    digests = []
+def test_a_run_goes_on_with_the_same_rollout_on_other_ranks(tmp_path: Path, blocks: Runs) -> None:
+    begun, digests = blocks.fresh(tmp_path / "begun", *CASES["states"]), [(blocks.folder / "digest_0").read_text()]
     for ranks in (1, 2):
-        path = tmp_path / f"on_{ranks}"
-        shutil.copytree(tmp_path / "begun", path, symlinks=True)
-        monkeypatch.setenv("DIGESTS", str(path))
-        assert train.resume(path, ["run.iterations=2", f"engine.parallel.world_size={ranks}"]) == 0
-        digests.append((path / "digest_1").read_text())
-    assert len(set(digests)) == 1 and digests[0] != (tmp_path / "begun" / "digest_0").read_text()
+        path = copy_of(begun, tmp_path / f"on_{ranks}")
+        resumed(path, "run.iterations=2", f"engine.parallel.world_size={ranks}")
+        digests.append((blocks.folder / "digest_1").read_text())
+        (blocks.folder / "digest_1").unlink()
+    assert digests[0] != digests[1] == digests[2]

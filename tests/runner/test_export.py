@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from small_runs import Run
+from small_runs import Run, Runs, copy_of, evaluation_in, resumed
 
 from embodyrl.cli import train
 from embodyrl.config import ConfigError, load_config
@@ -31,8 +30,8 @@ algorithm: {minibatches: 2, reward: dense}
 """
 
 
-def test_an_exported_policy_is_the_one_that_was_trained(small_run: Callable[..., Run], tmp_path: Path) -> None:
-    run, out = small_run("run", "run.iterations=2"), tmp_path / "for others" / "policy"
+def test_an_exported_policy_is_the_one_that_was_trained(small_runs: Runs, tmp_path: Path) -> None:
+    run, out = small_runs("run.iterations=1"), tmp_path / "for others" / "policy"
     assert train.export(run.path, out) == 0
     place = (run.path / "checkpoints/last").resolve()
     for name in ("model.safetensors", "policy.json"):
@@ -40,7 +39,7 @@ def test_an_exported_policy_is_the_one_that_was_trained(small_run: Callable[...,
     settings = [f"model.checkpoint={out}", f"run.dir={tmp_path / 'more'}", "run.iterations=1"]
     assert train.run(load_config(out / "training.yaml", settings)) == 0
     began = Run(tmp_path / "more").summary["evaluations"]["0"]
-    assert began == run.summary["evaluations"]["2"]
+    assert began == run.summary["evaluations"]["1"]
     card = (out / "README.md").read_text()
     header = yaml.safe_load(card.split("---")[1])
     assert header["library_name"] == "embodyrl" and {"mlp", "ppo", "gymnasium"} <= set(header["tags"])
@@ -50,44 +49,43 @@ def test_an_exported_policy_is_the_one_that_was_trained(small_run: Callable[...,
 
 
 def test_a_policy_outlives_what_it_was_made_from(
-    small_run: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Evaluating, exporting and training it further takes nothing but its checkpoint."""
-    first = small_run("first", "run.iterations=1")
-    start = f"model.checkpoint={first.path}/checkpoints/last/policy"
-    second, whole = small_run("second", "run.iterations=1", start), small_run("whole", "run.iterations=2", start)
-    near = small_run("near", "run.iterations=1", start, "algorithm.kl_coef=0.1")
-    assert train.evaluate(second.path, []) == 0
-    before = capsys.readouterr().out.splitlines()[-1].partition("  (")[0]
-    shutil.rmtree(first.path)
-    assert train.evaluate(second.path, []) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(before) and "success" in before
-    assert train.export(second.path, tmp_path / "exported") == 0
-    assert train.resume(second.path, ["run.iterations=2"]) == 0
-    name = "policy/model.safetensors"
-    assert Run(second.path).digest(2, name) == whole.digest(2, name) != second.digest(1, name)
+    first = copy_of(small_runs("run.iterations=1"), tmp_path / "first")
+    start = ["run.iterations=2", "run.save_every=1", f"model.checkpoint={first}/checkpoints/last/policy"]
+    whole = small_runs(*start)
+    near = small_runs.fresh(tmp_path / "near", *start, "run.iterations=1", "algorithm.kl_coef=0.1")
+    second = copy_of(whole, tmp_path / "second", 1)
+    assert train.evaluate(second, []) == 0
+    before = evaluation_in(capsys.readouterr().out)
+    shutil.rmtree(first)
+    assert train.evaluate(second, []) == 0
+    assert evaluation_in(capsys.readouterr().out) == before
+    assert train.export(second, tmp_path / "exported") == 0
+    assert resumed(second).digest(2) == whole.digest(2) != whole.digest(1)
     assert train.evaluate(near.path, []) == 0
     with pytest.raises(ConfigError, match=r"model\.checkpoint = .* does not exist"):  # it is to stay near what is gone
         train.resume(near.path, ["run.iterations=2"])
 
 
-def test_nothing_is_overwritten_and_nothing_damaged_exported(small_run: Callable[..., Run], tmp_path: Path) -> None:
-    run, out = small_run("run", "run.iterations=1"), tmp_path / "policy"
+def test_nothing_is_overwritten_and_nothing_damaged_exported(small_runs: Runs, tmp_path: Path) -> None:
+    run, out = copy_of(small_runs("run.iterations=1"), tmp_path / "run"), tmp_path / "policy"
     out.mkdir()
     with pytest.raises(ExportError, match="exists already and is never overwritten"):
-        train.export(run.path, out)
+        train.export(run, out)
     out.rmdir()
-    weights = run.path / "checkpoints/last/policy/model.safetensors"
+    weights = run / "checkpoints/last/policy/model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-4] + b"nope")
     with pytest.raises(CheckpointError, match=r"policy/model\.safetensors is altered"):
-        train.export(run.path, out)
+        train.export(run, out)
     assert not out.exists()
     (tmp_path / "model.safetensors").write_bytes(content[:-4])
     with pytest.raises(ExportError, match="cannot be read again"):
         count_tensors(tmp_path)
     with pytest.raises(ExportError, match="holds no weights"):
-        count_tensors(run.path)
+        count_tensors(run)
 
 
 @pytest.mark.slow

@@ -1,24 +1,23 @@
-"""A run that is stopped by a signal or killed, and then goes on, equals one that never was: bit for bit."""
+"""A run that is stopped by a signal, and then goes on, equals one that never was, bit for bit, on each simulator."""
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import programs
 import pytest
-from interrupted import assert_same_run, metrics_of, signal_in_collection
-from slow import rest_slow
-from small_runs import SMALL, Run
+from small_runs import Run, assert_same_run, resumed
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.registry import SIMULATORS, SupportedModel
+from embodyrl.rollout.collector import Collector, Rollout
 
 STATES = [
     *(
@@ -64,6 +63,23 @@ def can_draw() -> bool:
     return True
 
 
+@contextmanager
+def signal_in_collection(number: signal.Signals, collection: int) -> Iterator[None]:
+    """Send this process a signal when it begins to collect for the `collection`-th time, amid an iteration."""
+    collect, count = Collector.collect, 0
+
+    def counted(self: Collector, *arguments: Any) -> Rollout:
+        nonlocal count
+        count += 1
+        if count == collection:
+            os.kill(os.getpid(), number)
+        return collect(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Collector, "collect", counted)
+        yield
+
+
 def run_twice(tmp_path: Path, source: str, overrides: list[str], collection: int) -> None:
     """Once as it is, and once with a SIGTERM in the midst of an iteration, after which it goes on."""
     whole, parted = tmp_path / "whole", tmp_path / "parted"
@@ -73,10 +89,10 @@ def run_twice(tmp_path: Path, source: str, overrides: list[str], collection: int
     stopped = Run(parted).summary["iterations"]
     assert 0 < stopped < 4, "the signal came too early or too late"
     assert (parted / "checkpoints" / "last").resolve().name == f"{stopped:06d}"
-    assert train.resume(parted, []) == 0
-    assert_same_run(whole, parted, 4)
+    assert_same_run(Run(whole), resumed(parted), 4)
 
 
+@pytest.mark.slow
 @needs("simulator", "metaworld")
 def test_on_metaworld(tmp_path: Path) -> None:
     run_twice(tmp_path, "experiment/metaworld_reach", STATES, 2)
@@ -97,39 +113,4 @@ def test_tiny_oft_on_images_with_a_reference(tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY_OFT)
     run_twice(tmp_path, str(config), [], 2)
-    assert metrics_of(tmp_path / "whole")[4]["train/reference_kl"] > 0
-
-
-KILLED = [
-    "run.iterations=12",
-    "run.save_every=2",
-    "rollout.num_chunks=96",
-    "eval.episodes=2",
-    "algorithm.minibatches=4",
-]
-
-
-def killed(path: Path, *overrides: str) -> None:
-    """A run in a process of its own that is killed with SIGKILL after its third iteration and first checkpoint, or a
-    little later."""
-    words = ["-m", "embodyrl", "run", "experiment/gym_pendulum", *SMALL, *KILLED, *overrides, f"run.dir={path}"]
-    process = programs.Program(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    metrics, last = path / "metrics.jsonl", path / "checkpoints" / "last"
-    while not last.exists() or not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "the run was over before it could be killed"
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("saving", rest_slow(["run.save_async=true", "run.save_async=false"]))
-def test_killed_between_two_checkpoints(tmp_path: Path, small_run: Callable[..., Run], saving: str) -> None:
-    path = tmp_path / "killed"
-    killed(path, saving)
-    with (path / "metrics.jsonl").open("a") as metrics:
-        metrics.write('{"iteration": 5, "train/lo')  # as if the kill had come amid a line
-    assert train.resume(path, []) == 0
-    assert_same_run(small_run("whole", *KILLED).path, path, 12)
+    assert Run(tmp_path / "whole").merged()[4]["train/reference_kl"] > 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import programs
 import pytest
+from slow import rest_slow
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -78,7 +79,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", rest_slow([1, 2]))
 def test_evaluations_void_what_is_in_progress_which_is_counted_and_said_once(tmp_path: Path, ranks: int) -> None:
     several = (f"engine.parallel.world_size={ranks}", f"env.workers={ranks}")
     done = embodyrl(tmp_path, "run", "line.yaml", *several, dice=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 import programs
 import psutil
 import pytest
-from small_runs import SMALL, Run
+from small_runs import WEIGHTS, Run, Runs, copy_of, resumed
 
 from embodyrl.cli import train
 from embodyrl.config import load_config
@@ -22,103 +21,89 @@ from embodyrl.errors import RunError, UserError, shell_command
 from embodyrl.runner.checkpoint import CheckpointError, verify
 from embodyrl.runner.rundir import RunDirError
 
-WEIGHTS, OPTIMISER, SIMULATOR = (
-    "policy/model.safetensors",
-    "trainer/engine.safetensors",
-    "trainer/simulators/slot_0002.bin",
-)
+ONCE = "run.iterations=1"
 
 
-def test_a_resumed_run_equals_one_that_never_stopped(small_run: Callable[..., Run]) -> None:
-    whole = small_run("whole")
+@pytest.fixture(scope="module")
+def whole(small_runs: Runs) -> Run:
+    """The small run as it is, to be read."""
+    return small_runs()
+
+
+@pytest.fixture
+def once(small_runs: Runs, tmp_path: Path) -> Path:
+    """A run of one iteration, to be written to."""
+    return copy_of(small_runs(ONCE), tmp_path / "run")
+
+
+def test_a_run_that_is_told_to_go_on_equals_one_that_never_stopped(whole: Run, small_run: Callable[..., Run]) -> None:
+    """Though simulators are in other processes, and another sink is there, which change nothing."""
     half = small_run("half", "run.iterations=3")
-    assert train.resume(half.path, ["run.iterations=6"]) == 0
-    resumed = Run(half.path)
+    again = resumed(half.path, "run.iterations=6", "env.workers=1", "tracking.sinks=[jsonl,console]")
     assert load_config(half.path / "config.yaml").config.run.iterations == 6, "a later resume would stop at once"
     assert len(whole.metrics()) == 7  # iteration 0 is the evaluation before training
-    assert [row["iteration"] for row in resumed.metrics()] == list(range(7))
-    final_only = {row["iteration"]: row for row in resumed.metrics()}
+    assert [row["iteration"] for row in again.metrics()] == list(range(7))
+    found = again.merged()
     for row in whole.metrics():
         # The half run evaluated at its own end, too; what both report is equal.
-        other = final_only[row["iteration"]]
+        other = found[row["iteration"]]
         assert {key: other[key] for key in row} == row
-    for name in (WEIGHTS, OPTIMISER, SIMULATOR):
-        assert whole.digest(6, name) == resumed.digest(6, name), name
-    assert resumed.summary["env_steps"] == whole.summary["env_steps"] == 6 * 4 * 24
+    assert again.contents(6) == whole.contents(6)
+    assert {WEIGHTS, "trainer/engine.safetensors", "trainer/simulators/slot_0002.bin"} <= whole.contents(6).keys()
+    assert again.summary["env_steps"] == whole.summary["env_steps"] == 6 * 4 * 24
 
 
-def test_the_reference_policy_and_the_groups_that_wait_survive_a_resume(small_run: Callable[..., Run]) -> None:
-    settings = [
-        *("algorithm=dapo", "rollout.episodes=whole", "rollout.num_chunks=40", "rollout.group_size=2"),
-        *("algorithm.reward=dense", "algorithm.filter.name=accuracy", "algorithm.filter.accuracy_low=0.0"),
-        *("env.success_return=-270.0", "algorithm.loss=decoupled_ppo", "algorithm.kl_coef=0.1", "run.save_every=1"),
-    ]
-    whole, half = small_run("whole", *settings), small_run("half", *settings, "run.iterations=3")
-    rows = {row["iteration"]: row for row in whole.metrics()}
-    assert rows[3]["filter/groups_waiting"] > 0, "nothing waits where the run is cut; choose another success_return"
-    assert rows[6]["train/reference_kl"] > 0
-    assert train.resume(half.path, ["run.iterations=6"]) == 0
-    resumed = Run(half.path)
-    for row in resumed.metrics()[4:]:
-        assert row == {key: rows[row["iteration"]][key] for key in row}
-    for name in (WEIGHTS, OPTIMISER):
-        assert whole.digest(6, name) == resumed.digest(6, name), name
+def test_neither_evaluations_nor_the_number_of_processes_change_the_numbers(whole: Run, small_runs: Runs) -> None:
+    assert len([row for row in whole.metrics() if "eval/return" in row]) > 2
+    without = small_runs("run.eval_every=0", "env.workers=1")
+    rows = whole.merged()
+    for row in without.metrics():  # the last one is evaluated all the same
+        assert {key: rows[row["iteration"]][key] for key in row} == row
+    assert without.digest(6) == whole.digest(6)
 
 
-def test_evaluation_does_not_touch_training(small_run: Callable[..., Run]) -> None:
-    with_evaluation, without = small_run("with", "run.eval_every=1"), small_run("without", "run.eval_every=0")
-    assert with_evaluation.digest(6, WEIGHTS) == without.digest(6, WEIGHTS)
+def test_the_seed_changes_the_numbers(whole: Run, small_runs: Runs) -> None:
+    assert small_runs("seed=2", "run.iterations=3", "run.eval_every=0").digest(3) != whole.digest(3)
 
 
-def test_the_number_of_processes_does_not_change_the_numbers(small_run: Callable[..., Run]) -> None:
-    two, one = small_run("two"), small_run("one", "env.workers=1")
-    assert two.metrics() == one.metrics()
-    assert two.digest(6, WEIGHTS) == one.digest(6, WEIGHTS)
-
-
-def test_the_seed_changes_the_numbers(small_run: Callable[..., Run]) -> None:
-    assert small_run("one").digest(6, WEIGHTS) != small_run("two", "seed=2").digest(6, WEIGHTS)
-
-
-def test_a_damaged_checkpoint_is_refused_by_file(small_run: Callable[..., Run]) -> None:
-    run = small_run("run", "run.iterations=3")
-    weights = run.path / "checkpoints" / "last" / WEIGHTS
+def test_a_damaged_checkpoint_is_refused_by_file(once: Path) -> None:
+    weights = once / "checkpoints" / "last" / WEIGHTS
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"policy/model\.safetensors is altered"):
-        train.resume(run.path, [])
+        train.resume(once, [])
     weights.unlink()
     with pytest.raises(CheckpointError, match=r"policy/model\.safetensors is missing"):
-        train.evaluate(run.path, [])
+        train.evaluate(once, [])
 
 
-def test_only_settings_of_the_run_may_change_on_resume(small_run: Callable[..., Run]) -> None:
-    run = small_run("run", "run.iterations=1")
+def test_only_settings_of_the_run_may_change_on_resume(once: Path) -> None:
     message = (
         r"algorithm\.gamma = 0\.5 \(it was (0\.\d+)\) cannot change when a run goes on: "
         r"set algorithm\.gamma back to \1, or start a new run"
     )
     with pytest.raises(UserError, match=message) as caught:
-        train.resume(run.path, ["algorithm.gamma=0.5"])
+        train.resume(once, ["algorithm.gamma=0.5"])
     assert caught.value.exit_code == 2  # nothing was started
 
 
-def test_a_run_that_cannot_learn_says_so_once_and_changes_nothing(small_run: Callable[..., Run]) -> None:
+def test_a_run_that_cannot_learn_says_so_once_and_changes_nothing(small_runs: Runs) -> None:
     """No episode of Pendulum succeeds here, so with rewards for success alone every group ends alike."""
-    hopeless = ["algorithm=grpo", "rollout.episodes=whole", "rollout.num_chunks=40", "rollout.group_size=2"]
-    run = small_run("hopeless", *hopeless, "algorithm.reward=success", "env.success_return=0.0", "run.save_every=1")
-    log = (run.path / "run.log").read_text()
-    assert log.count("warning: nothing was learned in 3 iterations") == 1 and "(success 0.00)" in log
-    assert all(row["train/epochs"] == 0 for row in run.metrics() if row["iteration"])
-    assert run.digest(1, "policy/model.safetensors") == run.digest(6, "policy/model.safetensors")
+    hopeless = ["algorithm=grpo", "rollout.episodes=whole", "env.max_episode_steps=10", "rollout.num_chunks=10"]
+    hopeless += ["rollout.group_size=2", "algorithm.reward=success", "env.success_return=0.0"]
+    run = small_runs(*hopeless, "run.save_every=1", "run.eval_every=0")
+    assert run.log().count("warning: nothing was learned in 3 iterations") == 1 and "(success 0.00)" in run.log()
+    rows = [row for row in run.metrics() if row["iteration"]]
+    assert len(rows) == 6 and all(row["train/epochs"] == 0 for row in rows)
+    assert run.digest(1) == run.digest(6)
 
 
-def test_a_run_directory_is_never_overwritten(small_run: Callable[..., Run]) -> None:
-    run = small_run("run", "run.iterations=1")
+def test_a_run_directory_is_never_overwritten(small_runs: Runs) -> None:
+    run = small_runs(ONCE)
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     with pytest.raises(RunDirError, match=r"exists already and is never overwritten.*embodyrl resume"):
-        small_run("run")
+        small_runs.fresh(run.path)
     assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
 
 
@@ -139,49 +124,41 @@ def test_a_start_without_results_leaves_its_folder_to_the_next(small_run: Callab
         small_run("run")
 
 
-def test_a_run_that_saved_nothing_says_what_to_do_with_its_folder(small_run: Callable[..., Run]) -> None:
-    run = small_run("run", "run.iterations=1")
-    shutil.rmtree(run.path / "checkpoints")
+def test_a_run_that_saved_nothing_says_what_to_do_with_its_folder(small_runs: Runs, once: Path) -> None:
+    shutil.rmtree(once / "checkpoints")
     with pytest.raises(RunDirError, match=r"saved nothing to go on from, so remove the folder"):
-        small_run("run")
+        small_runs.fresh(once)
     with pytest.raises(CheckpointError, match=r"stopped before it saved one: remove the folder"):
-        train.resume(run.path, [])
+        train.resume(once, [])
 
 
-def test_a_run_that_is_good_enough_at_once_stops_and_is_saved(small_run: Callable[..., Run]) -> None:
-    run = small_run("run", "env.success_return=-1.0e9", "run.stop_at_success=0.5")
+def test_a_run_that_is_good_enough_at_once_stops_and_is_saved(small_runs: Runs) -> None:
+    run = small_runs("env.success_return=-1.0e9", "run.stop_at_success=0.5")
     assert run.summary["iterations"] == 0 and run.summary["eval/success_once"] == 1.0
     assert train.evaluate(run.path, []) == 0
 
 
-def test_a_run_that_is_done_says_so_and_starts_nothing(
-    small_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = small_run("run", "run.iterations=1")
-    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.name != "run.log"}
-    capsys.readouterr()
-    assert train.resume(run.path, []) == 0
-    more = f"{shell_command('resume', run.path)} run.iterations=N"
-    assert capsys.readouterr().out == f"{run.path} is done. For more: {more}\n"
-    assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.name != "run.log"}
+def test_a_run_that_is_done_says_so_and_starts_nothing(once: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in once.rglob("*") if path.name != "run.log"}
+    assert train.resume(once, []) == 0
+    more = f"{shell_command('resume', once)} run.iterations=N"
+    assert capsys.readouterr().out == f"{once} is done. For more: {more}\n"
+    assert before == {path: path.stat().st_mtime_ns for path in once.rglob("*") if path.name != "run.log"}
 
 
-def test_a_report_is_of_the_newest_end_or_there_is_none(
-    small_run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = small_run("run", "run.iterations=1", "tracking.report=true")
-    page = run.path / "report.html"
+def test_a_report_is_of_the_newest_end_or_there_is_none(once: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, short = once / "report.html", "run.eval_every=0"
+    resumed(once, "run.iterations=2", "tracking.report=true", short)
     assert page.is_file() and f"\nreport: {page}\n" in capsys.readouterr().out
-    assert train.resume(run.path, ["run.iterations=2", "tracking.report=false"]) == 0
+    resumed(once, "run.iterations=3", "tracking.report=false", short)
     assert not page.exists() and "report:" not in capsys.readouterr().out
 
 
-def test_a_checkpoint_that_is_taken_for_a_run_stays_as_it_is(small_run: Callable[..., Run]) -> None:
-    run = small_run("run", "run.iterations=1")
-    said = f"is a checkpoint, and only a whole run can go on: {shell_command('resume', run.path)}"
+def test_a_checkpoint_that_is_taken_for_a_run_stays_as_it_is(once: Path) -> None:
+    said = f"is a checkpoint, and only a whole run can go on: {shell_command('resume', once)}"
     with pytest.raises(RunDirError, match=f"{re.escape(said)}$"):
-        train.resume(run.path / "checkpoints" / "last", [])
-    verify((run.path / "checkpoints" / "last").resolve())
+        train.resume(once / "checkpoints" / "last", [])
+    verify((once / "checkpoints" / "last").resolve())
 
 
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
@@ -189,78 +166,24 @@ def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
         train.resume(tmp_path, [])
 
 
-def start(path: Path, *overrides: str) -> subprocess.Popen[str]:
-    words = ["-m", "embodyrl", "run", "experiment/gym_pendulum", *SMALL, "run.iterations=100000", f"run.dir={path}"]
-    return programs.Program([*words, *overrides], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for_iterations(path: Path, count: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    metrics = path / "metrics.jsonl"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) <= count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "the run does not get going"
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_the_run_can_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_run_in_use_is_left_alone_and_a_signal_saves_it_to_go_on(small_runs: Runs, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    process = start(path)
-    wait_for_iterations(path, 2, process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
+    words = small_runs.words(path, "run.iterations=100000", "env.workers=1", "run.eval_every=0")
+    process = programs.Program(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline, metrics = time.monotonic() + 60, path / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) <= 2:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.02)
+    children = programs.children_of(psutil.Process(process.pid), recursive=True)
+    with pytest.raises(RunDirError, match="in use by another process"):
+        train.resume(path, [])
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == code, (out, err)
-    assert "stopping after this iteration" in err and f"stopped by {number.name}, saved" in out
+    assert process.returncode == 130, (out, err)
+    assert "stopping after this iteration" in err and "stopped by SIGINT, saved" in out
     assert not psutil.wait_procs(children, timeout=10)[1], "simulator processes are left"
     done = Run(path).summary["iterations"]
-    assert train.resume(path, [f"run.iterations={done + 1}"]) == 0
-    assert Run(path).summary["iterations"] == done + 1
-
-
-def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    # One iteration of this run takes minutes, so that nothing but the second signal can end it soon.
-    process = start(path, "rollout.num_chunks=100000", "run.eval_every=0")
-    deadline = time.monotonic() + 60
-    while not (path / "metrics.jsonl").exists():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    time.sleep(1.0)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    time.sleep(2.2)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert not psutil.wait_procs(children, timeout=10)[1], "simulator processes are left"
-
-
-def test_a_killed_simulator_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    process = start(path)
-    wait_for_iterations(path, 2, process)
-    started = psutil.Process(process.pid).children(recursive=True)
-    victims = [child for child in started if not child.children()]  # not the one that they are forked from
-    os.kill(victims[0].pid, signal.SIGKILL)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert "Traceback" not in err and str(victims[0].pid) in err and "SIGKILL" in err, err
-    assert not psutil.wait_procs(victims, timeout=10)[1]
-
-
-def test_a_run_in_use_cannot_be_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    process = start(path)
-    try:
-        wait_for_iterations(path, 3, process)
-        with pytest.raises(RunDirError, match="in use by another process"):
-            train.resume(path, [])
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+    assert resumed(path, f"run.iterations={done + 1}").summary["iterations"] == done + 1
 
 
 def test_what_is_no_checkpoint_is_refused_in_words(tmp_path: Path) -> None:

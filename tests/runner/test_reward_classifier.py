@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from small_runs import Run, kill_after
+from learners import PAID, Learner
+from slow import only_slow
+from small_runs import Runs
 
 pytest.importorskip("pyarrow", reason="needs the extra data")
 
@@ -21,73 +23,22 @@ from embodyrl.data.writer import DatasetWriter
 from embodyrl.envs import Observation
 from embodyrl.models.classifier import SuccessClassifier
 
-LEARN = """
-defaults: [env: gym/pendulum, model: mlp, algorithm: reward_classifier, _self_]
-model: {hidden_sizes: [32], activation: relu}
-data: {path: DATA, steps: 40, batch_size: 64}
-run: {name: judge, iterations: 5, eval_every: 2}
-engine: {optimizer: {lr: 0.01}}
-tracking: {sinks: [jsonl], report: false}
-"""
-PAID = """
-defaults: [env: gym/pendulum, model: mlp, algorithm: ALGORITHM, _self_]
-env: {num_envs: 4, workers: 2, max_episode_steps: 40}
-model: {hidden_sizes: [16], HEAD}
-rollout: {num_chunks: 12, blocks: 2}
-algorithm:
-  reward: {name: classifier, path: JUDGE, threshold: 0.8}
-  MORE
-run: {name: paid, iterations: 6, save_every: 3, eval_every: 0}
-eval: {episodes: 3}
-tracking: {sinks: [jsonl], report: false}
-"""
-REPLAYED = "off_policy: {replay: {capacity: 400, start_after: 60}, batch_size: 32, critics: {hidden_sizes: [16]}}"
-LEAST = 0.3
-"""Height of the pendulum (cosine) from which on it counts as solved."""
 
-
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has learned that a high pendulum is what is wanted."""
-    folder = tmp_path_factory.mktemp("judge")
-    rng = np.random.default_rng(0)
-    spec = DatasetSpec(action_names=("torque",), state_dim=3, fps=20, outcome=True, ends=True)
-    with DatasetWriter(folder / "data", spec) as writer:
-        for _ in range(20):
-            angle = rng.uniform(-np.pi, np.pi, 31)
-            states = np.stack([np.cos(angle), np.sin(angle), rng.uniform(-8, 8, 31)], 1).astype(np.float32)
-            writer.add(
-                Episode(
-                    task="swing up",
-                    proprio=states[:-1],
-                    last_proprio=states[-1],
-                    actions=np.zeros((30, 1), np.float32),
-                    rewards=np.zeros(30, np.float32),
-                    success=states[1:, 0] > LEAST,
-                )
-            )
-    (folder / "learn.yaml").write_text(LEARN.replace("DATA", str(folder / "data")))
-    assert train.run(load_config(str(folder / "learn.yaml"), [f"run.dir={folder / 'run'}"])) == 0
-    return folder / "run"
+@pytest.fixture
+def judged(runs_of: Callable[[str], tuple[Learner, Runs]]) -> Runs:
+    """Runs of SAC that a classifier pays, which tests share and only read."""
+    return runs_of("paid")[1]
 
 
 @pytest.fixture
-def paid(tmp_path: Path, judge: Path) -> Callable[..., Run]:
-    """Train: paid("ppo", "name", "key=value", ...)."""
-
-    def run(algorithm: str, name: str, *overrides: str) -> Run:
-        replayed = algorithm == "sac"
-        text = PAID.replace("ALGORITHM", algorithm).replace("JUDGE", str(judge))
-        text = text.replace("HEAD", "head: squashed" if replayed else "")
-        (tmp_path / f"{algorithm}.yaml").write_text(text.replace("MORE", REPLAYED if replayed else "epochs: 1"))
-        words = [f"run.dir={tmp_path / name}", *overrides]
-        assert train.run(load_config(str(tmp_path / f"{algorithm}.yaml"), words)) == 0
-        return Run(tmp_path / name)
-
-    return run
+def judge(judged: Runs) -> Path:
+    """A run that has learned that a high pendulum is what is wanted."""
+    return judged.folder / "judge"
 
 
-def test_precision_and_recall_are_those_of_what_was_held_out(judge: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_precision_and_recall_are_those_of_what_was_held_out(
+    judge: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = (judge / "run.log").read_text()
     assert "16 demonstrations to learn from" in said and "4 held out" in said
     assert said.count("held out   threshold 0.50   precision ") == 3
@@ -98,20 +49,15 @@ def test_precision_and_recall_are_those_of_what_was_held_out(judge: Path, capsys
     rows = [json.loads(line) for line in (judge / "metrics.jsonl").read_text().splitlines()]
     assert [("eval/precision" in row) for row in rows] == [False, True, False, True, True]
     assert rows[-1]["eval/recall"] == pytest.approx(scores["recall"])
-    assert train.resume(judge, []) == 0
+    assert train.resume(shutil.copytree(judge, tmp_path / "done"), []) == 0
     assert "is done: its classifier is in" in capsys.readouterr().out
 
 
 def test_a_run_that_was_stopped_learns_again_and_gets_the_same(judge: Path, tmp_path: Path) -> None:
-    text = (judge.parent / "learn.yaml").read_text()
-    (tmp_path / "learn.yaml").write_text(text)
-    again = load_config(str(tmp_path / "learn.yaml"), [f"run.dir={tmp_path / 'run'}"])
-    assert train.run(again) == 0
-    files = [folder / "classifier" / "model.safetensors" for folder in (judge, tmp_path / "run")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    files[1].unlink()
-    (tmp_path / "run" / "classifier").rename(tmp_path / "gone")
-    assert train.resume(tmp_path / "run", []) == 0
+    path = shutil.copytree(judge, tmp_path / "run")
+    shutil.rmtree(path / "classifier")
+    assert train.resume(path, []) == 0
+    files = [folder / "classifier" / "model.safetensors" for folder in (judge, path)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -122,36 +68,12 @@ def test_what_is_high_is_solved(judge: Path) -> None:
     assert found[0] > 0.9 and found[1] < 0.1
 
 
-@pytest.mark.faults
-def test_a_run_that_is_paid_by_it_goes_on_bit_for_bit_and_its_episodes_end_there(
-    paid: Callable[..., Run], tmp_path: Path
-) -> None:
-    whole, killed = paid("sac", "whole"), tmp_path / "killed"
-    kill_after(
-        killed / "checkpoints" / "000003",
-        ["-m", "embodyrl", "run", str(tmp_path / "sac.yaml"), f"run.dir={killed}"],
-    )
-    assert train.resume(killed, []) == 0
-    assert Run(killed).metrics() == whole.metrics()
-    name = "checkpoints/last/policy/model.safetensors"
-    assert (killed / name).read_bytes() == (whole.path / name).read_bytes()
-    moments = [load_file(each) for each in (whole.path / "checkpoints/last/trainer/replay").glob("*.safetensors")]
-    judged = torch.cat([each["judged"][each["decided"]] for each in moments])
-    ended = torch.cat([each["terminated"][each["decided"]] for each in moments])
-    assert judged.any() and torch.equal(judged.any(1), ended), "nothing else ends a pendulum's episode but time"
-    rows = [row for row in whole.metrics() if "env/judged_success" in row]
-    assert rows and max(row["env/judged_success"] for row in rows) > 0
-
-
-def test_episodes_may_go_on_and_are_paid_once(paid: Callable[..., Run]) -> None:
-    run = paid("sac", "on", "algorithm.reward.ends_episodes=false", "run.save_every=6")
-    moments = [load_file(each) for each in (run.path / "checkpoints/last/trainer/replay").glob("*.safetensors")]
-    assert not any(each["terminated"].any() for each in moments)
+def test_episodes_may_go_on_and_are_paid_once(judged: Runs) -> None:
+    run = judged("algorithm.reward.ends_episodes=false", "run.save_every=6")
+    found = run.replay()
+    assert not found["terminated"].any()
     lengths = [row["env/episode_length"] for row in run.metrics() if "env/episode_length" in row]
     assert lengths and set(lengths) == {40.0}
-    found = {
-        name: torch.cat([each[name] for each in moments]) for name in ("slot", "number", "decided", "judged", "proprio")
-    }
     high, paid_for = [], []
     for slot in range(4):
         here = found["slot"] == slot
@@ -167,13 +89,22 @@ def test_episodes_may_go_on_and_are_paid_once(paid: Callable[..., Run]) -> None:
     )
 
 
-@pytest.mark.parametrize("episodes", ["whole", "continuous"])
-@pytest.mark.parametrize("schedule", ["lockstep", "pipeline", "ready_batch"])
-def test_ppo_is_paid_by_it_whatever_the_schedule(paid: Callable[..., Run], schedule: str, episodes: str) -> None:
-    words = [f"rollout.episodes={episodes}", f"rollout.schedule={schedule}", "run.iterations=3", "rollout.blocks=auto"]
+@pytest.mark.parametrize(
+    ("schedule", "episodes"),
+    [
+        *(("lockstep", "whole"), ("pipeline", "continuous"), ("ready_batch", "whole")),
+        *map(only_slow, (("lockstep", "continuous"), ("pipeline", "whole"), ("ready_batch", "continuous"))),
+    ],
+)
+def test_ppo_is_paid_by_it_whatever_the_schedule(judge: Path, tmp_path: Path, schedule: str, episodes: str) -> None:
+    text = PAID.replace("FOLDER", str(judge.parent)).replace("sac", "ppo").replace(", head: squashed", "")
+    lines = ["  epochs: 1" if "off_policy" in line else line for line in text.splitlines()]
+    (tmp_path / "ppo.yaml").write_text("\n".join(lines))
+    paid = Runs(tmp_path, tmp_path / "ppo.yaml", ["run.iterations=3", "run.save_every=0"])
+    words = [f"rollout.episodes={episodes}", f"rollout.schedule={schedule}", "rollout.blocks=auto"]
     if episodes == "whole":
         words += ["rollout.num_chunks=40"]
-    rows = paid("ppo", "run", *words).metrics()
+    rows = paid(*words).metrics()
     assert max(row["rollout/shaped_reward_per_step"] for row in rows) > 0
     for row in rows:
         if "env/judged_success" in row:
@@ -195,7 +126,7 @@ def test_another_task_or_other_states_are_refused(judge: Path, tmp_path: Path) -
 def test_what_cannot_be_a_classifier_is_refused(judge: Path, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(
         "defaults: [env: gym/pendulum, model: mlp, algorithm: reward_classifier, _self_]\n"
-        f"data: {{path: {judge.parent / 'data'}}}\n"
+        f"data: {{path: {judge.parent / 'judged'}}}\n"
         "model: {head: squashed}\n"
         "engine: {parallel: {world_size: 2}}\n"
     )

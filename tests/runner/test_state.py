@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_runs import Run
+from small_runs import Runs, copy_of
 
 from embodyrl.cli import train
 from embodyrl.runner.checkpoint import DamageError, digest
@@ -89,9 +88,9 @@ class Hostile:
 
 
 @pytest.mark.faults
-def test_hostile_files_are_refused_and_never_run(small_run: Callable[..., Run], tmp_path: Path) -> None:
-    run, mark = small_run("run", "run.iterations=1"), tmp_path / "it ran"
-    place = (run.path / "checkpoints/last").resolve()
+def test_hostile_files_are_refused_and_never_run(small_runs: Runs, tmp_path: Path) -> None:
+    run, mark = copy_of(small_runs("run.iterations=1"), tmp_path / "run"), tmp_path / "it ran"
+    place = (run / "checkpoints/last").resolve()
     poison = pickle.dumps(Hostile(mark))
     pickle.loads(poison)
     assert mark.exists(), "the poison works"
@@ -100,36 +99,34 @@ def test_hostile_files_are_refused_and_never_run(small_run: Callable[..., Run], 
     for name in ("trainer/engine.pt", "trainer/.metadata", "policy/pytorch_model.bin"):
         (place / name).write_bytes(poison)
         with pytest.raises(DamageError, match=rf"{name} is not in the manifest"):
-            train.resume(run.path, ["run.iterations=2"])
+            train.resume(run, ["run.iterations=2"])
         (place / name).unlink()
     for name, original in originals.items():
         plant(place, name, poison)
         with pytest.raises(DamageError, match="does not hold the state of a run"):
-            train.resume(run.path, ["run.iterations=2"])
+            train.resume(run, ["run.iterations=2"])
         plant(place, name, original)
     for name in ("trainer/engine.pt", "trainer/.metadata"):
         plant(place, name, poison)
-    assert (
-        train.resume(run.path, ["run.iterations=2"]) == 0
-    )  # what the manifest lists and nobody asks for is not opened
+    assert train.resume(run, ["run.iterations=2"]) == 0  # what the manifest lists and nobody asks for is not opened
     assert not mark.exists()
 
 
 @pytest.mark.faults
-def test_counters_that_are_not_those_of_the_run_are_refused_by_name(small_run: Callable[..., Run]) -> None:
-    run = small_run("run", "run.iterations=1")
-    place = (run.path / "checkpoints/last").resolve()
+def test_counters_that_are_not_those_of_the_run_are_refused_by_name(small_runs: Runs, tmp_path: Path) -> None:
+    run = copy_of(small_runs("run.iterations=1"), tmp_path / "run")
+    place = (run / "checkpoints/last").resolve()
     counters = json.loads((place / COUNTERS).read_text())
 
     def refuse(changed: dict[str, Any] | str, words: str) -> None:
         text = changed if isinstance(changed, str) else json.dumps(changed)
         plant(place, COUNTERS, text.encode())
         with pytest.raises(DamageError, match=words):
-            train.resume(run.path, ["run.iterations=2"])
+            train.resume(run, ["run.iterations=2"])
 
     (place / COUNTERS).write_text("{}")
     with pytest.raises(DamageError, match=r"trainer/counters\.json has 2 bytes instead of"):
-        train.resume(run.path, [])
+        train.resume(run, [])
     refuse("{", r"does not hold the state of a run \(JSONDecodeError")
     refuse("[1]", "does not hold the state of a run")
     refuse({"collector": counters["collector"]}, "progress does not fit this run")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from small_runs import SMALL, Run
+from small_runs import SMALL, Runs
 
 from embodyrl.config import load_config
 from embodyrl.runner.build import open_runner
@@ -35,7 +35,8 @@ class Watch:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, Mapping[str, float]]]:
     """When the metrics of each iteration came, and what they were; with images, evaluations and checkpoints."""
     path = tmp_path_factory.mktemp("watched") / "run"
-    images = ["env.cameras=[render]", "env.image_size=[32,32]", "rollout.num_chunks=8"]
+    images = ["env.cameras=[render]", "env.image_size=[32,32]", "rollout.num_chunks=4", "env.max_episode_steps=10"]
+    images += ["env.num_envs=2", "env.workers=1", "eval.episodes=2"]
     loaded = load_config("experiment/gym_pendulum", [*SMALL, *images, f"run.dir={path}", "run.iterations=5"])
     directory, watch = RunDir.create(loaded.config), Watch()
     write_config(directory.path, loaded)
@@ -56,7 +57,8 @@ def test_the_phases_add_up_to_the_time_between_two_rows(
     (begin, _), *later = watched
     counted = sum(phases(row, "time") for _, row in later)
     counted += sum(phases(row, "time/eval") for _, row in later if "time/eval" in row)
-    assert counted == pytest.approx(later[-1][0] - begin, rel=0.02)
+    # Between the clocks' times and ours some lines are executed, during which a busy machine may do something else.
+    assert counted == pytest.approx(later[-1][0] - begin, rel=0.02, abs=0.05)
     for _, row in later:
         assert phases(row, "time") == pytest.approx(row["time/iteration"], rel=1e-6)
         if "time/eval" in row:
@@ -73,8 +75,8 @@ def test_what_happens_has_its_phase(watched: list[tuple[float, Mapping[str, floa
     assert sum(row["time/idle"] for row in rows) < 0.1 * sum(row["time/iteration"] for row in rows)
 
 
-def test_without_images_nothing_is_drawn_and_the_summary_has_it_all(small_run: Callable[..., Run]) -> None:
-    run = small_run("plain", "run.iterations=2", "eval.episodes=2", "tracking.report=true")
+def test_without_images_nothing_is_drawn_and_the_summary_has_it_all(small_runs: Runs) -> None:
+    run = small_runs("run.iterations=1", "tracking.report=true")
     seconds = run.summary["phases_s"]
     assert set(seconds) == set(Phase) and seconds["render"] == 0.0 and seconds["save"] > 0.0
     assert Path(run.path / "report.html").read_text().count("Where the time went") == 1

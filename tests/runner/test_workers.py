@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import programs
 import pytest
 from slow import rest_slow
-from small_runs import Run, kill_after
+from small_runs import THREE_OF_FOUR, Run, Runs, kill_in, resumed
 
-from embodyrl.cli import train
-from embodyrl.config import load_config
 from embodyrl.registry import SIMULATORS, SupportedModel
 
 PENDULUM = """
@@ -23,27 +22,51 @@ run: {name: apart, iterations: 3, save_every: 1, eval_every: 1}
 eval: {episodes: 5}
 tracking: {sinks: [jsonl], report: false}
 """
-SIZES = [f"model.scratch.{size}" for size in ("image_size=32", "hidden_size=32", "layers=1", "mlp_size=48")]
+COUNTER = Path(__file__).parents[1] / "rollout" / "counter_simulator.py"
+SEEN = PENDULUM.replace("env: gym/pendulum, ", "").replace(
+    "env: {",
+    "plugins: [counter_simulator]\n"
+    "env: {name: counter, tasks: [count], start_states: 50, cameras: [top], image_size: [16, 16], ",
+)
 WHOLE = ["rollout.episodes=whole", "rollout.num_chunks=6", "rollout.episodes_per_slot=2", "rollout.schedule=pipeline"]
+DRQ = ["model=cnn", "model.encoder=drq", "model.channels=[4,4]", "model.strides=[2,2]", "model.image_features=8"]
+OFT = [f"model.scratch.{size}" for size in ("image_size=32", "hidden_size=32", "layers=1", "mlp_size=48")]
 CASES = {
-    "continuous": [],
-    "metaworld": ["env=metaworld/reach", "env.max_episode_steps=12", *WHOLE, "eval.sample=true"],
-    "images": ["env=gym/pendulum_rgb", "env.max_episode_steps=12", "model=openvla_oft", *SIZES, "engine.lora.rank=4"],
+    "continuous": (PENDULUM, []),
+    "images": (SEEN, DRQ),
+    "metaworld": (PENDULUM, ["env=metaworld/reach", "env.max_episode_steps=12", *WHOLE, "eval.sample=true"]),
+    "adapters": (SEEN, ["model=openvla_oft", *OFT, "engine.lora.rank=4"]),
 }
-NEEDS = {"metaworld": (SIMULATORS, "metaworld"), "images": (SupportedModel, "openvla_oft")}
+NEEDS = {
+    "images": (SupportedModel, "cnn"),
+    "metaworld": (SIMULATORS, "metaworld"),
+    "adapters": (SupportedModel, "openvla_oft"),
+}
+
+Take = Callable[[str], Runs]
 
 
-@pytest.fixture
-def begin(tmp_path: Path) -> Callable[..., Run]:
-    """Train in this process: begin("name", "key=value", ...)."""
-    (tmp_path / "my.yaml").write_text(PENDULUM)
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Take:
+    """Runs of a case, which the tests share and only read."""
+    made: dict[str, Runs] = {}
 
-    def run(name: str, *overrides: str) -> Run:
-        path = tmp_path / name
-        assert train.run(load_config(str(tmp_path / "my.yaml"), [f"run.dir={path}", *overrides])) == 0
-        return Run(path)
+    def take(case: str) -> Runs:
+        registry, name = NEEDS.get(case, (SupportedModel, "mlp"))
+        if registry.entry(name).missing():  # type: ignore[attr-defined]
+            pytest.skip(f"{name} is not installed")
+        if case == "adapters":
+            programs.run(["-c", ""], preload=programs.VLA)  # so that ranks and workers need not import it each
+        if case not in made:
+            config, settings = CASES[case]
+            folder = tmp_path_factory.mktemp("apart")
+            (folder / "my.yaml").write_text(config)
+            (folder / COUNTER.name).write_text(COUNTER.read_text())
+            (folder / "three_of_four.py").write_text(THREE_OF_FOUR)
+            made[case] = Runs(folder, folder / "my.yaml", settings)
+        return made[case]
 
-    return run
+    return take
 
 
 def workers(count: int) -> str:
@@ -58,34 +81,23 @@ def outcome(run: Run) -> tuple[object, ...]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", rest_slow(["continuous", "images", "metaworld"], 2))
-def test_workers_give_the_metrics_and_weights_of_the_ranks_themselves(case: str, begin: Callable[..., Run]) -> None:
-    registry, name = NEEDS.get(case, (SupportedModel, "mlp"))
-    if registry.entry(name).missing():  # type: ignore[attr-defined]
-        pytest.skip(f"{name} is not installed")
-    together = outcome(begin("together", *CASES[case]))
+@pytest.mark.parametrize("case", rest_slow(CASES, 2))
+def test_workers_give_the_metrics_and_weights_of_the_ranks_themselves(case: str, apart: Take) -> None:
+    runs = apart(case)
     for count in (1, 2) if case == "continuous" else (2,):
-        assert outcome(begin(f"apart_{count}", *CASES[case], workers(count))) == together
+        assert outcome(runs(workers(count))) == outcome(runs())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_ranks_with_shards_learn_from_workers_what_they_learn_from_themselves(begin: Callable[..., Run]) -> None:
-    if SupportedModel.entry("openvla_oft").missing():
-        pytest.skip("openvla_oft is not installed")
-    ranks = ["engine.parallel.world_size=2", "engine.parallel.backend=fsdp", *CASES["images"]]
-    together = outcome(begin("together", *ranks))
-    assert outcome(begin("apart", *ranks, workers(1))) == together
+def test_ranks_with_shards_learn_from_workers_what_they_learn_from_themselves(apart: Take) -> None:
+    runs, ranks = apart("adapters"), ["engine.parallel.world_size=2", "engine.parallel.backend=fsdp"]
+    assert outcome(runs(*ranks, workers(1))) == outcome(runs(*ranks))
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(300)
-def test_a_run_that_was_killed_goes_on_with_fewer_workers_to_the_same_weights(
-    begin: Callable[..., Run], tmp_path: Path
-) -> None:
-    settings = ["run.iterations=6", "run.eval_every=2"]
-    whole = outcome(begin("whole", *settings))
-    path = tmp_path / "killed"
-    words = ["-m", "embodyrl", "run", str(tmp_path / "my.yaml"), *settings, workers(2), f"run.dir={path}"]
-    kill_after(path / "checkpoints" / "000003", words)
-    assert train.resume(path, [workers(1)]) == 0
-    assert outcome(Run(path))[1] == whole[1]
+def test_a_run_that_was_killed_goes_on_with_fewer_workers_to_the_same_weights(apart: Take, tmp_path: Path) -> None:
+    runs, path = apart("continuous"), tmp_path / "killed"
+    kill_in(3, path, runs.words(path, workers(2)))
+    assert outcome(resumed(path, workers(1))) == outcome(runs())

@@ -25,7 +25,7 @@ from embodyrl.sweeps.session import Wish
 from embodyrl.sweeps.sharing import most_at_once, shares_of
 
 QUIET = Host(progress=False)
-SHORT = ["run.iterations=2", "run.eval_every=0", "env.workers=1"]
+SHORT = ["run.iterations=1", "run.eval_every=0", "env.workers=1"]
 
 
 def test_each_run_has_the_numbers_that_it_has_alone(sweep, tmp_path, capsys):
@@ -38,7 +38,7 @@ def test_each_run_has_the_numbers_that_it_has_alone(sweep, tmp_path, capsys):
     assert train.run(load_config("experiment/gym_pendulum", words)) == 0
     beside = Run(tmp_path / "sweep" / "algorithm.gamma=0.8,seed=5")
     assert beside.metrics() == Run(alone).metrics()
-    assert beside.digest(2, "policy/model.safetensors") == Run(alone).digest(2, "policy/model.safetensors")
+    assert beside.digest(1) == Run(alone).digest(1)
 
     # The table is that of the runs' own summaries.
     found = json.loads((tmp_path / "sweep" / "results.json").read_text())
@@ -109,7 +109,7 @@ def test_a_failed_run_does_not_stop_the_others(sweep, tmp_path, capsys):
         (path / "seed=2").write_text("mine")
 
     threading.Thread(target=spoil, daemon=True).start()
-    ending = sweep("run.iterations=1", "run.eval_every=0", seeds="3", at_once=1)
+    ending = sweep(*SHORT, seeds="3", at_once=1)
     shown = " ".join(capsys.readouterr().out.split())  # a path with a space may go over two lines
     assert ending.exit_code == 1
     assert [state_of(path / f"seed={seed}") for seed in (2, 3)] == [State.missing, State.finished]

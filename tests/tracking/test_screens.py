@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -96,11 +97,12 @@ def test_a_slow_task_has_a_bar_and_a_fast_one_has_none(monkeypatch: pytest.Monke
         paper.print(screen.bar(width))
         return paper.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
+    begun = now = time.monotonic()
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
     with screen.task("iteration 3"), screen.task("evaluating", 200, "episodes") as progress:
         progress.advance(50)
         assert drawn(80).strip() == ""
-        now = time.monotonic()
-        monkeypatch.setattr(screen.time, "monotonic", lambda: now + 30.0)
+        now = begun + 30.0
         assert drawn(80).split("  ")[0] == "evaluating" and "━" in drawn(80)
         assert "50 of 200 episodes  1:30 left" in drawn(80)
         assert drawn(44).strip() == "evaluating  50 of 200 episodes  1:30 left"
@@ -114,11 +116,15 @@ def test_a_pipe_gets_lines_about_a_slow_task(
     monkeypatch.setattr(screen, "SLOW_S", 0.05)
     monkeypatch.setattr(screen, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(screen, "PLAIN_EVERY_S", 0.1)
+    begun, text = time.monotonic(), ""
     with screen.showing(), screen.task("collecting", 10, "chunks") as progress:
         progress.advance(4)
-        time.sleep(0.3)
-    lines = capsys.readouterr().out.splitlines()
-    assert 1 < len(lines) < 6 and lines[0] == "collecting  4 of 10 chunks  0:00 left"
+        while text.count("\n") < 3:
+            time.sleep(0.01)
+            text += capsys.readouterr().out
+    lines = (text + capsys.readouterr().out).splitlines()
+    assert all(re.fullmatch(r"collecting  4 of 10 chunks  \d+:\d\d left", line) for line in lines)
+    assert len(lines) <= (time.monotonic() - begun) / screen.PLAIN_EVERY_S + 1, "not more often than that"
     assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 

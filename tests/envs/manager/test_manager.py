@@ -443,7 +443,7 @@ def test_a_manager_that_is_dropped_leaves_nothing_open():
     assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_workers_load_only_what_simulators_need(tmp_path):
+def test_workers_load_only_what_simulators_need(tmp_path, fresh_children):
     (tmp_path / "lists_modules.py").write_text(
         "import toy_simulator, sys\nimport embodyrl.envs.manager.worker\nprint(*sorted(sys.modules))\n"
     )

@@ -6,6 +6,7 @@ import signal
 import numpy as np
 import psutil
 import pytest
+from slow import rest_slow
 from toy_simulator import ToyConfig, actions, episode
 
 from embodyrl.config import load_config
@@ -81,7 +82,7 @@ def test_a_chunk_under_way_is_not_torn_apart():
         manager.receive([0])
 
 
-@pytest.mark.parametrize("name", ["metaworld", "maniskill", "gymnasium"])
+@pytest.mark.parametrize("name", rest_slow(["metaworld", "gymnasium", "maniskill"], fast=2))
 def test_real_simulators_go_on_bit_for_bit_in_new_processes(name):
     missing = [requirement.module for requirement in SIMULATORS.entry(name).missing()]
     if missing:

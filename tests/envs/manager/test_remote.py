@@ -6,11 +6,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import programs
 import psutil
 import pytest
 from far_away import HOST, far, launch
@@ -257,7 +257,11 @@ def alone():
     with start(workers=1, num_envs=2, step_timeout_s=3.0) as manager:
         manager.reset([0, 1], [episode(1)] * 2)
         host = manager.worker.pid
-        yield manager, host, [host, *(child.pid for child in psutil.Process(host).children(recursive=True))]
+        yield (
+            manager,
+            host,
+            [host, *(child.pid for child in programs.children_of(psutil.Process(host), recursive=True))],
+        )
 
 
 def gone(pids, within_s):
@@ -327,9 +331,9 @@ time.sleep(1000)
 
 def test_a_process_that_plays_and_is_killed_takes_its_simulators_along():
     launcher, worker, address = launch(ToyConfig(num_envs=1, workers=1), chunk_size=1, plugins=["toy_simulator"])
-    simulators = [child.pid for child in psutil.Process(worker.pid).children(recursive=True)]
+    simulators = [child.pid for child in programs.children_of(psutil.Process(worker.pid), recursive=True)]
     words = [str(Path(__file__).parent), address.host, str(address.port), address.token]
-    player = subprocess.Popen([sys.executable, "-c", PLAYS, *words], stdout=subprocess.PIPE)
+    player = programs.Program(["-c", PLAYS, *words], stdout=subprocess.PIPE)
     assert player.stdout.readline() == b"plays\n"
     player.kill()
     gone(simulators, 8.0)
@@ -351,7 +355,7 @@ def test_a_wrong_token():
 def test_nobody_comes():
     config = ToyConfig(num_envs=1, workers=1)
     launcher, worker, address = launch(config, patience_s=2.0, chunk_size=1, plugins=["toy_simulator"])
-    gone([child.pid for child in psutil.Process(worker.pid).children(recursive=True)], 10.0)
+    gone([child.pid for child in programs.children_of(psutil.Process(worker.pid), recursive=True)], 10.0)
     with pytest.raises(LineLost, match="cannot open a line"):
         RemoteManager(address)
     launcher.close()
@@ -366,10 +370,10 @@ def test_a_host_on_an_address_of_another_machine(monkeypatch):
 def test_nothing_is_left(alone):
     _, host, _ = alone
     before = len(os.listdir("/proc/self/fd"))
-    others = {each.pid for each in psutil.Process().children(recursive=True)}
+    others = {each.pid for each in programs.children_of(psutil.Process(), recursive=True)}
     with start(workers=2) as manager:
         manager.reset(ALL, [episode(1)] * 4)
         manager.step(ALL, actions(4))
     assert len(os.listdir("/proc/self/fd")) == before
-    assert {each.pid for each in psutil.Process().children(recursive=True)} == others
+    assert {each.pid for each in programs.children_of(psutil.Process(), recursive=True)} == others
     assert psutil.pid_exists(host)

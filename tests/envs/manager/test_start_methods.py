@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from slow import only_slow
 
 from embodyrl.config.schema import EnvConfig, StartMethod
 from embodyrl.envs.manager import EnvManager
@@ -46,7 +47,7 @@ def play(name: str, method: StartMethod) -> tuple[list[np.ndarray], int]:
     return seen, len(forked)
 
 
-@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.parametrize("name", [only_slow(name) if name == "maniskill" else name for name in SIMULATED])
 def test_forked_simulators_play_the_same(name: str) -> None:
     if missing := SIMULATORS.entry(name).missing():
         pytest.skip(f"{name} needs {missing[0].module}: {missing[0].install}")

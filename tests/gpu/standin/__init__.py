@@ -1,10 +1,8 @@
 """A stand-in for a CUDA device: tensors that say `cuda:0` and are computed by the CPU.
 
-    from standin import build
-    build.load()  # before torch is imported
     import torch
-    ...  # everything else that is imported
     from standin.device import gpu
+    ...  # everything else that is imported
     with gpu():
         torch.zeros(3, device="cuda")
 

@@ -52,5 +52,5 @@ def library() -> Path:
 
 
 def load() -> None:
-    """Load the library; must come before torch is imported, which asks once whether there is CUDA."""
+    """Load the library into this process, for good."""
     ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from standin import build
 from standin.events import Kind, note
 from standin.graphs import CUDAGraph
 from standin.tensor import Device, Generator
@@ -88,6 +89,7 @@ DOES_NOTHING += ("reset_peak_memory_stats", "set_rng_state")
 @functools.cache
 def install() -> None:
     """Make torch believe that there is a GPU, for the rest of the process."""
+    build.load()
     changed = {name: always(value) for name, value in SAYS.items()} | dict.fromkeys(DOES_NOTHING, nothing)
     changed |= {
         "is_current_stream_capturing": lambda: CUDAGraph.recording is not None,

@@ -3,6 +3,8 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <new>
+
 namespace c10::impl {
 
 struct StandInGuard final : DeviceGuardImplInterface {
@@ -35,8 +37,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, StandInGuard)
 
 namespace at {
 
-struct CUDAHooks : CUDAHooksInterface {  // torch looks for a class of this name
-  explicit CUDAHooks(CUDAHooksArgs) {}
+struct CUDAHooks final : CUDAHooksInterface {
   void init() const override {}
   bool isBuilt() const override { return true; }
   bool hasCUDA() const override { return true; }
@@ -48,6 +49,11 @@ struct CUDAHooks : CUDAHooksInterface {  // torch looks for a class of this name
   DeviceIndex current_device() const override { return 0; }
 };
 
-REGISTER_CUDA_HOOKS(CUDAHooks)
+static_assert(sizeof(CUDAHooks) == sizeof(CUDAHooksInterface));
+
+// Torch asks for hooks once, when it is imported, and keeps those that say that there is no GPU: these take their place,
+// so that torch may have been imported before.
+[[maybe_unused]] const CUDAHooksInterface* const replaced =
+    new (const_cast<CUDAHooksInterface*>(&detail::getCUDAHooks())) CUDAHooks;
 
 }  // namespace at
