@@ -28,7 +28,7 @@ run:  ## Train the main job: MetaWorld reach-v3 from state observations, about a
 
 test:  ## Run the tests in minutes, one process per usable core (ARGS='-n 0': in one process)
 	@$(SETUP) metaworld maniskill vla data dev
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not by_hand" $(ARGS)
 
 test-all:  ## Run all tests: also repeated kills, further cases, more random ones, published sizes
 	@$(SETUP) metaworld maniskill vla data ray dev

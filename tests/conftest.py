@@ -110,9 +110,10 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the number of processes behind `-n auto`: one for each core that this process may use."""
+    """Return the number of processes behind `-n auto`: one for each core that this process may use, and one more,
+    since many tests wait for what they started."""
     memory = psutil.virtual_memory().total // MEMORY_PER_PROCESS
-    return max(1, min(len(os.sched_getaffinity(0)), memory, MOST_PROCESSES))
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory, MOST_PROCESSES))
 
 
 class SkippedTests:

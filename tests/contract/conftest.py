@@ -26,4 +26,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(backend, Backend) and backend.name in BRIEF:
             check = getattr(item, "originalname", "")
             if backend.label not in ROWS or check not in CHECKS:
-                item.add_marker(pytest.mark.by_hand)
+                item.add_marker(pytest.mark.by_hand(reason="shares the code of families that are played whole"))

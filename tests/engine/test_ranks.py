@@ -22,7 +22,7 @@ RANKS = {"small": 2, "models": 2, "machines": 4}
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What was wrong in each case; nothing if it went well."""
     folder = tmp_path_factory.mktemp("ranks")
-    path = os.pathsep.join([str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
     words = [[str(PROGRAM), str(rank), str(folder), request.param] for rank in range(RANKS[request.param])]
     processes = [programs.Program(each, env=environment, stderr=subprocess.PIPE, text=True) for each in words]

@@ -71,7 +71,10 @@ def tasks_to_try() -> list[Any]:
     """Family and task of each case."""
     if not os.environ.get("EMBODYRL_ALL_TASKS"):
         cases = [(name, task) for name, tasks in HARD.items() for task in tasks]
-        return [pytest.param(*case, marks=pytest.mark.by_hand) if case[0] in DEAR else case for case in cases]
+        return [
+            pytest.param(*case, marks=pytest.mark.by_hand(reason="takes long to load")) if case[0] in DEAR else case
+            for case in cases
+        ]
     here = [name for name in HARD if not SIMULATORS.entry(name).missing()]
     return [only_slow((name, task)) for name in here for task in known_tasks(name)]
 

@@ -132,7 +132,8 @@ def test_every_task_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> No
         state, expected[task] = saved(ours, task)
         (tmp_path / task).write_bytes(state)
         ours.close()
-    code = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import {Path(__file__).stem} as m; m.main()"
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    code = f"import sys; sys.path += {folders!r}; import {Path(__file__).stem} as m; m.main()"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, stdin=subprocess.DEVNULL, timeout=300)
     different = [task for task, rest in expected.items() if (tmp_path / f"{task}.rest").read_bytes() != rest]
     assert not different

@@ -161,9 +161,9 @@ def test_a_lock_survives_being_saved(run_dir: Path, tmp_path: Path) -> None:
 
 def test_checkpoints_after_a_resume_have_a_lock(run_dir: Path, tmp_path: Path) -> None:
     """What was seen before is kept, although this process evaluates nothing before it saves."""
-    run = embodyrl.train(run_dir.parent / "config.yaml", [f"run.dir={tmp_path / 'run'}"])
-    embodyrl.resume(run.path, ["run.iterations=4", "run.eval_every=0"])
-    before, after = (Lock.load(run.path / "checkpoints" / name / LOCK_FILE) for name in ("000002", "000003"))
+    run = shutil.copytree(run_dir, tmp_path / "run", symlinks=True)
+    embodyrl.resume(run, ["run.iterations=4", "run.eval_every=0"])
+    before, after = (Lock.load(run / "checkpoints" / name / LOCK_FILE) for name in ("000002", "000003"))
     assert after.iteration == 3 and after.records == [] and after.weights != before.weights
     np.testing.assert_array_equal(after.seen.actions, before.seen.actions)
 

@@ -12,7 +12,7 @@ import pytest
 STORM = Path(__file__).parents[2] / "benchmarks" / "storm.py"
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand(reason="a minute of CPU time; kills at chosen moments are in tests/runner/test_learners.py")
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 def test_a_short_storm(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_runs(shared_folder: Path) -> Runs:
-    """Small runs of Pendulum, which tests share and only read."""
-    return Runs(shared_folder / "small", "experiment/gym_pendulum", SMALL)
+    """Small runs of Pendulum, which tests share and only read; episodes (20 steps) straddle rollouts (12)."""
+    settings = [*SMALL, "env.max_episode_steps=20", "rollout.num_chunks=12"]
+    return Runs(shared_folder / "small", "experiment/gym_pendulum", settings)
 
 
 @pytest.fixture

@@ -41,6 +41,8 @@ class Learner:
     """Files beside the config, by name."""
     needs: tuple[str, ...] = ()
     """Packages without which it cannot be tried."""
+    uses: Callable[[Run], None] = lambda run: None
+    """Does more with such a run."""
 
     def write(self, folder: Path) -> Path:
         """Write the config and what it needs into a folder; returns the config's file."""
@@ -337,6 +339,9 @@ tracking: {sinks: [jsonl], report: false}
 """Episodes (5 chunks) straddle rollouts (6), and the replay wraps."""
 
 
+STEERING = "policy/steering.safetensors"
+
+
 def write_base(folder: Path) -> None:
     """The checkpoint of a pi0 with random weights."""
     from embodyrl.envs import ActionField, SimulatorSpec
@@ -359,14 +364,10 @@ def write_base(folder: Path) -> None:
 
 
 def show_that_noise_learns(run: Run) -> None:
-    """And that what it learned is evaluated, exported and loaded."""
-    from embodyrl.models import load_policy
-    from embodyrl.models.flow.steering import SteeredPolicy
-
     rows = run.metrics()
     assert "train/updates" not in rows[0] and rows[-1]["train/updates"] == int(0.5 * 24 * 3)
     assert 60 < rows[-1]["replay/decisions"] <= 80
-    first, last = (load_file(run.checkpoint(number) / "policy" / "steering.safetensors") for number in (2, 4))
+    first, last = (load_file(run.checkpoint(number) / STEERING) for number in (2, 4))
     assert not torch.equal(first["steering.actor.0.weight"], last["steering.actor.0.weight"])
     assert torch.equal(first["steering.normalizer.mean"], last["steering.normalizer.mean"])
     config = load_config(run.checkpoint(4) / "config.yaml")
@@ -376,6 +377,13 @@ def show_that_noise_learns(run: Run) -> None:
     assert moments["features"].dtype is torch.float16 and moments["noise"].shape[1:] == (1, 1)
     assert not {"images", "actions", "proprio"} & moments.keys()
 
+
+def use_steered(run: Run) -> None:
+    """What it learned is evaluated, exported and loaded."""
+    from embodyrl.models import load_policy
+    from embodyrl.models.flow.steering import SteeredPolicy
+
+    config, last = load_config(run.checkpoint(4) / "config.yaml"), load_file(run.checkpoint(4) / STEERING)
     assert train.evaluate(str(run.path), []) == 0
     exported = run.path.with_name(f"{run.path.name} exported")
     assert "loaded again as a policy" in export(run.checkpoint(4), config, exported)
@@ -460,6 +468,8 @@ LEARNERS: dict[str, Learner] = {
     "iql": Learner(IQL, 6, 3, make=write_demonstrations, needs=DATA),
     "weighed": Learner(WEIGHED, 6, 3, make=write_demonstrations, needs=DATA),
     "dagger": Learner(DAGGER, 6, 3, show_interventions, plugins={"swinger.py": EXPERT}),
-    "steered": Learner(STEERED, 4, 2, show_that_noise_learns, write_base, needs=("transformers", "pygame")),
+    "steered": Learner(
+        STEERED, 4, 2, show_that_noise_learns, write_base, needs=("transformers", "pygame"), uses=use_steered
+    ),
     "paid": Learner(PAID, 6, 3, show_that_judged_episodes_end, write_judge, needs=DATA),
 }

@@ -30,6 +30,7 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(name: str, runs_of: Find, tmp_pa
     assert f"again/checkpoints/{learner.saved:06d}\n" in again.log(), "it began anew"
     assert_same_run(whole, again, learner.iterations)
     learner.shows(again)
+    learner.uses(again)
 
 
 @pytest.mark.faults

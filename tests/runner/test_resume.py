@@ -50,7 +50,7 @@ def test_a_run_that_is_told_to_go_on_equals_one_that_never_stopped(whole: Run, s
         assert {key: other[key] for key in row} == row
     assert again.contents(6) == whole.contents(6)
     assert {WEIGHTS, "trainer/engine.safetensors", "trainer/simulators/slot_0002.bin"} <= whole.contents(6).keys()
-    assert again.summary["env_steps"] == whole.summary["env_steps"] == 6 * 4 * 24
+    assert again.summary["env_steps"] == whole.summary["env_steps"] == 6 * 4 * 12
 
 
 def test_neither_evaluations_nor_the_number_of_processes_change_the_numbers(whole: Run, small_runs: Runs) -> None:
