@@ -340,6 +340,8 @@ def serve(line: socket.socket) -> dict[str, Any]:
 def begin(request: dict[str, Any], fds: list[int], writer: int) -> dict[str, Any]:
     """Make this process what a fresh interpreter would be, with a spare process if it shall have one, which does not
     return from here but in the processes that are forked from it."""
+    # Whoever waits for its id must have it before a signal can end it, and a signal that comes early must not be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     join_group(request)
     # Out of the way: what is inherited has the numbers that it had.
     *fds, writer = [move(fd) for fd in (*fds, writer)]
@@ -361,6 +363,7 @@ def begin(request: dict[str, Any], fds: list[int], writer: int) -> dict[str, Any
     gc.enable()
     os.write(writer, str(os.getpid()).encode())  # not before its session and group are what they will be
     os.close(writer)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     return request
 
 
@@ -390,6 +393,7 @@ def be_deaf() -> None:
     """Be a spare process: it ends with the program, and signals are none of its business."""
     name_process(SPARE)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # those for what is forked from it wait there
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
@@ -468,7 +472,6 @@ def become(request: dict[str, Any], fds: Sequence[int]) -> None:
     for number in STOPPING:
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else default)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.sched_setaffinity(0, request["cpus"])
     for number, limits in request["limits"].items():
         resource.setrlimit(int(number), limits)

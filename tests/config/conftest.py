@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 
@@ -46,19 +47,33 @@ class Workplace:
 
 @pytest.fixture(autouse=True)
 def no_strangers(monkeypatch, tmp_path_factory) -> None:
-    """Only what comes with embodyrl is registered, whether or not its packages are installed here and what else it
-    finds on this machine, and plug-ins that other tests imported are imported anew."""
+    """What tests of the config front see of this machine."""
+    leave_strangers_out(monkeypatch, tmp_path_factory.getbasetemp())
+
+
+def leave_strangers_out(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have only registered what comes with embodyrl, whether or not its packages are installed here and what else it
+    finds on this machine, and have plug-ins that other tests imported imported anew, from `folder` and `broken/`."""
     # Not everything below the temporary folder: this checkout may lie there itself.
-    plugins = (f"{BROKEN}/", f"{tmp_path_factory.getbasetemp()}/")
+    plugins = (f"{BROKEN}/", f"{folder}/")
+    for registry, own in _built_in():
+        patch.setattr(registry, "_entries", dict(own))
+    for check in ("check_demonstrations", "check_for_critics"):  # read them, which are not here
+        patch.setattr(replay_rules, check, lambda config: ())
+    for name, module in list(sys.modules.items()):
+        if str(vars(module).get("__file__", "")).startswith(plugins):
+            del sys.modules[name]
+
+
+@functools.cache
+def _built_in() -> list[tuple[Registry, dict[str, Entry]]]:
+    """What comes with embodyrl, by name."""
+    found = []
     for registry in all_registries():
         entries = [entry for entry in registry.entries() if entry.source == "built-in"]
-        own = {entry.name: dataclasses.replace(entry, requires=(), **_not_asked(registry, entry)) for entry in entries}
-        monkeypatch.setattr(registry, "_entries", own)
-    for check in ("check_demonstrations", "check_for_critics"):  # read them, which are not here
-        monkeypatch.setattr(replay_rules, check, lambda config: ())
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(plugins):
-            del sys.modules[name]
+        own = [dataclasses.replace(entry, requires=(), **_not_asked(registry, entry)) for entry in entries]
+        found.append((registry, {entry.name: entry for entry in own}))
+    return found
 
 
 def _not_asked(registry: Registry, entry: Entry) -> dict[str, None]:

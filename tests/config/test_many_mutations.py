@@ -1,4 +1,4 @@
-"""A few hundred of the configs of `benchmarks/config_mutations.py`."""
+"""Some of the configs of `benchmarks/config_mutations.py`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slow import rest_slow
 
 from embodyrl.config import ConfigError, load_config
 
@@ -41,7 +42,7 @@ def driver():
 
 def test_a_config_is_drawn_from_its_number_alone(driver):
     assert driver.mutant(1, 5) == driver.mutant(1, 5) != driver.mutant(2, 5)
-    assert len({str(driver.mutant(1, number)) for number in range(200)}) == 200
+    assert len({str(driver.mutant(1, number)) for number in range(50)}) == 50
 
 
 @pytest.mark.parametrize("case", FOUND)
@@ -52,10 +53,11 @@ def test_what_was_found_stays_mended(driver, tmp_path, case):
         load_config(tmp_path / "main.yaml", overrides)
 
 
-def test_every_config_is_accepted_or_has_faults_and_soon(driver):
-    counted = driver.summary(driver.share(1, range(150)))
-    assert counted["failures"] == [] and counted["configs"] == 150
-    assert counted["faults"] > 100 and counted["valid"] > 0
+@pytest.mark.parametrize("numbers", rest_slow([range(50), range(50, 200)]), ids=str)
+def test_every_config_is_accepted_or_has_faults_and_soon(driver, numbers):
+    counted = driver.summary(driver.share(1, numbers))
+    assert counted["failures"] == [] and counted["configs"] == len(numbers)
+    assert counted["faults"] > len(numbers) / 2 and counted["valid"] > 0
 
 
 def test_the_driver_sees_a_traceback_and_a_slow_config(driver, monkeypatch):
@@ -71,7 +73,6 @@ def test_the_driver_sees_a_traceback_and_a_slow_config(driver, monkeypatch):
 
 
 def test_the_program_answers_like_the_function(driver):
-    outcomes = [
-        driver.validate(0, driver.Mutant({"main.yaml": text}, words)) for text, words, _ in list(FOUND.values())[:2]
-    ]
-    assert [outcome.kind for outcome in outcomes] == ["faults", "faults"], outcomes
+    text, words, _ = FOUND["a key that is no text"]
+    outcome = driver.validate(0, driver.Mutant({"main.yaml": text}, words))
+    assert outcome.kind == "faults", outcome

@@ -12,6 +12,7 @@ from typing import Any
 
 import programs
 import pytest
+from slow import rest_slow
 
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.registry import SIMULATORS, SupportedModel
@@ -147,7 +148,7 @@ def skip_without(simulator: str) -> None:
         pytest.skip(f"needs {missing[0].module}: {missing[0].install}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rest_slow(NAMES))
 def test_it_is_valid_without_weights_and_does_not_run_without_them(name: str, tmp_path: Path) -> None:
     skip_without(name.partition("_")[0])
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")

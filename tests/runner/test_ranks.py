@@ -39,22 +39,21 @@ def test_imitation_goes_on_with_more_ranks_on_the_same_curve(small_runs: Runs, t
 
 
 IMAGES = """
-defaults: [env: gym/pendulum_rgb, model: openvla_oft, algorithm: dapo, _self_]
+defaults: [env: gym/pendulum_rgb, model: cnn, algorithm: dapo, _self_]
 plugins: [three_of_four]
-env: {num_envs: 8, workers: 2, max_episode_steps: 6}
+env: {num_envs: 8, workers: 2, max_episode_steps: 6, image_size: [64, 64]}
 rollout: {episodes: whole, chunk_size: 2, num_chunks: 3, group_size: 2}
 algorithm: {reward: dense, filter: three_of_four, epochs: 2, minibatches: 3, kl_coef: 0.1}
 engine: {micro_batch_size: 3, optimizer: {schedule: constant}}
-model: {scratch: {image_size: 32, hidden_size: 32, layers: 1, mlp_size: 48}}
+model: {encoder: drq, channels: [4, 4], strides: [4, 4], image_features: 8, hidden_sizes: [16]}
 run: {name: images, iterations: 3, save_every: 1, eval_every: 0}
 eval: {episodes: 2}
 tracking: {sinks: [jsonl], report: false}
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
-@pytest.mark.skipif(bool(SupportedModel.entry("openvla_oft").missing()), reason="openvla_oft is not installed")
+@pytest.mark.skipif(bool(SupportedModel.entry("cnn").missing()), reason="timm is not installed")
 def test_images_that_wait_with_their_group_outlast_a_checkpoint(tmp_path: Path) -> None:
     """Groups that one iteration leaves over are learned from in the next; their images lie with both ranks."""
     (tmp_path / "three_of_four.py").write_text(THREE_OF_FOUR)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import programs
 import pytest
+from learners import COUNTER
 from slow import rest_slow
 from small_runs import THREE_OF_FOUR, Run, Runs, kill_in, resumed
 
@@ -22,7 +23,6 @@ run: {name: apart, iterations: 3, save_every: 1, eval_every: 1}
 eval: {episodes: 5}
 tracking: {sinks: [jsonl], report: false}
 """
-COUNTER = Path(__file__).parents[1] / "rollout" / "counter_simulator.py"
 SEEN = PENDULUM.replace("env: gym/pendulum, ", "").replace(
     "env: {",
     "plugins: [counter_simulator]\n"
@@ -61,8 +61,8 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Take:
             config, settings = CASES[case]
             folder = tmp_path_factory.mktemp("apart")
             (folder / "my.yaml").write_text(config)
-            (folder / COUNTER.name).write_text(COUNTER.read_text())
-            (folder / "three_of_four.py").write_text(THREE_OF_FOUR)
+            for file, text in {"three_of_four.py": THREE_OF_FOUR, **COUNTER}.items():
+                (folder / file).write_text(text)
             made[case] = Runs(folder, folder / "my.yaml", settings)
         return made[case]
 
