@@ -3,6 +3,7 @@ components, commands from the command line's own help. `scripts/docs_site.py` ad
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -187,6 +188,7 @@ def components_page() -> str:
     return "\n".join(lines)
 
 
+@functools.cache
 def commands() -> dict[str, Any]:
     """Return the commands of `embodyrl` by name, in the order of its help."""
     from embodyrl.cli.main import app
