@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from embodyrl.errors import RunError
 from embodyrl.files import replacing
 from embodyrl.placement.line import Address, Listener, Service, connect
 
@@ -21,6 +22,10 @@ _PIECE = 64 << 20
 """Bytes of a file that are asked for at once."""
 _PATIENCE_S = 600.0
 """Longest time for a borrower to take what it has asked for [s]; one whose machine is gone is noticed much earlier."""
+
+
+class MemoryGone(RunError):
+    """Raised when memory that another process of this machine shares cannot be mapped."""
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.errors import RunError
-from embodyrl.placement.lending import Borrower, Lender, Lent
+from embodyrl.placement.lending import Borrower, Lender, Lent, MemoryGone
 from embodyrl.rollout.batch import TrajectoryBatch, leaves, type_name
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.spread import is_large
 
 _NAME = "embodyrl-rollout"
-
-
-class HandingError(RunError):
-    """Raised when the memory of a rollout cannot be mapped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +124,7 @@ def take_over(handed: Handed, machine: str = "", *, share: range | None = None, 
         timeout_s: longest time for another machine to answer [s].
 
     Raises:
-        HandingError: the process that collected it has ended, or the address is not that of a rollout.
+        MemoryGone: the process that collected it has ended, or the address is not that of a rollout.
         LineError: the same on another machine.
     """
     if handed.machine == machine or handed.lent is None:
@@ -148,10 +143,10 @@ def _map_all(handed: Handed) -> dict[str, Tensor]:
     try:
         fd = os.open(handed.address, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise HandingError(f"the rollout at {handed.address} is gone with its process: {error.strerror}") from error
+        raise MemoryGone(f"the rollout at {handed.address} is gone with its process: {error.strerror}") from error
     try:
         if _NAME not in str(Path(f"/proc/self/fd/{fd}").readlink()):
-            raise HandingError(f"{handed.address} is not the memory of a rollout")
+            raise MemoryGone(f"{handed.address} is not the memory of a rollout")
         return {name: _mapped(fd, *place) for name, place in handed.columns.items()}
     finally:
         os.close(fd)

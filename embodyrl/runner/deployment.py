@@ -15,7 +15,7 @@ from embodyrl.config.schema import PlacementBackend
 from embodyrl.envs.manager.host import SimulatorHost, host_simulators
 from embodyrl.errors import RunError
 from embodyrl.placement.launcher import Launcher, RemoteError, Worker, WorkerDied
-from embodyrl.placement.lending import Lender
+from embodyrl.placement.lending import Lender, MemoryGone
 from embodyrl.placement.line import Address, LineError, LineLost, LineTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec, inventory
@@ -145,15 +145,17 @@ class Deployment:
 
     @contextmanager
     def naming_losses(self) -> Iterator[None]:
-        """Turn an error that a broken connection may have caused into that of the machine or process that ended.
+        """Turn an error that the loss of a process or a machine may have caused into that of what ended.
 
         Raises:
             MachineLost, WorkerDied: one has ended.
         """
         try:
             yield
-        except (LineError, RemoteError) as error:
-            if self.plan.is_spread and error is not self._explained and _is_of_a_line(error):
+        except (MemoryGone, LineError, RemoteError) as error:
+            if error is not self._explained and (
+                isinstance(error, MemoryGone) or (self.plan.is_spread and _is_of_a_line(error))
+            ):
                 self._explained = error
                 self._explain(error)
             raise

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from embodyrl.placement.lending import Lender
+from embodyrl.placement.lending import Lender, MemoryGone
 from embodyrl.placement.line import LineError
 from embodyrl.rollout.batch import COLUMNS, TrajectoryBatch, leaves
 from embodyrl.rollout.episodes import Rollout
-from embodyrl.rollout.handing import Handed, HandingError, SharedColumns, take_over
+from embodyrl.rollout.handing import Handed, SharedColumns, take_over
 from embodyrl.rollout.spread import is_large
 
 K, B = 3, 4
@@ -54,7 +54,7 @@ def test_another_machine_reads_what_this_one_maps(lender: Lender) -> None:
             other = leaves(found.batch)[name]
             assert other.dtype is leaf.dtype and torch.equal(other, leaf), (machine, name)
     columns.close()
-    with pytest.raises(HandingError, match="is gone with its process"):
+    with pytest.raises(MemoryGone, match="is gone with its process"):
         take_over(handed, "a")
     with pytest.raises(LineError, match="not lent any more"):
         take_over(handed, "b", timeout_s=5.0)
