@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -38,3 +39,25 @@ def link_or_copy(file: Path, place: Path) -> None:
         raise
     except OSError:
         shutil.copyfile(file, place)
+
+
+def require_room(place: Path | int, size: int) -> None:
+    """Refuse to take more of a disk than it has free [bytes]; `place` is a path or an open file.
+
+    Raises:
+        OSError: there is no room.
+    """
+    disk = os.statvfs(place)
+    if size > disk.f_bavail * disk.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def reserve(file: int, size: int) -> None:
+    """Give an open file this size [bytes] and room on its disk, now: a hole that the full disk cannot fill later would
+    end a process that has mapped it.
+
+    Raises:
+        OSError: there is no room. Nothing was taken, then: others who write there at that moment would miss it.
+    """
+    require_room(file, size)
+    os.posix_fallocate(file, 0, size)

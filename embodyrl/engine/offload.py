@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from embodyrl.config.schema import Offload
 from embodyrl.engine.parallel import is_sharded
 from embodyrl.errors import RunError, UserError
+from embodyrl.files import reserve
 from embodyrl.tracking.clock import Clock, Phase
 
 _ALIGNMENT = 64
@@ -257,8 +257,8 @@ class FileMemory(HostMemory):
     def __init__(self, num_bytes: int, folder: Path) -> None:
         refuse_memory_disk(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
-            try:  # a hole that the full disk cannot fill later would kill the process
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            try:
+                reserve(file.fileno(), num_bytes)
             except OSError as error:
                 raise RunError(
                     f"engine.offload needs {num_bytes / 2**20:.0f} MiB on the disk of {folder}: {error.strerror}"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import mmap
-import os
 import re
 import tempfile
 from collections import deque
@@ -34,7 +33,7 @@ from embodyrl.algorithms.off_policy_sizes import MIB, Field, held_in_memory, row
 from embodyrl.engine.parallel import Ranks
 from embodyrl.engine.soft import Minibatch
 from embodyrl.errors import RunError
-from embodyrl.files import link_or_copy
+from embodyrl.files import link_or_copy, require_room, reserve
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.interventions import Source
@@ -146,11 +145,20 @@ class Replay:
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "replay"))
         self._files: list[mmap.mmap] = []
         here = held_in_memory(fields, capacity=capacity, memory=memory)
-        self._columns = {
-            name: self._room((len(own), self.rows, *field.shape), field.dtype, None if name in here else folder)
-            for name, field in fields.items()
-        }
         away = {name: field for name, field in fields.items() if name not in here}
+        size = row_bytes(away) * len(own) * self.rows
+        try:
+            if away:
+                require_room(folder, size)
+            self._columns = {
+                name: self._room((len(own), self.rows, *field.shape), field.dtype, folder if name in away else None)
+                for name, field in fields.items()
+            }
+        except OSError as error:
+            raise ReplayError(
+                f"the replay takes {size / MIB:,.0f} MiB in {folder}, for which there is no room ({error.strerror}): "
+                "lower algorithm.off_policy.replay.capacity"
+            ) from error
         self._entry_pages = sum((field.nbytes + FAULT) * (1 + field.observed) for field in away.values())
         """Most bytes of files that come into memory with a decision."""
         self._most_pages = (memory - capacity * (row_bytes(fields) - row_bytes(away))) * len(own) // slots
@@ -193,16 +201,9 @@ class Replay:
         if folder is None or not prod(shape):
             return np.zeros(shape, dtype)
         size = prod(shape) * np.dtype(dtype).itemsize
-        try:
-            with tempfile.TemporaryFile(dir=folder) as file:
-                # Reserved now: a file with holes would end the process when the disk is full.
-                os.posix_fallocate(file.fileno(), 0, size)
-                self._files.append(mmap.mmap(file.fileno(), size))
-        except OSError as error:
-            raise ReplayError(
-                f"the replay takes {size / MIB:,.0f} MiB in {folder}, for which there is no room ({error.strerror}): "
-                "lower algorithm.off_policy.replay.capacity"
-            ) from error
+        with tempfile.TemporaryFile(dir=folder) as file:
+            reserve(file.fileno(), size)
+            self._files.append(mmap.mmap(file.fileno(), size))
         return np.frombuffer(self._files[-1], dtype).reshape(shape)
 
     def __len__(self) -> int:
