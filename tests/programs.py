@@ -348,7 +348,6 @@ def begin(request: dict[str, Any], fds: list[int], writer: int) -> dict[str, Any
     join_group(request)
     # Out of the way: what is inherited has the numbers that it had.
     *fds, writer = [move(fd) for fd in (*fds, writer)]
-    name_process(request["name"])
     for module in [name for name in sys.modules if name.partition(".")[0] in request["forget"]]:
         del sys.modules[module]
     if request["children"] == "warm":
@@ -360,6 +359,7 @@ def begin(request: dict[str, Any], fds: list[int], writer: int) -> dict[str, Any
             return serve(theirs)
         theirs.close()
         hold(ours)
+    name_process(request["name"])  # not before: until it has a name of its own, the spare has that of the server
     if request["dies_with_parent"]:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     become(request, fds)
@@ -394,7 +394,6 @@ def hear_signals() -> None:
 
 def be_deaf() -> None:
     """Be a spare process: it ends with the program, and signals are none of its business."""
-    name_process(SPARE)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # those for what is forked from it wait there
     for number in STOPPING:
