@@ -413,9 +413,10 @@ def test_a_signal_whose_exception_gets_lost_is_not(lose: str) -> None:
 
 @pytest.mark.parametrize(("number", "ranks"), rest_slow([(SIGTERM, 1), (SIGUSR1, 1), (SIGHUP, 2)]))
 def test_before_there_is_anything_to_save(start: Callable[..., Started], number: Signals, ranks: int) -> None:
-    started = start(*RUN, f"engine.parallel.world_size={ranks}", "run.dir=RUN_DIR")
+    # So many simulators that it is still starting them then, on any machine.
+    started = start(*RUN, f"engine.parallel.world_size={ranks}", "env.num_envs=2048", "run.dir=RUN_DIR")
     started.wait_for((started.path / "run.log").exists)
-    time.sleep(0.1)  # it is still starting simulators then
+    time.sleep(0.05)
     for _ in range(2):
         started.signal_group(number)
     code, _, err = started.ending()
