@@ -223,7 +223,7 @@ class Spare:
     """
 
     def __init__(self, line: socket.socket) -> None:
-        self._line, self._turn = line, threading.Lock()
+        self._line, self._turn, self._asked = line, threading.Lock(), 0
 
     def start(self, request: dict[str, Any], fds: Sequence[int]) -> int:
         """Start a program; returns the id of its process, which is a child of this one."""
@@ -233,8 +233,12 @@ class Spare:
         with self._turn:
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
+                self._asked += 1
+                request["number"] = self._asked
                 socket.send_fds(self._line, [json.dumps(request).encode()], list(fds))
-                answer = json.loads(self._line.recv(LONGEST_MESSAGE) or "{}")
+                answer = {"number": 0}
+                while 0 <= answer["number"] < self._asked:  # a signal may have interrupted who awaited an earlier one
+                    answer = json.loads(self._line.recv(LONGEST_MESSAGE) or '{"number": -1}')
             finally:
                 prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         if "pid" not in answer:
@@ -307,12 +311,13 @@ def serve(line: socket.socket) -> dict[str, Any]:
         if not data:
             os._exit(0)
         request = json.loads(data)
+        number = {"number": request["number"]}
         modules = [name for name in request["preload"] if name not in done]
         try:
             for name in modules:
                 importlib.import_module(name)
-        except ImportError as error:
-            line.send(json.dumps({"error": repr(error)}).encode())
+        except ImportError as missing:
+            line.send(json.dumps({**number, "error": repr(missing)}).encode())
             continue
         done.update(modules)
         if modules:
@@ -320,7 +325,8 @@ def serve(line: socket.socket) -> dict[str, Any]:
         gc.freeze()  # a program's collector would write to all pages, and unshare them
         # Threads of libraries below Python (a memory allocator's, a mathematics library's) know what a fork is.
         if (threads := threading.active_count()) > 1:
-            line.send(json.dumps({"error": f"importing {modules} started {threads - 1} thread(s)"}).encode())
+            error = f"importing {modules} started {threads - 1} thread(s)"
+            line.send(json.dumps({**number, "error": error}).encode())
             continue
         reader, writer = os.pipe()
         if (between := os.fork()) == 0:
@@ -337,7 +343,7 @@ def serve(line: socket.socket) -> dict[str, Any]:
             os.close(fd)
         pid = os.read(reader, 20)
         os.close(reader)
-        line.send(json.dumps({"pid": int(pid)} if pid else {"error": "it died at once"}).encode())
+        line.send(json.dumps({**number, **({"pid": int(pid)} if pid else {"error": "it died at once"})}).encode())
 
 
 def begin(request: dict[str, Any], fds: list[int], writer: int) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def run_zygote(fd: int, parent: int, modules: Sequence[str]) -> None:
     os.set_inheritable(fd, False)
     line, zygote = socket.socket(fileno=fd), os.getpid()
     refused = preload(modules)
-    _reply(line, {"refused": refused})
+    _reply(line, {"refused": refused, "number": 0})
     if refused is not None:
         return
     try:
@@ -256,7 +256,7 @@ def serve_forks(line: socket.socket) -> int:
 
     `{"fork": variables}` comes with the worker's end of its control line and with its log, and is answered by
     `{"pid": id}`; a variable that is null is unset. `{"reap": id}` is answered by `{"status": status}`, which is null
-    if the worker has not ended.
+    if the worker has not ended. Every request has a number, which its answer has as well.
 
     Raises:
         EOFError: the parent has closed the line.
@@ -268,7 +268,8 @@ def serve_forks(line: socket.socket) -> int:
         request = json.loads(data)
         if "reap" in request:
             pid, status = os.waitpid(request["reap"], os.WNOHANG)
-            _reply(line, {"status": os.waitstatus_to_exitcode(status) if pid else None})
+            ended = os.waitstatus_to_exitcode(status) if pid else None
+            _reply(line, {"status": ended, "number": request["number"]})
             continue
         pid = os.fork()
         if pid == 0:
@@ -277,7 +278,7 @@ def serve_forks(line: socket.socket) -> int:
             os.close(fd)
         with contextlib.suppress(PermissionError, ProcessLookupError):  # the worker does the same; one of us is first
             os.setpgid(pid, pid)
-        _reply(line, {"pid": pid})
+        _reply(line, {"pid": pid, "number": request["number"]})
 
 
 def _become_worker(line: socket.socket, variables: dict[str, str | None], worker_fd: int, log: int) -> int:

@@ -62,10 +62,12 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.has_exited(EXIT_S)
-        self.status = self._reap()
-        self._is_reaped = True
-        if self.exit_fd is not None:
-            os.close(self.exit_fd)
+        try:
+            self.status = self._reap()
+        finally:  # also if a signal's exception ends the waiting
+            self._is_reaped = True
+            if self.exit_fd is not None:
+                os.close(self.exit_fd)
 
     def how_it_ended(self) -> str:
         """Describe how it ended, in text; to be called after `kill`."""
@@ -228,6 +230,8 @@ class Zygote:
     def __init__(self, modules: Sequence[str], *, env: Mapping[str, str], log: IO[bytes], timeout: float) -> None:
         self._env = dict(env)
         self._log = log
+        self._asked = 0
+        """Number of the newest request; the zygote says by itself, as number 0, whether it may be forked."""
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = ["zygote", str(theirs.fileno()), str(os.getpid()), json.dumps(list(modules))]
         self._process = spawn(_MAIN, arguments, env=env, output=log, fd=theirs.fileno())
@@ -286,7 +290,8 @@ class Zygote:
         self._log.close()
 
     def _ask(self, message: Mapping[str, Any], timeout: float, fds: Sequence[int] = ()) -> dict[str, Any]:
-        data = json.dumps(message).encode()
+        self._asked += 1
+        data = json.dumps({**message, "number": self._asked}).encode()
         if len(data) > MAX_MESSAGE:
             raise ZygoteFailed(f"the environment has changed by {len(data)} bytes since the start", self.pid)
         try:
@@ -299,14 +304,21 @@ class Zygote:
         return self._receive(timeout)
 
     def _receive(self, timeout: float) -> dict[str, Any]:
+        """Return the reply to the newest request. One to an earlier request is passed over: a signal may have raised
+        an exception while it was awaited."""
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
-        if not poll.poll(timeout * 1e3):
-            raise ZygoteFailed(self._describe_hang(timeout), self.pid)
-        with contextlib.suppress(ConnectionResetError):
-            if data := self._line.recv(MAX_MESSAGE):
-                return dict(json.loads(data))
-        raise ZygoteFailed(self._describe_death(), self.pid)
+        deadline = time.monotonic() + timeout
+        while poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+            data = b""
+            with contextlib.suppress(ConnectionResetError):
+                data = self._line.recv(MAX_MESSAGE)
+            if not data:
+                raise ZygoteFailed(self._describe_death(), self.pid)
+            reply: dict[str, Any] = json.loads(data)
+            if reply["number"] == self._asked:
+                return reply
+        raise ZygoteFailed(self._describe_hang(timeout), self.pid)
 
     def _describe_death(self) -> str:
         exited, output = self._process.has_exited(EXIT_S), end_of(self._log)

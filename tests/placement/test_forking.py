@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -12,6 +14,7 @@ from placement_services import Service
 from embodyrl.placement.launcher import RemoteError, WorkerDied
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
+from embodyrl.placement.process import ForkedProcess, Zygote, describe_exit
 
 pytestmark = pytest.mark.timeout(30)
 HERE = str(Path(__file__).parent)
@@ -154,3 +157,31 @@ def test_a_question_on_stdin_is_an_error_and_no_hang(launcher, preload):
 def test_the_module_path_is_the_parents(launcher):
     (worker,) = start(launcher, 1, ())
     assert HERE in sys.path and "placement_services" in call(launcher, worker, "modules")
+
+
+def test_a_request_that_a_signal_interrupts_leaves_the_next_one_its_own_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(timeout: float) -> NoReturn:
+        raise KeyboardInterrupt
+
+    zygote = Zygote([], env=dict(os.environ), log=(tmp_path / "log").open("w+b"), timeout=60.0)
+    ours, theirs = socket.socketpair()
+
+    def fork() -> ForkedProcess:
+        with (tmp_path / "worker").open("w+b") as log:
+            return zygote.fork(os.environ, line=theirs, log=log, timeout=60.0)
+
+    first = fork()
+    for ask in (fork, first.kill):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(zygote, "_receive", interrupted)
+            ask()
+    second = fork()
+    assert psutil.Process(second.pid).ppid() == zygote.pid and second.pid != first.pid
+    second.kill()
+    assert second.how_it_ended() == describe_exit(-signal.SIGKILL)
+    first.kill()  # does nothing: its id may be another's by now
+    zygote.close()
+    ours.close()
+    theirs.close()
