@@ -139,7 +139,10 @@ def pytest_of(room: str, copy: Path, words: list[str]) -> subprocess.CompletedPr
 
 def not_passing(room: str, copy: Path, words: list[str]) -> list[str]:
     """Return words that leave out what fails without any change, which would count as a fault found."""
-    done = pytest_of(room, copy, words)
+    try:
+        done = pytest_of(room, copy, words)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"the tests of {room} take longer than {LONGEST_S:g} s without any change") from None
     if done.returncode not in (0, 1):
         raise SystemExit(f"the tests of {room} cannot be run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     failing = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
@@ -175,6 +178,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"), help="lines are added to it")
     parser.add_argument("words", nargs="*", help="further words for pytest, after --")
     asked = parser.parse_args()
+    if asked.only is not None and not asked.only.is_file():
+        parser.error(f"--only: there is no file {asked.only}")
+    known = ["git", "rev-parse", "--quiet", "--verify", f"{asked.tests}^{{commit}}"]
+    if asked.tests is not None and subprocess.run(known, cwd=ROOT, capture_output=True).returncode:
+        parser.error(f"--tests: this checkout has no commit {asked.tests}")
     chosen = drawn(asked.rooms, asked.count, asked.seed)
     if asked.only is not None:
         rows = [json.loads(line) for line in asked.only.read_text().splitlines()]

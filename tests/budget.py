@@ -88,9 +88,12 @@ class Costs:
                 write(f"tests {kind}: {spent:.0f} s of a budget of {budget:.0f} s{over}")
             write(f"all processes: {self._elsewhere or cpu_time():.0f} s, with what is imported and collected")
         if self._config.getoption("--record-durations"):
+            kept = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
             files = Counter[str]()
             for name, seconds in self._seconds.items():
                 files[name.partition("::")[0]] += seconds
-            known = {name: round(seconds, 1) for name, seconds in sorted(files.items()) if seconds >= 0.5}
+            # What did not run now keeps what it took, while it exists.
+            there = {name: seconds for name, seconds in kept.items() if (self._config.rootpath / name).is_file()}
+            known = {name: round(seconds, 1) for name, seconds in sorted({**there, **files}.items()) if seconds >= 0.5}
             DURATIONS.write_text(json.dumps(known, indent=1) + "\n")
             write(f"durations of {len(known)} files are in {DURATIONS}")

@@ -153,12 +153,18 @@ class Deployment:
         try:
             yield
         except (MemoryGone, LineError, RemoteError) as error:
-            if error is not self._explained and (
-                isinstance(error, MemoryGone) or (self.plan.is_spread and _is_of_a_line(error))
-            ):
+            if error is not self._explained and self._may_be_a_loss(error):
                 self._explained = error
                 self._explain(error)
             raise
+
+    def _may_be_a_loss(self, error: RunError) -> bool:
+        """Return whether memory of another process is gone, or a broken line to another machine has caused an error."""
+        if isinstance(error, RemoteError):
+            broken = error.type_name in (kind.__name__ for kind in (LineError, LineLost, LineTimeout))
+        else:
+            broken = isinstance(error, LineError)
+        return isinstance(error, MemoryGone) or (self.plan.is_spread and broken)
 
     def _explain(self, error: RunError) -> None:
         """Wait a while for news of the end of a machine or a process, as long as any is watched."""
@@ -169,13 +175,6 @@ class Deployment:
             except WorkerDied as died:
                 raise died from error
             time.sleep(_POLL_S)
-
-
-def _is_of_a_line(error: RunError) -> bool:
-    """Return whether a broken line to another machine has caused an error."""
-    if isinstance(error, RemoteError):
-        return error.type_name in (kind.__name__ for kind in (LineError, LineLost, LineTimeout))
-    return True
 
 
 def _host(loaded: LoadedConfig, post: Post) -> SimulatorHost:

@@ -16,6 +16,7 @@ import pytest
 
 from embodyrl.config import ConfigError, load_config
 from embodyrl.config.rules import RULES
+from embodyrl.pipelines import rules as _its_rules  # noqa: F401  (whose import adds them; not while they are recorded)
 from tests.config.conftest import BROKEN, leave_strangers_out
 
 MESSAGES = BROKEN / "messages.txt"

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import programs
 import psutil
 import pytest
 from begun import await_rows
@@ -73,6 +74,33 @@ def test_a_worker_that_is_killed_is_named(start: Callable[..., Started]) -> None
     assert "error: rollout worker" in err and f"(pid {run.workers[1].pid}, envs" in err
     assert "was killed by SIGKILL" in err
     assert f"pid {run.workers[1].pid}" in (run.path / "run.log").read_text().splitlines()[-1]
+
+
+KILLED_MEANWHILE = """
+import os, signal, sys
+from embodyrl.cli.main import main
+from embodyrl.runner import disaggregated
+
+take_over = disaggregated.take_over
+
+def killing(handed, *arguments, **options):
+    pid = int(handed.address.split("/")[2])
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    print("killed", pid, file=sys.stderr)
+    return take_over(handed, *arguments, **options)
+
+disaggregated.take_over = killing
+main()
+"""
+
+
+def test_a_worker_that_is_killed_while_its_rollout_is_mapped_is_named(tmp_path: Path) -> None:
+    _, _, *words = WORDS
+    done = programs.run(["-c", KILLED_MEANWHILE, *words, f"run.dir={tmp_path / 'run'}"], timeout=60)
+    pid = re.search(r"^killed (\d+)$", done.stderr, re.MULTILINE)
+    assert pid and done.returncode == 1, done.stderr
+    assert re.search(rf"error: rollout worker .*\(pid {pid[1]}, envs.*was killed by SIGKILL", done.stderr), done.stderr
 
 
 def test_a_worker_that_hangs_is_named_when_time_is_up_with_what_it_was_doing(start: Callable[..., Started]) -> None:
